@@ -1,0 +1,3 @@
+"""ortflex: train ONNX models with onnxruntime."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,336 @@
+"""Reverse-mode differentiation of a traced graph.
+
+The walk is here, the calculus is in plugins: a rule gets ``op``, a view of its node and one
+cotangent per output, and returns one entry per input (see :class:`Rules`). Only what lies between
+``wrt`` and the roots is visited.
+
+Source of the shape of it: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), §3.2;
+the table of rules with one shared ``unbroadcast`` is autograd's idea.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import onnx
+
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
+from ortflex_core.ops import Node, Ops, Tensor, Trace, schema_of
+from ortflex_core.types import shape_text
+
+Gradient = Tensor | Callable[[], Tensor] | None
+"""A rule's answer for one input: a tensor, a way to make it if it is needed, or None: no gradient."""
+
+Rule = Callable[..., Sequence[Gradient]]
+
+
+class NodeView:
+    """What a rule sees of its node."""
+
+    __slots__ = ("_node", "_wanted", "inputs", "outputs", "trace")
+
+    def __init__(self, trace: Trace, node: Node, wanted: frozenset[int]) -> None:
+        self.trace = trace
+        self._node = node
+        self._wanted = wanted
+        self.inputs = node.inputs
+        self.outputs = node.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the operator, with the schema's default; None if it has neither."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        proto = self._node.attributes.get(name)
+        if proto is None:
+            schema = schema_of(self.trace, self._node)
+            declared = schema.attributes.get(name) if schema is not None else None
+            proto = declared.default_value if declared is not None else None
+            if proto is None or proto.type == onnx.AttributeProto.UNDEFINED:
+                return None
+        value = onnx.helper.get_attribute_value(proto)
+        return value.decode() if isinstance(value, bytes) else value
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name."""
+        return self._node.op_type
+
+    def needs(self, index: int) -> bool:
+        """Whether anybody waits for the gradient of this input."""
+        return index in self._wanted
+
+    def more_outputs(self, count: int) -> tuple[Tensor, ...]:
+        """The node's outputs, optional ones included, up to ``count``."""
+        self.outputs = self.trace.more_outputs(self._node, count)
+        return self.outputs
+
+
+@attrs.frozen
+class Rules:
+    """A family of gradient rules; the object behind an entry point of ``ortflex.gradients``.
+
+    >>> rules = Rules()
+    >>> @rules.rule("Neg")
+    ... def neg(op, node, g):
+    ...     return [-g]
+    >>> rules.not_differentiable("ArgMax", "Shape")
+
+    A cotangent has the shape of its output or broadcasts to it; a rule that needs it whole asks
+    for ``full(op, g, node.outputs[0])``. What a rule returns for an input may be larger than the
+    input by broadcasting: the engine undoes that. A later definition for newer opsets carries
+    ``since=``: the rule with the largest ``since`` not above the graph's opset is taken.
+    """
+
+    table: dict[tuple[str, str], list[tuple[int, Rule | None]]] = attrs.field(factory=dict)
+
+    def rule(self, *op_types: str, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
+        """Register the decorated function for one or several operators."""
+
+        def register(function: Rule) -> Rule:
+            for op_type in op_types:
+                self._add(domain, op_type, since, function)
+            return function
+
+        return register
+
+    def not_differentiable(self, *op_types: str, domain: str = "") -> None:
+        """Declare operators through which no gradient passes, by their nature."""
+        for op_type in op_types:
+            self._add(domain, op_type, 1, None)
+
+    def _add(self, domain: str, op_type: str, since: int, rule: Rule | None) -> None:
+        entries = self.table.setdefault((domain, op_type), [])
+        if any(version == since for version, _ in entries):
+            raise PluginError(f"two gradient rules for {op_type} since opset {since} in one family")
+        entries.append((since, rule))
+        entries.sort(key=lambda entry: entry[0])
+
+
+class RuleTable:
+    """Several families together; two rules for one operator are an error, unless ordered."""
+
+    def __init__(self, families: Mapping[str, Rules], first: Sequence[str] = ()) -> None:
+        order = [*first, *(name for name in families if name not in first)]
+        self._entries: dict[tuple[str, str], tuple[str, list[tuple[int, Rule | None]]]] = {}
+        for name in order:
+            for key, entries in families[name].table.items():
+                owner = self._entries.get(key)
+                if owner is None:
+                    self._entries[key] = (name, entries)
+                elif owner[0] not in first:
+                    raise PluginError(
+                        f"two gradient rules for {key[1]}: from the families {owner[0]!r} and "
+                        f"{name!r}; order them with gradients=[{name!r}] or [{owner[0]!r}]"
+                    )
+
+    def lookup(self, domain: str, op_type: str, opset: int) -> tuple[bool, Rule | None]:
+        """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` unknown."""
+        _, entries = self._entries.get((domain, op_type), ("", []))
+        fitting = [rule for since, rule in entries if since <= opset]
+        return (True, fitting[-1]) if fitting else (False, None)
+
+    def operators(self) -> list[tuple[str, str]]:
+        """(domain, operator) of everything known, sorted."""
+        return sorted(self._entries)
+
+
+def gradients(
+    roots: Sequence[tuple[Tensor, Tensor | None]],
+    wrt: Sequence[Tensor],
+    rules: RuleTable,
+) -> list[Tensor]:
+    """Gradients of Σ⟨seed, root⟩ with respect to ``wrt``, each of its tensor's shape.
+
+    Args:
+        roots: pairs (tensor, seed); a seed has the shape of its root or broadcasts to it, and
+            None stands for 1.
+        wrt: the tensors to differentiate by.
+        rules: where the gradient rules come from.
+
+    Raises:
+        NoGradientRule: an operator on the way has no rule.
+        NotDifferentiable: every way from one of ``wrt`` ends in an operator without a gradient.
+        GraphError: one of ``wrt`` does not reach a root at all.
+    """
+    if not roots:
+        raise GraphError("there is nothing to differentiate: no roots")
+    trace = roots[0][0].trace
+    op = trace.op
+    nodes = _between(trace, [root for root, _ in roots], wrt)
+    live = set(map(id, wrt))
+    for node in nodes:
+        live.update(map(id, node.outputs))
+    collected: dict[int, list[Tensor]] = {}
+    for root, seed in roots:
+        if id(root) in live:
+            collected.setdefault(id(root), []).append(
+                op.constant(1.0, root.dtype) if seed is None else seed
+            )
+    stopped: dict[int, Node] = {}
+    for node in reversed(nodes):
+        arrived = [_total(op, collected.pop(id(o), None)) for o in node.outputs]
+        if all(g is None for g in arrived):
+            continue
+        wanted = frozenset(k for k, i in enumerate(node.inputs) if i is not None and id(i) in live)
+        known, rule = rules.lookup(node.domain, node.op_type, trace.opsets.get(node.domain, 1))
+        if not known:
+            raise NoGradientRule(_no_rule(trace, node, wrt))
+        if rule is None:
+            stopped.update((id(node.inputs[k]), node) for k in wanted)
+            continue
+        view = NodeView(trace, node, wanted)
+        answers = rule(op, view, *arrived)
+        for k, (argument, answer) in enumerate(zip(node.inputs, answers, strict=False)):
+            if argument is None or k not in wanted:
+                continue
+            if callable(answer) and not isinstance(answer, Tensor):
+                answer = answer()
+            if answer is None:
+                stopped[id(argument)] = node
+            else:
+                collected.setdefault(id(argument), []).append(unbroadcast(op, answer, argument))
+    out = []
+    for tensor in wrt:
+        total = _total(op, collected.get(id(tensor)))
+        if total is None:
+            raise _unreached(tensor, nodes, stopped)
+        out.append(full(op, total, tensor))
+    return out
+
+
+def _between(trace: Trace, roots: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Node]:
+    """The nodes that depend on ``wrt`` and that a root depends on, in the order of the trace."""
+    needed: set[int] = set()
+    pending = [root.node for root in roots if root.node is not None]
+    while pending:
+        node = pending.pop()
+        if id(node) not in needed:
+            needed.add(id(node))
+            pending.extend(a.node for a in node.arguments if a.node is not None)
+    reached = set(map(id, wrt))
+    found = []
+    for node in trace.nodes:
+        if id(node) in needed and any(id(a) in reached for a in node.arguments):
+            found.append(node)
+            reached.update(map(id, node.outputs))
+    return found
+
+
+def _total(op: Ops, parts: list[Tensor] | None) -> Tensor | None:
+    if not parts:
+        return None
+    return functools.reduce(lambda a, b: a + b, parts)
+
+
+def _same(a: int | str | None, b: int | str | None) -> bool:
+    return a is not None and a == b
+
+
+def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """Sum a gradient over the axes along which ``like`` was broadcast.
+
+    The result has the shape of ``like`` or still broadcasts to it. Where the shapes are not known
+    when the graph is built, the axes are found when it runs.
+    """
+    have, want = gradient.shape, like.shape
+    if have is None or want is None:
+        return _unbroadcast_at_run_time(op, gradient, like)
+    extra = max(0, len(have) - len(want))
+    axes = list(range(extra))
+    aligned = want[max(0, len(want) - len(have)) :]
+    for k, (h, w) in enumerate(zip(have[extra:], aligned, strict=True), start=extra):
+        if h == 1 or _same(h, w):
+            continue
+        if w != 1:
+            return _unbroadcast_at_run_time(op, gradient, like)
+        axes.append(k)
+    if not axes:
+        return gradient
+    kept = op.ReduceSum(gradient, axes=axes, keepdims=0 if len(axes) == extra else 1)
+    if extra and len(axes) > extra:
+        kept = op.Squeeze(kept, axes=list(range(extra)))
+    return kept  # type: ignore[no-any-return]
+
+
+def _unbroadcast_at_run_time(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """Compare the two shapes inside the graph and sum over the axes that differ.
+
+    The gradient is first brought to its whole shape, so a size of 1 in ``like`` beside anything
+    else marks an axis that was broadcast.
+    """
+    target = op.Shape(like)
+    have = op.Shape(op.Expand(gradient, target))
+    missing = op.Size(have) - op.Size(target)
+    ones = op.Expand(op.constant([1]), op.Reshape(missing, op.constant([1])))
+    padded = op.Concat(ones, target, axis=0)
+    different = op.Cast(op.Not(op.Equal(have, padded)), to=onnx.TensorProto.INT64)
+    axes = op.Reshape(op.NonZero(different), op.constant([-1]))
+    whole = op.Expand(gradient, target)
+    summed = op.ReduceSum(whole, axes=axes, keepdims=1, noop_with_empty_axes=1)
+    return op.Reshape(summed, target)  # type: ignore[no-any-return]
+
+
+def full(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient expanded to the whole shape of ``like``."""
+    have, want = gradient.shape, like.shape
+    if have is not None and want is not None and len(have) == len(want):
+        if all(_same(h, w) for h, w in zip(have, want, strict=True)):
+            return gradient
+    if want is not None and all(isinstance(d, int) for d in want):
+        return op.Expand(gradient, op.constant(list(want), onnx.TensorProto.INT64))  # type: ignore[no-any-return]
+    return op.Expand(gradient, op.Shape(like))  # type: ignore[no-any-return]
+
+
+def _label(node: Node) -> str:
+    return f"{node.name!r} ({node.op_type})" if node.name else node.op_type
+
+
+def _path(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
+    """How a parameter comes to the node: 'W -> MatMul -> Foo'."""
+    came: dict[int, tuple[int, str]] = {id(t): (0, t.hint or "parameter") for t in wrt}
+    for other in trace.nodes:
+        source = next((a for a in other.arguments if id(a) in came), None)
+        if source is not None:
+            for output in other.outputs:
+                came.setdefault(id(output), (id(source), _label(other)))
+        if other is node:
+            break
+    steps: list[str] = []
+    here = id(node.outputs[0])
+    while here in came:
+        here, text = came[here]
+        steps.append(text)
+    return " -> ".join(reversed(steps))
+
+
+def _no_rule(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
+    opset = trace.opsets.get(node.domain, 1)
+    return (
+        f"no gradient rule for the operator {node.op_type} of {node.domain or 'ai.onnx'} opset "
+        f"{opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the parameters "
+        f"before it (params=['*', '!name']), or write a rule: an entry point of 'ortflex.gradients' "
+        "with about ten lines (docs/explanation/architecture.md, 'Gradient rules')."
+    )
+
+
+def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node]) -> Exception:
+    """Why a tensor got no gradient: it leads nowhere, or every way ends at a wall."""
+    label = tensor.hint or repr(tensor)
+    reached = {id(tensor)}
+    walls: list[Node] = []
+    if id(tensor) in stopped:
+        walls.append(stopped[id(tensor)])
+    for node in nodes:
+        if any(id(a) in reached for a in node.arguments):
+            reached.update(map(id, node.outputs))
+            walls.extend(stopped[id(o)] for o in node.outputs if id(o) in stopped)
+    if walls:
+        names = ", ".join(dict.fromkeys(_label(w) for w in walls))
+        return NotDifferentiable(
+            f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every way from it to the "
+            f"output ends at an operator that has none ({names})"
+        )
+    return GraphError(f"{label!r} does not reach the output, so it has no gradient")

@@ -1,0 +1,72 @@
+"""Every error that ortflex raises on purpose, and the one function that suggests names.
+
+All of them derive from :class:`OrtflexError`, so that a caller can catch the project's
+errors as one family; each also derives from the built-in exception a Python user expects.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OrtflexError(Exception):
+    """Root of the tree."""
+
+
+class RuntimeUnavailable(OrtflexError, RuntimeError):
+    """onnxruntime is missing, installed twice, or broken; the text says how to mend it."""
+
+
+class ModelError(OrtflexError, ValueError):
+    """The .onnx file cannot be read, or cannot be trained as it is."""
+
+
+class DataError(OrtflexError, ValueError):
+    """Data do not fit the model or the loss: names, shapes, types, lengths, values."""
+
+
+class ConfigError(OrtflexError, ValueError):
+    """One or several errors of a recipe; ``problems`` lists them, one line each."""
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class PluginError(OrtflexError, LookupError):
+    """A plugin is unknown, broken, or there are two of the same name."""
+
+
+class Unsupported(OrtflexError, RuntimeError):
+    """No backend (or not the one asked for) can train this problem here."""
+
+
+class GraphError(OrtflexError, ValueError):
+    """A formula or a graph is ill-formed: types, shapes, operators, cycles."""
+
+
+class NoGradientRule(OrtflexError, LookupError):
+    """An operator between a parameter and the loss has no gradient rule."""
+
+
+class NotDifferentiable(OrtflexError, ValueError):
+    """A gradient was asked for through an operator that is declared to have none."""
+
+
+class TrainingDiverged(OrtflexError, ArithmeticError):
+    """The loss is not finite any more; the last good state was kept."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: what was probably meant, and what there is.
+
+    >>> nearest("adm", ["sgd", "adam"])
+    "did you mean 'adam'? Known: adam, sgd"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    listed = f"Known: {', '.join(names) or 'none'}"
+    if not close:
+        return listed
+    return f"did you mean {' or '.join(map(repr, close))}? {listed}"

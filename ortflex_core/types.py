@@ -1,0 +1,153 @@
+"""Frozen descriptions that travel between the parts: tensors, progress, history."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+
+from ortflex_core.errors import GraphError
+
+Shape = tuple[int | str | None, ...]
+"""Sizes; a string is a symbolic dimension, None an unknown one."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def onnx_dtype(dtype: Any) -> int:
+    """The ONNX element type of a numpy dtype (or of anything numpy takes for one)."""
+    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+def numpy_dtype(elem_type: int) -> np.dtype[Any]:
+    """The numpy dtype of an ONNX element type."""
+    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+
+
+def dtype_name(elem_type: int) -> str:
+    """A name for messages: 'float32', 'int64', 'bfloat16'."""
+    if elem_type == onnx.TensorProto.UNDEFINED:
+        return "unknown"
+    return numpy_dtype(elem_type).name if elem_type != onnx.TensorProto.STRING else "string"
+
+
+def shape_text(shape: Shape | None) -> str:
+    """``[N, 10]`` for messages; unknown sizes are question marks."""
+    if shape is None:
+        return "[…]"
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+
+
+@attrs.frozen
+class TensorSpec:
+    """Name, element type (of ONNX) and shape of a tensor."""
+
+    name: str
+    dtype: int
+    shape: Shape | None = None
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The element type as numpy knows it."""
+        return numpy_dtype(self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {dtype_name(self.dtype)}{shape_text(self.shape)}"
+
+    def to_proto(self) -> onnx.ValueInfoProto:
+        """The ONNX form of this specification."""
+        shape = None if self.shape is None else list(self.shape)
+        return onnx.helper.make_tensor_value_info(self.name, self.dtype, shape)
+
+    @classmethod
+    def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
+        """Read a graph's input, output or value information."""
+        if not info.type.HasField("tensor_type"):
+            kind = info.type.WhichOneof("value") or "no type"
+            raise GraphError(f"{info.name!r} is not a tensor but has {kind}")
+        tensor = info.type.tensor_type
+        shape: Shape | None = None
+        if tensor.HasField("shape"):
+            shape = tuple(
+                d.dim_value if d.HasField("dim_value") else (d.dim_param or None)
+                for d in tensor.shape.dim
+            )
+        return cls(info.name, tensor.elem_type, shape)
+
+
+@attrs.frozen
+class Progress:
+    """Where a training stands; every counter starts at 0 and counts what is finished.
+
+    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    rows: int = 0
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    rows_per_epoch: int | None = None
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training, or None if nobody knows."""
+        if self.steps_per_epoch is None or self.epochs is None:
+            return None
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def total_rows(self) -> int | None:
+        """Rows of the whole training (counted once an epoch), or None if nobody knows."""
+        if self.rows_per_epoch is None or self.epochs is None:
+            return None
+        return self.rows_per_epoch * self.epochs
+
+
+@attrs.frozen
+class History:
+    """What a training did, one entry an epoch.
+
+    Columns: ``epoch``, ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, where there
+    are validation data, ``validation_loss`` and one column ``validation_<metric>`` a metric.
+    """
+
+    epochs: tuple[Mapping[str, float], ...] = ()
+    interrupted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __getitem__(self, column: str) -> list[float]:
+        return [row.get(column, math.nan) for row in self.epochs]
+
+    def __iter__(self) -> Iterator[Mapping[str, float]]:
+        return iter(self.epochs)
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that some epoch has, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self.epochs for name in row))
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss + penalty per epoch."""
+        return [row["loss"] + row["penalty"] for row in self.epochs]
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write one line an epoch."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dict(row) for row in self.epochs)
+        from ortflex_core.files import write_bytes
+
+        write_bytes(Path(path), out.getvalue().encode())

@@ -1,0 +1,127 @@
+"""``ortflex doctor``: what is installed here, what works, and how to mend what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from typing import Any, TypedDict
+
+import attrs
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ortflex_core.errors import RuntimeUnavailable
+from ortflex_core.runtime import Runtime, installed, require_runtime
+
+_PACKAGES = ("ortflex", "numpy", "onnx", "onnx-ir", "torch", "scikit-learn", "skl2onnx")
+
+
+class Report(TypedDict):
+    """What ``ortflex doctor --json`` prints.
+
+    ``backends`` and ``devices`` give the reasons against each one, an empty list where it works;
+    both are empty while the installation is broken, and then ``fault`` says how to mend it.
+    """
+
+    python: str
+    platform: str
+    packages: dict[str, str | None]
+    distributions: list[str]
+    fault: str | None
+    runtime: dict[str, Any] | None
+    backends: dict[str, list[str]]
+    devices: dict[str, list[str]]
+
+
+def examine() -> Report:
+    """Look at this environment; onnxruntime is imported only if nothing is wrong with it.
+
+    Example:
+        >>> examine()["python"] == platform.python_version()
+        True
+    """
+    runtime: Runtime | None = None
+    fault: str | None = None
+    try:
+        runtime = require_runtime()
+    except RuntimeUnavailable as error:
+        fault = str(error)
+    return Report(
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        packages={name: _version(name) for name in _PACKAGES},
+        distributions=[str(one) for one in installed()],
+        fault=fault,
+        runtime=None if runtime is None else attrs.asdict(runtime),
+        backends={} if runtime is None else _reasons("backends", runtime),
+        devices={} if runtime is None else _reasons("devices", runtime),
+    )
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report for people."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("Python", f"{report['python']}, {report['platform']}")
+    for name, version in report["packages"].items():
+        if version is not None:
+            facts.add_row(name, version)
+    facts.add_row("onnxruntime", ", ".join(report["distributions"]) or "none")
+    if (runtime := report["runtime"]) is not None:
+        facts.add_row("  providers", ", ".join(runtime["providers"]))
+        facts.add_row("  newest model", f"opset {runtime['max_opset']}, IR {runtime['max_ir']}")
+    console.print(facts)
+    if report["fault"] is not None:
+        console.print()
+        # soft_wrap: a command that is broken over two lines cannot be copied.
+        console.print(f"[bold red]Broken:[/] {escape(report['fault'])}", soft_wrap=True)
+        return
+    kinds = {"backend": report["backends"], "device": report["devices"]}
+    table = Table("", "name", "works here", box=None, padding=(0, 2, 0, 0))
+    for kind, reasons_by_name in kinds.items():
+        for name, reasons in reasons_by_name.items():
+            verdict = f"[red]no:[/] {escape('; '.join(reasons))}" if reasons else "[green]yes[/]"
+            table.add_row(kind, name, verdict)
+    console.print()
+    console.print(table)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def doctor(as_json: bool) -> None:
+    """Show the runtime, what works here, and how to mend what does not.
+
+    Exits with 1 if the installation is broken, with the command that mends it.
+    """
+    report = examine()
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show(report, Console(highlight=False))
+    if report["fault"] is not None:
+        raise SystemExit(1)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
+    """Return what stands against each plugin of a kind here."""
+    # Imported here: with a broken runtime, nothing but metadata may be touched.
+    from ortflex_core.registry import Plugins
+
+    registry = Plugins.discover()[kind]
+
+    def against(name: str) -> list[str]:
+        try:
+            return list(registry.load(name)().available(runtime))
+        except Exception as error:  # somebody else's plugin: its fault is an answer, not an end
+            return [f"{type(error).__name__}: {error}"]
+
+    return {name: against(name) for name in sorted(registry.names())}
