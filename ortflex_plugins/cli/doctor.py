@@ -120,7 +120,7 @@ def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
 
     def against(name: str) -> list[str]:
         try:
-            return list(registry.load(name)().available(runtime))
+            return list(registry.load(name).available(runtime))
         except Exception as error:  # somebody else's plugin: its fault is an answer, not an end
             return [f"{type(error).__name__}: {error}"]
 

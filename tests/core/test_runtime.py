@@ -1,0 +1,223 @@
+"""What is wrong with an installation is found, and said, before onnxruntime is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortflex_core import runtime as runtime_module
+from ortflex_core.errors import OrtflexError, RuntimeUnavailable
+from ortflex_core.runtime import (
+    Distribution,
+    Runtime,
+    diagnose,
+    installed,
+    require_runtime,
+    version_tuple,
+)
+
+STOCK = Distribution("onnxruntime", "1.31.1")
+SESSION = Distribution("onnxruntime-training", "1.16.3")
+
+
+def somewhere() -> str:
+    return "/site-packages/onnxruntime/__init__.py"
+
+
+def nowhere() -> None:
+    return None
+
+
+def add_distribution(folder: Path, name: str, version: str) -> None:
+    """Write the metadata of a distribution, as an installer would, and nothing else of it."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def run_python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("1.16.3", (1, 16, 3)), ("1.20.0.dev20241101+cu118", (1, 20, 0)), ("2", (2,)), ("?", ())],
+)
+def test_version_tuple(version: str, expected: tuple[int, ...]) -> None:
+    assert version_tuple(version) == expected
+
+
+def test_installed_reads_metadata_only(tmp_path: Path) -> None:
+    add_distribution(tmp_path, "onnxruntime", "1.31.1")
+    add_distribution(tmp_path, "onnxruntime-training", "1.16.3")
+    add_distribution(tmp_path, "onnxruntime-extensions", "0.14.0")  # another import name
+
+    assert installed([str(tmp_path)]) == [SESSION, STOCK]
+
+
+def test_installed_takes_the_first_of_two_with_the_same_name(tmp_path: Path) -> None:
+    for version in ("1.31.1", "1.30.0"):
+        (tmp_path / version).mkdir()
+        add_distribution(tmp_path / version, "onnxruntime", version)
+
+    assert installed([str(tmp_path / "1.31.1"), str(tmp_path / "1.30.0")]) == [STOCK]
+
+
+def test_a_sound_installation_has_no_faults() -> None:
+    assert diagnose([STOCK], numpy_version="2.4.6", location=somewhere) == []
+    assert diagnose([SESSION], numpy_version="1.26.4", location=somewhere) == []
+
+
+def test_none_installed() -> None:
+    [fault] = diagnose([], location=nowhere)
+
+    assert fault.message == "No onnxruntime is installed in this environment."
+    assert fault.command.startswith("python -m pip install onnxruntime")
+
+
+def test_import_without_metadata() -> None:
+    [fault] = diagnose([], location=somewhere)
+
+    assert f"would be imported from {somewhere()}, but no installed distribution" in fault.message
+    assert fault.command.startswith("python -m pip install onnxruntime")
+
+
+def test_metadata_without_import() -> None:
+    [fault] = diagnose([STOCK], location=nowhere)
+
+    assert "onnxruntime 1.31.1 is listed as installed, but there is no package" in fault.message
+    assert fault.command == (
+        "python -m pip install --force-reinstall --no-deps onnxruntime==1.31.1"
+    )
+
+
+def test_two_at_once() -> None:
+    [fault] = diagnose([SESSION, STOCK])
+
+    assert "onnxruntime-training 1.16.3, onnxruntime 1.31.1" in fault.message
+    assert "keep one only" in fault.message
+    assert fault.command == (
+        "python -m pip uninstall -y onnxruntime-training onnxruntime"
+        " && python -m pip install onnxruntime-training==1.16.3"
+    )
+
+
+@pytest.mark.parametrize("old", [SESSION, Distribution("onnxruntime", "1.18.1")])
+def test_old_runtime_with_numpy_2(old: Distribution) -> None:
+    [fault] = diagnose([old], numpy_version="2.4.6", location=somewhere)
+
+    assert f"{old} was built for numpy 1, and numpy 2.4.6 is installed" in fault.message
+    assert fault.command == 'python -m pip install "numpy<2"'
+
+
+def test_require_runtime_refuses_with_the_message_and_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime_module, "installed", lambda: [SESSION, STOCK])
+
+    with pytest.raises(RuntimeUnavailable, match=r"2 distributions provide") as caught:
+        require_runtime()
+
+    assert isinstance(caught.value, OrtflexError)
+    assert "To mend it: python -m pip uninstall -y" in str(caught.value)
+
+
+def test_this_environment() -> None:
+    runtime = require_runtime()
+
+    assert isinstance(runtime, Runtime)
+    assert [Distribution(runtime.distribution, runtime.version)] == installed()
+    assert "CPUExecutionProvider" in runtime.providers
+    assert runtime.max_opset >= 19
+    assert runtime.max_ir >= 9
+    assert require_runtime() is runtime
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "opset", "ir", "has_session", "has_agent"),
+    [
+        ("onnxruntime-training", "1.16.3", 19, 9, True, True),
+        ("onnxruntime-training-cpu", "1.19.2", 21, 10, False, True),
+        ("onnxruntime", "1.31.1", 26, 13, False, False),
+    ],
+)
+def test_what_each_runtime_can_do(
+    distribution: str, version: str, opset: int, ir: int, has_session: bool, has_agent: bool
+) -> None:
+    runtime = require_runtime()
+    if str(runtime) != f"{distribution} {version}":
+        pytest.skip(f"another runtime than {distribution} {version}")
+
+    assert (runtime.max_opset, runtime.max_ir) == (opset, ir)
+    assert (runtime.has_training_session, runtime.has_training_agent) == (has_session, has_agent)
+
+
+def test_torch_is_not_imported_and_nothing_is_printed() -> None:
+    code = """
+import sys
+from ortflex_core.runtime import require_runtime
+require_runtime()
+assert "torch" not in sys.modules, "torch"
+assert "onnxruntime.training" not in sys.modules, "left hidden"
+"""
+    done = run_python(code)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+DOCTOR = """
+import sys
+from ortflex_plugins.cli.doctor import doctor
+try:
+    doctor(standalone_mode=False)
+finally:
+    print("imported" if "onnxruntime" in sys.modules else "not imported", file=sys.stderr)
+"""
+
+
+def test_doctor_says_that_there_are_two_before_importing_either(tmp_path: Path) -> None:
+    other = "onnxruntime-openvino"
+    add_distribution(tmp_path, other, "1.24.1")
+
+    done = run_python(DOCTOR, tmp_path)
+
+    assert done.returncode == 1
+    assert "Broken: 2 distributions provide the package 'onnxruntime'" in done.stdout
+    assert f"{other} 1.24.1" in done.stdout
+    assert "To mend it: python -m pip uninstall -y" in done.stdout
+    assert done.stderr == "not imported\n"
+
+
+def test_doctor_says_that_an_import_fails(tmp_path: Path) -> None:
+    package = tmp_path / "onnxruntime"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libonnxruntime.so: cannot open')")
+
+    done = run_python(DOCTOR, tmp_path)
+
+    assert done.returncode == 1
+    assert "importing it fails: ImportError: libonnxruntime.so: cannot open" in done.stdout
+    assert "To mend it: python -m pip install --force-reinstall --no-deps" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_doctor_says_that_none_is_installed() -> None:
+    hide = """
+import importlib.metadata, importlib.util
+import ortflex_plugins.cli.doctor
+importlib.metadata.distributions = lambda **_: []
+importlib.util.find_spec = lambda _: None
+"""
+
+    done = run_python(hide + DOCTOR)
+
+    assert done.returncode == 1
+    assert "Broken: No onnxruntime is installed in this environment." in done.stdout
+    assert done.stderr == "not imported\n"
