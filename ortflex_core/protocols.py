@@ -51,6 +51,13 @@ class Loss(Component, abc.ABC):
         """
         return attrs.evolve(predicted, name="expected")
 
+    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+        """Refuse label values that the formula has no meaning for (once per array).
+
+        Raises:
+            DataError: the allowed range, the first bad row and its value.
+        """
+
     @abc.abstractmethod
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
