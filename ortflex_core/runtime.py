@@ -7,7 +7,8 @@ So this module looks at the metadata *before* anything imports onnxruntime, and
 
     >>> from ortflex_core.runtime import Distribution, diagnose
     >>> old = Distribution("onnxruntime-training", "1.16.3")
-    >>> diagnose([old], numpy_version="2.4.6", location=lambda: "onnxruntime/__init__.py")[0].command
+    >>> [fault] = diagnose([old], numpy_version="2.4.6", location=lambda: "__init__.py")
+    >>> fault.command
     'python -m pip install "numpy<2"'
 """
 

@@ -1,0 +1,34 @@
+# Nothing but Python 3.11 is needed: the first target called makes .venv, which holds nox alone, and
+# nox makes one environment per runtime. They are kept, so a second call is quick.
+
+NOX := .venv/bin/nox
+REPORTS := .nox/reports
+
+.PHONY: help demo test test-all lint types bench clean
+
+help:
+	@echo "make demo      fine-tune a classifier on handwritten digits"
+	@echo "make test      the tests with each runtime, ruff and mypy, and a table at the end"
+	@echo "make test-all  the slow tests too"
+	@echo "make bench     microseconds a step, beside torch and scikit-learn"
+	@echo "make lint types"
+	@echo "make clean     remove the environments"
+
+$(NOX): .ci/bootstrap
+	@.ci/bootstrap && touch $(NOX)
+
+demo lint types: $(NOX)
+	@$(NOX) --session $@
+
+bench: $(NOX)
+	@$(NOX) --tags bench
+
+# Every session runs even if one fails; the table comes last in any case.
+test test-all: $(NOX)
+	@rm -rf $(REPORTS); status=0; \
+	$(NOX) --tags tests $(if $(filter test-all,$@),-- -m "slow or not slow") || status=1; \
+	.venv/bin/python tests/report.py $(REPORTS) || status=1; \
+	exit $$status
+
+clean:
+	rm -rf .venv .nox

@@ -1,0 +1,186 @@
+"""One environment per runtime: they all install the import name `onnxruntime`.
+
+`make test` calls this; by hand, `nox --list`, and for instance
+`nox --session "tests(agent)" -- tests/core -k runtime`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nox
+
+ROOT = Path(__file__).parent
+REPORTS = ROOT / ".nox" / "reports"
+EXAMPLE_PLUGIN = ROOT / "tests" / "fixtures" / "ortflex_example"
+
+# An oracle of the tests and a peer of the benchmarks. Always installed by pip: uv resolves torch
+# together with its CUDA packages, several gigabytes, where pip takes a wheel that is at hand.
+TORCH = "torch==2.13.0"
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.stop_on_first_error = False
+
+
+class Environment(NamedTuple):
+    """Where the tests run: an extra of pyproject.toml and a Python."""
+
+    extra: str
+    python: str
+    with_torch: bool
+
+
+ENVIRONMENTS = {
+    "session": Environment("session", "3.11", with_torch=True),
+    "agent": Environment("agent", "3.11", with_torch=True),
+    "stock": Environment("stock", "3.11", with_torch=True),
+    "stock-3.13": Environment("stock", "3.13", with_torch=False),
+}
+
+
+def find_python(version: str) -> str | None:
+    """Return an interpreter of this version that really starts; pyenv's shims may not."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [
+        shutil.which(f"python{version}"),
+        *sorted(map(str, pyenv.glob(f"versions/{version}*/bin/python{version}"))),
+    ]
+    ask = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
+    for candidate in filter(None, candidates):
+        answer = subprocess.run([candidate, "-c", ask], capture_output=True, text=True, check=False)
+        if answer.returncode == 0 and answer.stdout.startswith(f"{version} "):
+            # What a shim starts, not the shim.
+            return answer.stdout.split(maxsplit=1)[1].strip()
+    return None
+
+
+PYTHONS = {
+    version: find_python(version)
+    for version in sorted({environment.python for environment in ENVIRONMENTS.values()})
+}
+
+
+def session_for(kind: str, name: str, python: str) -> Any:
+    """Return the decorator of a session; where its Python is missing, it needs no environment."""
+    path = PYTHONS[python]
+    backend = None if path else "none"
+    return nox.session(name=f"{kind}({name})", python=path, venv_backend=backend, tags=[kind])
+
+
+def prepare(session: nox.Session, *extras: str, with_torch: bool = False) -> None:
+    """Install the project with these extras, unless it is; start afresh if dependencies changed."""
+    wanted = _digest(*extras, TORCH if with_torch else "")
+    stamp = Path(session.virtualenv.location) / "ortflex.stamp"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        if stamp.exists():
+            session.log("the dependencies in pyproject.toml changed: a new environment")
+            session.virtualenv.reuse_existing = False
+            session.virtualenv.create()
+        if with_torch:
+            session.install("pip")  # uv makes environments without it
+            session.run("python", "-m", "pip", "install", "--quiet", TORCH)
+            session.install("onnxscript")  # torch's exporter needs it
+        session.install("--editable", f".[{','.join(extras)}]")
+        stamp.write_text(wanted)
+    else:
+        # Entry points may have changed.
+        session.install("--no-deps", "--editable", ".")
+
+
+def _digest(*parts: str) -> str:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tables = [project["dependencies"], project["optional-dependencies"], project["scripts"], parts]
+    return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
+
+
+@contextmanager
+def reported(name: str) -> Iterator[Path]:
+    """Have a line in the table for this session, whatever becomes of it.
+
+    Until the block ends well, or the tests write their own report, the line says that it failed.
+    """
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    path = REPORTS / f"{name}.json"
+    failed = json.dumps(one_line(name, "failed"))
+    path.write_text(failed)
+    yield path
+    if path.read_text() == failed:
+        path.write_text(json.dumps(one_line(name, "passed")))
+
+
+def one_line(name: str, outcome: str, reason: str = "") -> dict[str, Any]:
+    """Return the report of something that counts as one test."""
+    return {
+        "runtime": name,
+        "python": "",
+        "backends": {"": {outcome: 1}},
+        "skips": {reason: 1} if outcome == "skipped" else {},
+    }
+
+
+@nox.session(tags=["tests"])
+def lint(session: nox.Session) -> None:
+    """The rules and the format of ruff."""
+    with reported("lint"):
+        session.install("ruff")
+        session.run("ruff", "check", ".")
+        session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(tags=["tests"])
+def types(session: nox.Session) -> None:
+    """Strict mypy on both packages."""
+    with reported("types"):
+        prepare(session, "dev")
+        session.run("mypy")
+
+
+for name, environment in ENVIRONMENTS.items():
+
+    @session_for("tests", name, environment.python)
+    def run_tests(
+        session: nox.Session, name: str = name, environment: Environment = environment
+    ) -> None:
+        """The test suite with one runtime."""
+        with reported(f"tests({name})") as report:
+            if PYTHONS[environment.python] is None:
+                reason = f"no Python {environment.python} was found"
+                report.write_text(json.dumps(one_line(f"tests({name})", "skipped", reason)))
+                session.skip(reason)
+            extras = (environment.extra, "sklearn", "plot", "dev")
+            prepare(session, *extras, with_torch=environment.with_torch)
+            if EXAMPLE_PLUGIN.is_dir():
+                session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
+            session.run(
+                *("python", "-m", "pytest", "-m", "not slow", *session.posargs),
+                env={"ORTFLEX_TEST_REPORT": str(report)},
+            )
+
+
+for name in ("agent", "session"):
+
+    @session_for("bench", name, ENVIRONMENTS[name].python)
+    def run_benchmarks(session: nox.Session, name: str = name) -> None:
+        """Microseconds a step, beside torch and scikit-learn."""
+        if PYTHONS[ENVIRONMENTS[name].python] is None:
+            session.skip(f"no Python {ENVIRONMENTS[name].python} was found")
+        prepare(session, name, "sklearn", with_torch=True)
+        session.run("python", "benchmarks/bench.py", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Fine-tune a classifier on handwritten digits."""
+    prepare(session, "default", "sklearn", "plot")
+    session.run("python", "docs/examples/demo.py", *session.posargs)

@@ -1,0 +1,90 @@
+"""What each test used and how it ended, for the table of runtime x backend."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortflex_core.errors import RuntimeUnavailable
+from ortflex_core.runtime import require_runtime
+
+_RANK = ("passed", "skipped", "failed")
+
+
+def _runtime_name() -> str:
+    try:
+        return str(require_runtime())
+    except RuntimeUnavailable:
+        return "no runtime"
+
+
+def pytest_report_header() -> str:
+    return f"onnxruntime: {_runtime_name()}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := os.environ.get("ORTFLEX_TEST_REPORT"):
+        config.pluginmanager.register(Recorder(Path(path)), "ortflex-report")
+
+
+def backend_of(item: pytest.Item) -> str:
+    """Return the backend a test uses: its marker's, its parameter's, or "core" for none."""
+    if marker := item.get_closest_marker("backend"):
+        return str(marker.args[0])
+    callspec = getattr(item, "callspec", None)
+    backend = callspec.params.get("backend") if callspec else None
+    return backend if isinstance(backend, str) else "core"
+
+
+class Recorder:
+    """Counts the outcomes by backend and writes them as JSON when pytest ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.backends: dict[str, str] = {}
+        self.outcomes: dict[str, str] = {}
+        self.skips: Counter[str] = Counter()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        self.backends = {item.nodeid: backend_of(item) for item in items}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        # A module that cannot be imported, or skips itself, counts as one test.
+        if report.outcome != "passed":
+            self._record(report.nodeid, report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self._record(report.nodeid, report)
+
+    def _record(self, nodeid: str, report: pytest.CollectReport | pytest.TestReport) -> None:
+        # A test that passes and then fails to tear down has failed.
+        before = self.outcomes.get(nodeid, "passed")
+        self.outcomes[nodeid] = max(before, report.outcome, key=_RANK.index)
+        if report.outcome == "skipped":
+            self.skips[_reason(report)] += 1
+
+    def pytest_sessionfinish(self) -> None:
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for nodeid, outcome in self.outcomes.items():
+            counts[self.backends.get(nodeid, "core")][outcome] += 1
+        summary = {
+            "runtime": _runtime_name(),
+            "python": platform.python_version(),
+            "backends": counts,
+            "skips": self.skips,
+        }
+        self.path.write_text(json.dumps(summary, indent=2))
+
+
+def _reason(report: Any) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"expected to fail: {report.wasxfail}"
+    text = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
