@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import onnx
 
+from ortflex_core.cotangents import full, unbroadcast
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
 from ortflex_core.ops import Node, Ops, Tensor, Trace, schema_of
 from ortflex_core.types import shape_text
@@ -57,6 +58,10 @@ class NodeView:
     def op_type(self) -> str:
         """The operator's name."""
         return self._node.op_type
+
+    def input(self, index: int) -> Tensor | None:
+        """An input, or None where the node leaves it out."""
+        return self.inputs[index] if index < len(self.inputs) else None
 
     def needs(self, index: int) -> bool:
         """Whether anybody waits for the gradient of this input."""
@@ -164,6 +169,7 @@ def gradients(
     for node in nodes:
         live.update(map(id, node.outputs))
     collected: dict[int, list[Tensor]] = {}
+    asked = set(map(id, wrt))
     for root, seed in roots:
         if id(root) in live:
             collected.setdefault(id(root), []).append(
@@ -171,7 +177,11 @@ def gradients(
             )
     stopped: dict[int, Node] = {}
     for node in reversed(nodes):
-        arrived = [_total(op, collected.pop(id(o), None)) for o in node.outputs]
+        arrived = [_total(op, collected.get(id(o))) for o in node.outputs]
+        # What is complete is let go, unless somebody asked for just that: an inner tensor.
+        for output in node.outputs:
+            if id(output) not in asked:
+                collected.pop(id(output), None)
         if all(g is None for g in arrived):
             continue
         wanted = frozenset(k for k, i in enumerate(node.inputs) if i is not None and id(i) in live)
@@ -223,65 +233,6 @@ def _total(op: Ops, parts: list[Tensor] | None) -> Tensor | None:
     if not parts:
         return None
     return functools.reduce(lambda a, b: a + b, parts)
-
-
-def _same(a: int | str | None, b: int | str | None) -> bool:
-    return a is not None and a == b
-
-
-def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
-    """Sum a gradient over the axes along which ``like`` was broadcast.
-
-    The result has the shape of ``like`` or still broadcasts to it. Where the shapes are not known
-    when the graph is built, the axes are found when it runs.
-    """
-    have, want = gradient.shape, like.shape
-    if have is None or want is None:
-        return _unbroadcast_at_run_time(op, gradient, like)
-    extra = max(0, len(have) - len(want))
-    axes = list(range(extra))
-    aligned = want[max(0, len(want) - len(have)) :]
-    for k, (h, w) in enumerate(zip(have[extra:], aligned, strict=True), start=extra):
-        if h == 1 or _same(h, w):
-            continue
-        if w != 1:
-            return _unbroadcast_at_run_time(op, gradient, like)
-        axes.append(k)
-    if not axes:
-        return gradient
-    kept = op.ReduceSum(gradient, axes=axes, keepdims=0 if len(axes) == extra else 1)
-    if extra and len(axes) > extra:
-        kept = op.Squeeze(kept, axes=list(range(extra)))
-    return kept  # type: ignore[no-any-return]
-
-
-def _unbroadcast_at_run_time(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
-    """Compare the two shapes inside the graph and sum over the axes that differ.
-
-    The gradient is first brought to its whole shape, so a size of 1 in ``like`` beside anything
-    else marks an axis that was broadcast.
-    """
-    target = op.Shape(like)
-    have = op.Shape(op.Expand(gradient, target))
-    missing = op.Size(have) - op.Size(target)
-    ones = op.Expand(op.constant([1]), op.Reshape(missing, op.constant([1])))
-    padded = op.Concat(ones, target, axis=0)
-    different = op.Cast(op.Not(op.Equal(have, padded)), to=onnx.TensorProto.INT64)
-    axes = op.Reshape(op.NonZero(different), op.constant([-1]))
-    whole = op.Expand(gradient, target)
-    summed = op.ReduceSum(whole, axes=axes, keepdims=1, noop_with_empty_axes=1)
-    return op.Reshape(summed, target)  # type: ignore[no-any-return]
-
-
-def full(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
-    """The gradient expanded to the whole shape of ``like``."""
-    have, want = gradient.shape, like.shape
-    if have is not None and want is not None and len(have) == len(want):
-        if all(_same(h, w) for h, w in zip(have, want, strict=True)):
-            return gradient
-    if want is not None and all(isinstance(d, int) for d in want):
-        return op.Expand(gradient, op.constant(list(want), onnx.TensorProto.INT64))  # type: ignore[no-any-return]
-    return op.Expand(gradient, op.Shape(like))  # type: ignore[no-any-return]
 
 
 def _label(node: Node) -> str:

@@ -490,6 +490,16 @@ def _simplify(
         if first.constant is not None and to != TensorProto.STRING:
             return trace.constant(first.constant.astype(numpy_dtype(to)), to)
         return None
+    if op_type in ("Shape", "Size") and not attributes:
+        if first.shape is None or not all(isinstance(d, int) for d in first.shape):
+            return None
+        known = np.array(first.shape, np.int64)
+        return trace.constant(known if op_type == "Shape" else known.prod())
+    if op_type == "Neg":
+        value = _factor(first)
+        if isinstance(value, Host):
+            return trace.bind(-value, first.dtype)
+        return None if value is None else trace.constant(-value, first.dtype)
     if op_type in ("Mul", "Add", "Sub", "Div") and len(inputs) == 2:
         second = inputs[1]
         assert second is not None

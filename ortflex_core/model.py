@@ -1,0 +1,386 @@
+"""A user's .onnx file: read, understood, replayed into graphs, written back with other weights.
+
+The file itself is never edited in place. Everything here works on an internal copy with functions
+inlined; the export is the user's own model with only the trained tensors changed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from ortflex_core.errors import ModelError, nearest
+from ortflex_core.files import OutputError, write_bytes
+from ortflex_core.ops import Tensor, Trace
+from ortflex_core.types import Array, Shape, TensorSpec, dtype_name
+
+OLDEST_OPSET = 13
+# Larger initializers that nobody trains are inputs of the compiled graphs, shared by all of them.
+LARGE = 1024
+
+Rewrite = Callable[[Trace, NodeProto, Sequence[Tensor | None]], Sequence[Tensor] | None]
+"""Replaces a node during a replay: its outputs, or None to keep it as it is."""
+
+
+class Model:
+    """An ONNX model to train.
+
+    Args:
+        source: a path, the file's bytes, or a ModelProto (which is copied).
+
+    Raises:
+        ModelError: missing, truncated, not ONNX, invalid, or older than opset 13.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | bytes | ModelProto) -> None:
+        self.path = Path(source) if isinstance(source, str | os.PathLike) else None
+        self.label = str(self.path) if self.path else "the model"
+        self.proto = _read(source, self.label)
+        self.opsets = {_domain(o.domain): o.version for o in self.proto.opset_import}
+        self.opset = self.opsets.get("", 0)
+        self._check()
+        self.internal = _inline(self.proto, self.label)
+        self.opsets = {_domain(o.domain): o.version for o in self.internal.opset_import}
+        graph = self.internal.graph
+        self._initializers = {t.name: t for t in graph.initializer}
+        self._values: dict[str, TensorSpec] = _infer(self.internal, self.label)
+        self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
+        self.inputs = tuple(
+            self._values[_tensor(i, self.label)]
+            for i in graph.input
+            if i.name not in self._initializers
+        )
+        self.outputs = tuple(
+            self._values[o.name] for o in graph.output if o.type.HasField("tensor_type")
+        )
+        self._arrays: dict[str, Array] = {}
+
+    def _check(self) -> None:
+        if not self.opset:
+            raise ModelError(f"{self.label} imports no standard operators (domain ai.onnx)")
+        if self.opset < OLDEST_OPSET:
+            raise ModelError(
+                f"{self.label} has opset {self.opset}, ortflex trains opset {OLDEST_OPSET} and newer. "
+                f"Convert it: onnx.version_converter.convert_version(model, 17)"
+            )
+        if not self.proto.graph.node:
+            raise ModelError(f"{self.label} has no nodes")
+
+    def initializer(self, name: str) -> Array:
+        """An initializer's value (shared, do not write to it)."""
+        if name not in self._arrays:
+            if name not in self._initializers:
+                raise ModelError(
+                    f"{self.label} has no initializer {name!r}; {nearest(name, self._initializers)}"
+                )
+            array = onnx.numpy_helper.to_array(self._initializers[name])
+            array.setflags(write=False)
+            self._arrays[name] = array
+        return self._arrays[name]
+
+    @property
+    def initializers(self) -> dict[str, TensorSpec]:
+        """Type and shape of every initializer, in the file's order."""
+        return {
+            name: TensorSpec(name, t.data_type, tuple(t.dims))
+            for name, t in self._initializers.items()
+        }
+
+    def value(self, name: str) -> TensorSpec:
+        """Type and shape of any tensor of the graph.
+
+        Raises:
+            ModelError: there is no tensor of that name.
+        """
+        if name in self._values:
+            return self._values[name]
+        if name in self.producers:
+            return TensorSpec(name, TensorProto.UNDEFINED, None)
+        known = [*self.producers, *self._values]
+        raise ModelError(f"{self.label} has no tensor {name!r}; {nearest(name, known)}")
+
+    def ancestors(self, names: Iterable[str]) -> list[NodeProto]:
+        """The nodes that the given tensors depend on, in the graph's order."""
+        wanted: set[int] = set()
+        pending = [self.producers[n] for n in names if n in self.producers]
+        while pending:
+            node = pending.pop()
+            if id(node) not in wanted:
+                wanted.add(id(node))
+                pending.extend(self.producers[i] for i in reads(node) if i in self.producers)
+        return [node for node in self.internal.graph.node if id(node) in wanted]
+
+    def replay(
+        self,
+        trace: Trace,
+        outputs: Iterable[str],
+        given: Mapping[str, Tensor],
+        rewrite: Rewrite | None = None,
+    ) -> dict[str, Tensor]:
+        """Trace the part of the graph that ``outputs`` depend on.
+
+        ``given`` has tensors for graph inputs and, where they are not constants, initializers; any
+        other tensor of the graph may be given too, and what lies before it is then left out.
+        Large initializers that are not given become inputs of the trace, under their own names.
+        """
+        values: dict[str, Tensor] = dict(given)
+        wanted = list(outputs)
+        for node in self._remaining(wanted, values):
+            arguments = [self._argument(trace, name, values) for name in node.input]
+            made: Sequence[Tensor] | None = rewrite(trace, node, arguments) if rewrite else None
+            if made is None:
+                made = self._retrace(trace, node, arguments, values)
+            for name, tensor in zip(node.output, made, strict=False):
+                if name:
+                    tensor.hint = tensor.hint or name
+                    values[name] = tensor
+        return {name: self._argument(trace, name, values) for name in wanted}  # type: ignore[misc]
+
+    def _remaining(self, outputs: list[str], given: Mapping[str, Tensor]) -> list[NodeProto]:
+        wanted: set[int] = set()
+        pending = [n for n in outputs if n not in given]
+        while pending:
+            node = self.producers.get(pending.pop())
+            if node is not None and id(node) not in wanted:
+                wanted.add(id(node))
+                pending.extend(i for i in reads(node) if i not in given)
+        return [node for node in self.internal.graph.node if id(node) in wanted]
+
+    def _argument(self, trace: Trace, name: str, values: dict[str, Tensor]) -> Tensor | None:
+        if not name:
+            return None
+        if name not in values:
+            if name not in self._initializers:
+                raise ModelError(f"{self.label}: nothing computes the tensor {name!r}")
+            proto = self._initializers[name]
+            size = int(np.prod(proto.dims, dtype=np.int64))
+            if size > LARGE and proto.data_type != TensorProto.STRING:
+                values[name] = trace.input(name, proto.data_type, tuple(proto.dims))
+            else:
+                values[name] = trace.constant(self.initializer(name), proto.data_type)
+        return values[name]
+
+    def _retrace(
+        self,
+        trace: Trace,
+        node: NodeProto,
+        arguments: Sequence[Tensor | None],
+        values: dict[str, Tensor],
+    ) -> tuple[Tensor, ...]:
+        if node.op_type == "Constant" and not _domain(node.domain):
+            constant = _constant(node)
+            if constant is not None:
+                return (trace.constant(constant),)
+        captures = {
+            name: tensor
+            for name in captured(node)
+            if (tensor := self._argument(trace, name, values)) is not None
+        }
+        specs = [self._values.get(o) if o else None for o in node.output]
+        known = all(s is not None and s.dtype for s in specs)
+        types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
+        return trace.node(
+            node.op_type,
+            arguments,
+            {a.name: a for a in node.attribute},
+            outputs=len(node.output),
+            domain=_domain(node.domain),
+            name=node.name,
+            captures=captures,
+            types=types,
+        )
+
+    def export(
+        self, state: Mapping[str, Array], path: str | os.PathLike[str] | None = None
+    ) -> ModelProto:
+        """The user's model with new values of some initializers, otherwise unchanged.
+
+        With a path the file is written too: in whole, or not at all.
+        """
+        out = ModelProto()
+        out.CopyFrom(self.proto)
+        for tensor in out.graph.initializer:
+            if tensor.name in state:
+                _replace(tensor, state[tensor.name])
+        if path is not None:
+            _write(out, Path(path), self.path)
+        return out
+
+
+def reads(node: NodeProto) -> list[str]:
+    """The names of outer values a node depends on, its subgraphs included."""
+    return [i for i in node.input if i] + captured(node)
+
+
+def captured(node: NodeProto) -> list[str]:
+    """The names of outer values that a node's subgraphs read."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs)
+        for graph in graphs:
+            own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+            for inner in graph.node:
+                found.update(dict.fromkeys(n for n in reads(inner) if n not in own))
+                own.update(inner.output)
+            found.update(dict.fromkeys(o.name for o in graph.output if o.name not in own))
+    return list(found)
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def _constant(node: NodeProto) -> Array | None:
+    """The value of a Constant node, in whichever attribute it is written."""
+    attribute = node.attribute[0]
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return onnx.numpy_helper.to_array(value)
+    if attribute.name in ("value_float", "value_floats"):
+        return np.asarray(value, dtype=np.float32)
+    if attribute.name in ("value_int", "value_ints"):
+        return np.asarray(value, dtype=np.int64)
+    return None
+
+
+def _read(source: Any, label: str) -> ModelProto:
+    if isinstance(source, ModelProto):
+        copy = ModelProto()
+        copy.CopyFrom(source)
+        return copy
+    try:
+        if isinstance(source, bytes):
+            return onnx.load_model_from_string(source)
+        return onnx.load(source)
+    except FileNotFoundError as error:
+        if not Path(source).exists():
+            raise ModelError(f"there is no file {label!r}") from error
+        raise ModelError(f"{label} lacks its external data: {error}") from error
+    except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
+        size = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
+        raise ModelError(
+            f"{label} ({size} bytes) is not an ONNX model or is truncated: {error}"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{label} cannot be read: {error}") from error
+
+
+def _inline(proto: ModelProto, label: str) -> ModelProto:
+    try:
+        onnx.checker.check_model(proto)
+        return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{label} is not a valid ONNX model: {error}") from error
+
+
+def _infer(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
+    """Types and shapes of all values, the batch dimension followed by name as far as possible.
+
+    An unnamed first dimension of an input is taken for the batch; declared output shapes are set
+    aside, because an anonymous dimension there would hide the name that comes from the input.
+    """
+    bare = ModelProto()
+    bare.CopyFrom(proto)
+    for value in bare.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].WhichOneof("value"):
+            dims[0].dim_param = "batch"
+    for value in bare.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{label}: types and shapes cannot be inferred: {error}") from error
+    specs = {}
+    for info in (*proto.graph.output, *inferred.input, *inferred.value_info, *inferred.output):
+        if not info.type.HasField("tensor_type"):
+            continue
+        spec = TensorSpec.from_proto(info)
+        if spec.shape is not None or info.name not in specs:
+            specs[info.name] = spec
+    for tensor in proto.graph.initializer:
+        specs[tensor.name] = TensorSpec(tensor.name, tensor.data_type, tuple(tensor.dims))
+    return specs
+
+
+def _tensor(info: onnx.ValueInfoProto, label: str) -> str:
+    """The name of an input, which has to be a tensor."""
+    if not info.type.HasField("tensor_type"):
+        raise ModelError(
+            f"{label}: the input {info.name!r} is a {info.type.WhichOneof('value')}, "
+            "only tensors can be fed"
+        )
+    return info.name
+
+
+def _replace(tensor: TensorProto, array: Array) -> None:
+    """New values in the encoding the tensor had, so that nothing else of the file changes."""
+    wanted: Shape = tuple(tensor.dims)
+    if tuple(array.shape) != wanted:
+        raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")
+    fresh = onnx.numpy_helper.from_array(
+        np.asarray(array, order="C").astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)),
+        tensor.name,
+    )
+    if not tensor.HasField("raw_data") and len(tensor.float_data):
+        del tensor.float_data[:]
+        tensor.float_data.extend(np.ravel(array).tolist())
+    elif not tensor.HasField("raw_data") and len(tensor.double_data):
+        del tensor.double_data[:]
+        tensor.double_data.extend(np.ravel(array).tolist())
+    else:
+        tensor.raw_data = fresh.raw_data
+
+
+def _write(proto: ModelProto, path: Path, original: Path | None) -> None:
+    """Write a model; tensors that were external data stay external, in ``<name>.data`` beside it."""
+    external = _external_names(original)
+    if not external:
+        write_bytes(path, proto.SerializeToString())
+        return
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    data = f"{path.name}.data"
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            offset = 0
+            with open(Path(folder, data), "wb") as out:
+                for tensor in copy.graph.initializer:
+                    if tensor.name in external:
+                        raw = tensor.raw_data
+                        out.write(raw)
+                        onnx.external_data_helper.set_external_data(tensor, data, offset, len(raw))
+                        tensor.ClearField("raw_data")
+                        offset += len(raw)
+            Path(folder, path.name).write_bytes(copy.SerializeToString())
+            os.replace(Path(folder, data), path.with_name(data))
+            os.replace(Path(folder, path.name), path)
+    except OSError as error:
+        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def _external_names(original: Path | None) -> set[str]:
+    if original is None or not original.exists():
+        return set()
+    bare = onnx.load(original, load_external_data=False)
+    return {
+        t.name for t in bare.graph.initializer if onnx.external_data_helper.uses_external_data(t)
+    }
+
+
+def find_nodes(graph: GraphProto, op_type: str, domain: str = "") -> list[NodeProto]:
+    """Nodes of one operator at the top level of a graph."""
+    return [n for n in graph.node if n.op_type == op_type and _domain(n.domain) == domain]
+
+
+__all__ = ["Model", "Rewrite", "captured", "dtype_name", "find_nodes", "reads"]
