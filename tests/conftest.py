@@ -1,4 +1,4 @@
-"""What each test used and how it ended, for the table of runtime x backend."""
+"""GPU tests where there is a GPU; and how each test ended, for the table of runtime x backend."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ortflex_core.errors import RuntimeUnavailable
+from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 
 _RANK = ("passed", "skipped", "failed")
@@ -31,6 +32,21 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     if path := os.environ.get("ORTFLEX_TEST_REPORT"):
         config.pluginmanager.register(Recorder(Path(path)), "ortflex-report")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and (reasons := _against_cuda()):
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="; ".join(reasons)))
+
+
+def _against_cuda() -> list[str]:
+    try:
+        runtime = require_runtime()
+    except RuntimeUnavailable as error:
+        return [str(error)]
+    return list(Plugins.discover()["devices"].load("cuda").available(runtime))
 
 
 def backend_of(item: pytest.Item) -> str:

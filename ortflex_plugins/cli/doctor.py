@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ortflex_core.errors import RuntimeUnavailable
+from ortflex_core.errors import OrtflexError, RuntimeUnavailable
 from ortflex_core.runtime import Runtime, installed, require_runtime
 
 _PACKAGES = ("ortflex", "numpy", "onnx", "onnx-ir", "torch", "scikit-learn", "skl2onnx")
@@ -79,7 +79,8 @@ def show(report: Report, console: Console) -> None:
         console.print(f"[bold red]Broken:[/] {escape(report['fault'])}", soft_wrap=True)
         return
     kinds = {"backend": report["backends"], "device": report["devices"]}
-    table = Table("", "name", "works here", box=None, padding=(0, 2, 0, 0))
+    table = Table("", "name", box=None, padding=(0, 2, 0, 0))
+    table.add_column("works here", overflow="fold")
     for kind, reasons_by_name in kinds.items():
         for name, reasons in reasons_by_name.items():
             verdict = f"[red]no:[/] {escape('; '.join(reasons))}" if reasons else "[green]yes[/]"
@@ -121,6 +122,8 @@ def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
     def against(name: str) -> list[str]:
         try:
             return list(registry.load(name).available(runtime))
+        except OrtflexError as error:
+            return [str(error)]
         except Exception as error:  # somebody else's plugin: its fault is an answer, not an end
             return [f"{type(error).__name__}: {error}"]
 
