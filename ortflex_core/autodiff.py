@@ -20,12 +20,14 @@ import onnx
 from ortflex_core.cotangents import full, unbroadcast
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
 from ortflex_core.ops import Node, Ops, Tensor, Trace, schema_of
-from ortflex_core.types import shape_text
+from ortflex_core.types import dtype_name, shape_text
 
 Gradient = Tensor | Callable[[], Tensor] | None
-"""A rule's answer for one input: a tensor, a way to make it if it is needed, or None: no gradient."""
+"""A rule's answer for one input: a tensor, a way to make it if needed, or None: no gradient."""
 
 Rule = Callable[..., Sequence[Gradient]]
+
+_UNDEFINED = onnx.TensorProto.UNDEFINED
 
 
 class NodeView:
@@ -37,7 +39,8 @@ class NodeView:
         self.trace = trace
         self._node = node
         self._wanted = wanted
-        self.inputs = node.inputs
+        # Any, not Tensor | None: a rule knows which inputs its operator may leave out.
+        self.inputs: tuple[Any, ...] = node.inputs
         self.outputs = node.outputs
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +62,7 @@ class NodeView:
         """The operator's name."""
         return self._node.op_type
 
-    def input(self, index: int) -> Tensor | None:
+    def input(self, index: int) -> Any:
         """An input, or None where the node leaves it out."""
         return self.inputs[index] if index < len(self.inputs) else None
 
@@ -184,30 +187,55 @@ def gradients(
                 collected.pop(id(output), None)
         if all(g is None for g in arrived):
             continue
-        wanted = frozenset(k for k, i in enumerate(node.inputs) if i is not None and id(i) in live)
+        leading = [k for k, i in enumerate(node.inputs) if i is not None and id(i) in live]
         known, rule = rules.lookup(node.domain, node.op_type, trace.opsets.get(node.domain, 1))
         if not known:
             raise NoGradientRule(_no_rule(trace, node, wrt))
-        if rule is None:
-            stopped.update((id(node.inputs[k]), node) for k in wanted)
-            continue
-        view = NodeView(trace, node, wanted)
-        answers = rule(op, view, *arrived)
-        for k, (argument, answer) in enumerate(zip(node.inputs, answers, strict=False)):
-            if argument is None or k not in wanted:
-                continue
-            if callable(answer) and not isinstance(answer, Tensor):
-                answer = answer()
-            if answer is None:
-                stopped[id(argument)] = node
-            else:
-                collected.setdefault(id(argument), []).append(unbroadcast(op, answer, argument))
+        wanted = frozenset(k for k in leading if rule is not None and _varies(node.inputs[k]))
+        answers = rule(op, NodeView(trace, node, wanted), *arrived) if rule and wanted else ()
+        passed = _answered(op, node, wanted, answers)
+        for argument, gradient in passed:
+            collected.setdefault(id(argument), []).append(gradient)
+        through = {id(argument) for argument, _ in passed}
+        ends = {id(node.inputs[k]) for k in leading} - through
+        stopped.update(dict.fromkeys(ends, node))
     out = []
     for tensor in wrt:
         total = _total(op, collected.get(id(tensor)))
         if total is None:
             raise _unreached(tensor, nodes, stopped)
         out.append(full(op, total, tensor))
+    return out
+
+
+def _varies(argument: Tensor | None) -> bool:
+    """Whether a value changes by small steps; an operator nobody declared may give any type."""
+    return argument is not None and (argument.is_float or argument.dtype == _UNDEFINED)
+
+
+def _answered(
+    op: Ops, node: Node, wanted: frozenset[int], answers: Sequence[Gradient]
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs (input, its gradient) of a rule's answers, broadcasting undone."""
+    out = []
+    for k in sorted(wanted):
+        argument = node.inputs[k]
+        if k >= len(answers):
+            raise PluginError(
+                f"the gradient rule for {node.op_type} answers for {len(answers)} inputs, but "
+                f"the node has {len(node.inputs)}; give None where there is no gradient"
+            )
+        answer = answers[k]
+        if callable(answer) and not isinstance(answer, Tensor):
+            answer = answer()
+        if answer is None or argument is None:
+            continue
+        if argument.dtype not in (answer.dtype, _UNDEFINED):
+            raise PluginError(
+                f"the gradient rule for {node.op_type} gives input {k} a gradient of type "
+                f"{dtype_name(answer.dtype)}, but the input is {dtype_name(argument.dtype)}"
+            )
+        out.append((argument, unbroadcast(op, answer, argument)))
     return out
 
 

@@ -233,7 +233,11 @@ class Trace:
     def constant(self, value: Any, dtype: int | None = None) -> Tensor:
         """A constant; equal constants are one tensor."""
         array = np.asarray(value, dtype=None if dtype is None else numpy_dtype(dtype))
-        if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+        if (
+            dtype is None
+            and array.dtype == np.float64
+            and not isinstance(value, np.ndarray | np.generic)
+        ):
             array = array.astype(np.float32)
         key = (array.dtype.str, array.dtype.name, array.shape, array.tobytes())
         tensor = self._constants.get(key)
@@ -352,7 +356,9 @@ class Trace:
             return [(TensorProto.UNDEFINED, None)] * outputs
         names = ["" if t is None else f"i{k}" for k, t in enumerate(node.inputs)]
         results = [f"o{k}" for k in range(outputs)]
-        proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain, input=names, output=results)
+        proto = onnx.NodeProto(
+            op_type=node.op_type, domain=node.domain, input=names, output=results
+        )
         proto.attribute.extend(node.attributes.values())
         types: dict[str, onnx.TypeProto] = {}
         data: dict[str, TensorProto] = {}
@@ -499,7 +505,11 @@ def _simplify(
         value = _factor(first)
         if isinstance(value, Host):
             return trace.bind(-value, first.dtype)
-        return None if value is None else trace.constant(-value, first.dtype)
+        if value is not None:
+            return trace.constant(-value, first.dtype)
+        if first.is_float and _scaled(first) is not None:
+            return trace.op.Mul(-1.0, first)  # type: ignore[no-any-return]
+        return None
     if op_type in ("Mul", "Add", "Sub", "Div") and len(inputs) == 2:
         second = inputs[1]
         assert second is not None
@@ -522,12 +532,19 @@ def _simplify_arithmetic(trace: Trace, op_type: str, left: Tensor, right: Tensor
     if op_type != "Mul" or (a is None) == (b is None):
         return None
     scale, tensor = (a, right) if a is not None else (b, left)
+    inner = _scaled(tensor)
+    if inner is None or scale is None:
+        return None
+    return trace.op.Mul(Host.apply("Mul", scale, inner[0]), inner[1])  # type: ignore[no-any-return]
+
+
+def _scaled(tensor: Tensor) -> tuple[Host | float, Tensor] | None:
+    """(scalar, other) of a tensor that is their product, or None."""
     inner = tensor.node
     if inner is None or inner.op_type != "Mul" or inner.domain != "":
         return None
-    for k, argument in enumerate(inner.inputs):
-        other = inner.inputs[1 - k]
-        nested = _factor(argument) if argument is not None else None
-        if nested is not None and other is not None and scale is not None:
-            return trace.op.Mul(Host.apply("Mul", scale, nested), other)  # type: ignore[no-any-return]
+    for argument, other in (inner.inputs, inner.inputs[::-1]):
+        factor = None if argument is None else _factor(argument)
+        if factor is not None and other is not None:
+            return factor, other
     return None

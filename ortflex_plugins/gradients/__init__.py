@@ -1,0 +1,1 @@
+"""Gradient rules: one entry an operator, one formula an argument."""

@@ -1,0 +1,136 @@
+"""Small steps that gradient rules share: whole cotangents, broadcasting undone, shapes given back.
+
+Sizes that are known while the graph is built become constants; only the others are asked for when
+it runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+
+from ortflex_core.types import Shape
+
+if TYPE_CHECKING:
+    from ortflex_core.ops import Ops, Tensor
+
+_INT64 = onnx.TensorProto.INT64
+
+
+def same_shape(a: Shape | None, b: Shape | None) -> bool:
+    """Whether two shapes are known to be equal while the graph is built."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(_same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same(a: int | str | None, b: int | str | None) -> bool:
+    return a is not None and a == b
+
+
+def dims(op: Ops, like: Tensor) -> Tensor:
+    """The shape of a tensor as an int64 tensor, constant where it is known."""
+    if like.shape is not None and all(isinstance(d, int) for d in like.shape):
+        return op.constant(list(like.shape), _INT64)
+    return op.Shape(like)  # type: ignore[no-any-return]
+
+
+def full(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient expanded to the whole shape of ``like``."""
+    if same_shape(gradient.shape, like.shape):
+        return gradient
+    kind = [(gradient.dtype, like.shape)]
+    return gradient.trace.node("Expand", [gradient, dims(op, like)], {}, types=kind)[0]
+
+
+def passed(op: Ops, gradient: Tensor, output: Tensor, argument: Tensor) -> Tensor:
+    """The cotangent of an ``argument`` that enters ``output`` with the factor 1.
+
+    An argument that was broadcast owes its gradient to every copy, so the cotangent must then be
+    whole; otherwise it may stay small.
+    """
+    if same_shape(output.shape, argument.shape):
+        return gradient
+    return full(op, gradient, output)
+
+
+def ranked(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """The gradient with as many axes as ``like``, some of which may still be of size 1."""
+    if gradient.rank is not None and gradient.rank == like.rank:
+        return gradient
+    return full(op, gradient, like)
+
+
+def zeros_like(op: Ops, like: Tensor) -> Tensor:
+    """Zeros of the shape and type of ``like``."""
+    return full(op, op.constant(0.0, like.dtype), like)
+
+
+def reshape_like(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """A whole gradient in the shape of ``like``, which has the same number of elements."""
+    if same_shape(gradient.shape, like.shape):
+        return gradient
+    target = dims(op, like) if like.shape is None else reshape_target(op, like.shape)
+    if target is None:
+        target = op.Shape(like)
+    kind = [(gradient.dtype, like.shape)]
+    return gradient.trace.node("Reshape", [gradient, target], {}, types=kind)[0]
+
+
+def reshape_target(op: Ops, shape: Shape) -> Tensor | None:
+    """The constant that makes Reshape give ``shape``, or None if there is none.
+
+    One size may be unknown, unless another is 0: -1 would then have no meaning.
+    """
+    sizes = [d if isinstance(d, int) else -1 for d in shape]
+    if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes):
+        return None
+    if 0 in sizes:
+        return None  # Reshape reads 0 as "copy this size".
+    return op.constant(sizes, _INT64)
+
+
+def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """Sum a gradient over the axes along which ``like`` was broadcast.
+
+    The result has the shape of ``like`` or still broadcasts to it. Where the shapes are not known
+    when the graph is built, the axes are found when it runs.
+    """
+    have, want = gradient.shape, like.shape
+    if have is None or want is None:
+        return _unbroadcast_at_run_time(op, gradient, like)
+    extra = max(0, len(have) - len(want))
+    axes = list(range(extra))
+    aligned = want[max(0, len(want) - len(have)) :]
+    for k, (h, w) in enumerate(zip(have[extra:], aligned, strict=True), start=extra):
+        if h == 1 or _same(h, w):
+            continue
+        if w != 1:
+            return _unbroadcast_at_run_time(op, gradient, like)
+        axes.append(k)
+    if not axes:
+        return gradient
+    kept = op.ReduceSum(gradient, axes=axes, keepdims=0 if len(axes) == extra else 1)
+    if extra and len(axes) > extra:
+        kept = op.Squeeze(kept, axes=list(range(extra)))
+    return kept  # type: ignore[no-any-return]
+
+
+def _unbroadcast_at_run_time(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
+    """Compare the two shapes inside the graph and sum over the axes that differ.
+
+    The gradient is first brought to its whole shape, so a size of 1 in ``like`` beside anything
+    else marks an axis that was broadcast.
+    """
+    target = dims(op, like)
+    whole = op.Expand(gradient, target)
+    have = op.Shape(whole)
+    missing = op.Size(have) - op.Size(target)
+    ones = op.Expand(op.constant([1]), op.Reshape(missing, op.constant([1])))
+    padded = op.Concat(ones, target, axis=0)
+    different = op.Cast(op.Not(op.Equal(have, padded)), to=_INT64)
+    axes = op.Reshape(op.NonZero(different), op.constant([-1]))
+    summed = op.ReduceSum(whole, axes=axes, keepdims=1, noop_with_empty_axes=1)
+    kind = [(gradient.dtype, like.shape)]
+    return gradient.trace.node("Reshape", [summed, target], {}, types=kind)[0]

@@ -1,0 +1,258 @@
+"""Gradient rules of the operators that work element by element.
+
+Most are one line in :data:`_UNARY`: the derivative times the cotangent ``g``, written with the
+input ``x`` and the output ``y``, whichever is cheaper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import passed
+from ortflex_core.ops import Ops, Tensor
+
+RULES = Rules()
+
+RULES.not_differentiable(
+    *("Sign", "Floor", "Ceil", "Round", "IsNaN", "IsInf", "Shape", "Size", "ConstantOfShape"),
+    *("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor"),
+    *("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "EyeLike"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Bernoulli", "Multinomial"),
+)
+
+Unary = Callable[[Ops, NodeView, Tensor, Tensor, Tensor], Tensor]
+
+_UNARY: Mapping[str, Unary] = {
+    "Identity": lambda op, n, g, x, y: g,
+    "Neg": lambda op, n, g, x, y: -g,
+    "Abs": lambda op, n, g, x, y: g * op.Sign(x),
+    "Sqrt": lambda op, n, g, x, y: 0.5 * g / y,
+    "Exp": lambda op, n, g, x, y: g * y,
+    "Log": lambda op, n, g, x, y: g / x,
+    "Reciprocal": lambda op, n, g, x, y: -g * (y * y),
+    "Erf": lambda op, n, g, x, y: (2 / math.sqrt(math.pi) * g) * op.Exp(-(x * x)),
+    "Sin": lambda op, n, g, x, y: g * op.Cos(x),
+    "Cos": lambda op, n, g, x, y: -g * op.Sin(x),
+    "Tan": lambda op, n, g, x, y: g * (1 + y * y),
+    "Asin": lambda op, n, g, x, y: g / op.Sqrt(1 - x * x),
+    "Acos": lambda op, n, g, x, y: -g / op.Sqrt(1 - x * x),
+    "Atan": lambda op, n, g, x, y: g / (1 + x * x),
+    "Sinh": lambda op, n, g, x, y: g * op.Cosh(x),
+    "Cosh": lambda op, n, g, x, y: g * op.Sinh(x),
+    "Tanh": lambda op, n, g, x, y: g * (1 - y * y),
+    "Asinh": lambda op, n, g, x, y: g / op.Sqrt(x * x + 1),
+    "Acosh": lambda op, n, g, x, y: g / op.Sqrt(x * x - 1),
+    "Atanh": lambda op, n, g, x, y: g / (1 - x * x),
+    "Sigmoid": lambda op, n, g, x, y: g * (y * (1 - y)),
+    "HardSigmoid": lambda op, n, g, x, y: op.Where(op.And(y > 0, y < 1), n.alpha * g, 0.0),
+    # y is never negative, so its sign is the mask: 0 at 0, as torch has it.
+    "Relu": lambda op, n, g, x, y: g * op.Sign(y),
+    "LeakyRelu": lambda op, n, g, x, y: g * op.Where(x > 0, _one(op, x), n.alpha),
+    "ThresholdedRelu": lambda op, n, g, x, y: op.Where(x > n.alpha, g, 0.0),
+    "Elu": lambda op, n, g, x, y: g * op.Where(x > 0, 1.0, y + n.alpha),
+    "Selu": lambda op, n, g, x, y: g * op.Where(x > 0, n.gamma, y + n.alpha * n.gamma),
+    "Celu": lambda op, n, g, x, y: g * op.Exp(op.Min(x, 0.0) / n.alpha),
+    "Softplus": lambda op, n, g, x, y: g * op.Sigmoid(x),
+    "Softsign": lambda op, n, g, x, y: g * _square(op.Reciprocal(1 + op.Abs(x))),
+    "HardSwish": lambda op, n, g, x, y: g * _hard_swish(op, x),
+    "Mish": lambda op, n, g, x, y: g * _mish(op, x),
+    "Gelu": lambda op, n, g, x, y: g * (_gelu_tanh if n.approximate == "tanh" else _gelu)(op, x),
+}
+
+
+def _one(op: Ops, like: Tensor) -> Tensor:
+    return op.constant(1.0, like.dtype)
+
+
+def _square(x: Tensor) -> Tensor:
+    return x * x
+
+
+def _hard_swish(op: Ops, x: Tensor) -> Tensor:
+    gate = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    return gate + op.Where(op.Abs(x) < 3, x / 6, 0.0)  # type: ignore[no-any-return]
+
+
+def _mish(op: Ops, x: Tensor) -> Tensor:
+    t = op.Tanh(op.Softplus(x))
+    return t + x * op.Sigmoid(x) * (1 - t * t)  # type: ignore[no-any-return]
+
+
+def _gelu(op: Ops, x: Tensor) -> Tensor:
+    below = 0.5 + 0.5 * op.Erf(x * math.sqrt(0.5))
+    density = math.sqrt(0.5 / math.pi) * op.Exp(-0.5 * (x * x))
+    return below + x * density  # type: ignore[no-any-return]
+
+
+def _gelu_tanh(op: Ops, x: Tensor) -> Tensor:
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    t = op.Tanh(scale * x * (1 + cubic * (x * x)))
+    slope = scale * (1 + 3 * cubic * (x * x))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope  # type: ignore[no-any-return]
+
+
+def _passed(op: Ops, g: Tensor, node: NodeView, k: int) -> Callable[[], Tensor]:
+    """The cotangent itself as the gradient of input ``k``."""
+    argument = node.inputs[k]
+    return lambda: passed(op, g, node.outputs[0], argument)
+
+
+def _unary(formula: Unary) -> Callable[..., Sequence[Gradient]]:
+    def rule(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+        x = node.inputs[0]
+        return [formula(op, node, g, x, node.outputs[0])]
+
+    return rule
+
+
+for _name, _formula in _UNARY.items():
+    RULES.rule(_name)(_unary(_formula))
+
+
+@RULES.rule("Add", "Sum")
+def _add(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    return [_passed(op, g, node, k) for k in range(len(node.inputs))]
+
+
+@RULES.rule("Sub")
+def _sub(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    return [_passed(op, g, node, 0), lambda: -passed(op, g, node.outputs[0], node.inputs[1])]
+
+
+@RULES.rule("Mean")
+def _mean(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    share = g * (1 / len(node.inputs))
+    return [_passed(op, share, node, k) for k in range(len(node.inputs))]
+
+
+@RULES.rule("Mul")
+def _mul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, y = node.inputs
+    if x is y:
+        return [lambda: (2 * g) * x, None]
+    return [lambda: g * y, lambda: g * x]
+
+
+@RULES.rule("Div")
+def _div(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, y = node.inputs
+    if x is y:
+        return [lambda: 0 * (g / y), None]
+    return [lambda: g / y, lambda: -(g / y) * node.outputs[0]]
+
+
+@RULES.rule("Pow")
+def _pow(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, e = node.inputs
+    return [lambda: _pow_base(op, g, x, e, node.outputs[0]), lambda: _pow_exponent(op, node, g)]
+
+
+def _pow_base(op: Ops, g: Tensor, x: Tensor, e: Tensor, y: Tensor) -> Tensor:
+    """The gradient g e x^(e−1), for scalar exponents without Pow where there is a shorter way."""
+    value = None if e.constant is None or e.constant.size != 1 else e.constant.item()
+    if value == 1:
+        return g
+    if value == 2:
+        return (2 * g) * x
+    if value == 3:
+        return (3 * g) * (x * x)
+    if value == 0.5:
+        return (0.5 * g) / y
+    if value == -1:
+        return -g * (y * y)
+    power = op.Cast(e, to=x.dtype)
+    if value is not None and value != 0:
+        return (power * g) * op.Pow(x, power - 1)  # type: ignore[no-any-return]
+    # 0·x^−1 is not a number at 0, but x^0 is constant there too.
+    safe = op.Where(op.Equal(power, 0.0), 1.0, power - 1)
+    return (power * g) * op.Pow(x, safe)  # type: ignore[no-any-return]
+
+
+def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
+    """The gradient g y ln x; 0 at x = 0, where the limit is 0 for e > 0; not a number for x < 0."""
+    x, e = node.inputs
+    slope = (g * node.outputs[0]) * op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
+    return op.Cast(slope, to=e.dtype)  # type: ignore[no-any-return]
+
+
+@RULES.rule("Mod")
+def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    # x mod y = x − y·k, and k = (x − y·k − x) / −y is a whole number that stays where it is.
+    x, y = node.inputs
+    return [
+        _passed(op, g, node, 0),
+        lambda: g * op.Round((node.outputs[0] - x) / y),
+    ]
+
+
+@RULES.rule("Max", "Min")
+def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Ties are shared evenly."""
+    if len(node.inputs) == 1:
+        return [g]
+    if len(node.inputs) == 2:
+        x, y = node.inputs
+        sign = 0.5 if node.op_type == "Max" else -0.5
+        side = op.Sign(x - y)
+        return [lambda: g * (0.5 + sign * side), lambda: g * (0.5 - sign * side)]
+    y = node.outputs[0]
+    masks = [op.Cast(op.Equal(x, y), to=g.dtype) for x in node.inputs]
+    share = g / op.Sum(*masks)
+    return [share * mask for mask in masks]
+
+
+@RULES.rule("Clip")
+def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Inside the bounds and on them x counts; elsewhere the bound does that took its place."""
+    y, low, high = node.outputs[0], node.input(1), node.input(2)
+    inside = op.Equal(node.inputs[0], y)
+
+    def to_low() -> Tensor:
+        clipped = op.Where(inside, 0.0, g)
+        return clipped if high is None else op.Where(op.Equal(y, high), 0.0, clipped)  # type: ignore[no-any-return]
+
+    def to_high() -> Tensor:
+        clipped = op.Where(inside, 0.0, g)
+        return clipped if low is None else op.Where(op.Equal(y, high), clipped, 0.0)  # type: ignore[no-any-return]
+
+    return [lambda: op.Where(inside, g, 0.0), to_low, to_high]
+
+
+@RULES.rule("PRelu")
+def _prelu(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, slope = node.inputs
+    return [
+        lambda: g * op.Where(op.Greater(x, 0.0), _one(op, slope), slope),
+        lambda: g * op.Min(x, 0.0),
+    ]
+
+
+@RULES.rule("Where")
+def _where(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    condition = node.inputs[0]
+    return [
+        None,
+        lambda: op.Where(condition, _passed(op, g, node, 1)(), 0.0),
+        lambda: op.Where(condition, 0.0, _passed(op, g, node, 2)()),
+    ]
+
+
+@RULES.rule("Cast", "CastLike")
+def _cast(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x = node.inputs[0]
+    return [op.Cast(g, to=x.dtype) if x.is_float else None, None]
+
+
+@RULES.rule("Dropout")
+def _dropout(op: Ops, node: NodeView, g: Tensor, *_: Tensor | None) -> Sequence[Gradient]:
+    """The mask belongs to one run of the graph: forward and backward must share it."""
+    ratio, training = node.input(1), node.input(2)
+    if training is None or (training.constant is not None and not training.constant.any()):
+        return [g, None, None]
+    kept = op.Cast(node.more_outputs(2)[1], to=g.dtype)
+    share = op.constant(0.5, g.dtype) if ratio is None else op.Cast(ratio, to=g.dtype)
+    scale = op.Reciprocal(1 - share)
+    return [g * kept * op.Where(training, scale, _one(op, scale)), None, None]

@@ -1,0 +1,138 @@
+"""Gradient rules of reductions and of the operators that normalise along an axis.
+
+A reduction's cotangent gets its lost axes back as axes of size 1 and then broadcasts: it is never
+expanded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full, ranked
+from ortflex_core.ops import Ops, Tensor
+
+RULES = Rules()
+
+RULES.not_differentiable("ArgMax", "ArgMin")
+
+_INT64 = onnx.TensorProto.INT64
+
+
+def _axes(node: NodeView) -> Any:
+    """The reduced axes: constants, a tensor known when the graph runs, or None for all."""
+    given = node.input(1)
+    if given is not None and given.constant is None:
+        return given
+    axes = node.axes if given is None else given.constant
+    if axes is not None and len(axes) > 0:
+        return [int(a) for a in axes]
+    return [] if node.noop_with_empty_axes else None
+
+
+def _keep(op: Ops, node: NodeView, value: Tensor) -> Tensor:
+    """A value of the output's shape (or smaller), its reduced axes put back with size 1."""
+    x, y, axes = node.inputs[0], node.outputs[0], _axes(node)
+    if node.keepdims == 1 or axes == [] or value.rank == 0:
+        return value
+    if axes is None:
+        return op.Reshape(value, op.constant([], _INT64))  # type: ignore[no-any-return]
+    if isinstance(axes, list):
+        return op.Unsqueeze(ranked(op, value, y), axes=axes)  # type: ignore[no-any-return]
+    # Nobody knows the axes yet, but a reduction that keeps them has the shape.
+    return op.Reshape(full(op, value, y), op.Shape(_again(op, node, "ReduceSum", x)))  # type: ignore[no-any-return]
+
+
+def _again(op: Ops, node: NodeView, op_type: str, value: Tensor | None) -> Tensor:
+    """Another reduction along the same axes, which are kept."""
+    axes = _axes(node)
+    if axes == []:
+        return value  # type: ignore[return-value]
+    if isinstance(axes, Tensor):
+        noop = node.noop_with_empty_axes
+        return op(op_type, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)  # type: ignore[no-any-return]
+    return op(op_type, value, axes=axes, keepdims=1)  # type: ignore[no-any-return]
+
+
+def _count(op: Ops, node: NodeView, dtype: int) -> Tensor | float:
+    """How many elements go into one of the output's."""
+    x, y, axes = node.inputs[0], node.outputs[0], _axes(node)
+    if x.shape is not None and not isinstance(axes, Tensor):
+        sizes = x.shape if axes is None else [x.shape[a] for a in axes]
+        if all(isinstance(d, int) for d in sizes):
+            return float(np.prod(np.array(sizes, np.int64)))
+    return op.Cast(op.Size(x), to=dtype) / op.Cast(op.Size(y), to=dtype)  # type: ignore[no-any-return]
+
+
+Formula = Callable[[Ops, NodeView, Tensor, Tensor, Tensor], Tensor]
+
+# g and y have the rank of x here, the reduced axes being of size 1.
+_REDUCTIONS: Mapping[str, Formula] = {
+    "ReduceSum": lambda op, n, g, x, y: g,
+    "ReduceMean": lambda op, n, g, x, y: g / _count(op, n, g.dtype),
+    "ReduceSumSquare": lambda op, n, g, x, y: (2 * g) * x,
+    "ReduceL1": lambda op, n, g, x, y: g * op.Sign(x),
+    "ReduceL2": lambda op, n, g, x, y: g / op.Where(op.Equal(y, 0.0), 1.0, y) * x,
+    "ReduceLogSum": lambda op, n, g, x, y: g * op.Exp(-y),
+    "ReduceLogSumExp": lambda op, n, g, x, y: g * op.Exp(x - y),
+    "ReduceMax": lambda op, n, g, x, y: _extreme(op, n, g, x, y),
+    "ReduceMin": lambda op, n, g, x, y: _extreme(op, n, g, x, y),
+    "ReduceProd": lambda op, n, g, x, y: g * _product_of_others(op, n, x),
+}
+
+
+def _extreme(op: Ops, node: NodeView, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Ties are shared evenly."""
+    mask = op.Cast(op.Equal(x, y), to=x.dtype)
+    return g / _again(op, node, "ReduceSum", mask) * mask  # type: ignore[no-any-return]
+
+
+def _product_of_others(op: Ops, node: NodeView, x: Tensor) -> Tensor:
+    """The product of all other elements, right where one or several of them are 0."""
+    zero = op.Equal(x, 0.0)
+    zeros = _again(op, node, "ReduceSum", op.Cast(zero, to=x.dtype))
+    one = op.constant(1.0, x.dtype)
+    nonzero = op.Where(zero, one, x)
+    product = _again(op, node, "ReduceProd", nonzero)
+    other_zeros = op.Where(zero, zeros - 1, zeros)
+    return op.Where(op.Equal(other_zeros, 0.0), product / nonzero, 0.0)  # type: ignore[no-any-return]
+
+
+def _reduction(formula: Formula) -> Callable[..., Sequence[Gradient]]:
+    def rule(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+        x, y = node.inputs[0], node.outputs[0]
+        # Nodes that a formula does not read are left out when the graph is built.
+        return [formula(op, node, _keep(op, node, g), x, _keep(op, node, y)), None]
+
+    return rule
+
+
+for _name, _formula in _REDUCTIONS.items():
+    RULES.rule(_name)(_reduction(_formula))
+
+
+@RULES.rule("Softmax", since=13)
+def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    y = node.outputs[0]
+    weighted = g * y
+    return [weighted - y * op.ReduceSum(weighted, axes=[node.axis], keepdims=1)]
+
+
+@RULES.rule("LogSoftmax", since=13)
+def _log_softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    y = node.outputs[0]
+    whole = full(op, g, y)
+    return [whole - op.Exp(y) * op.ReduceSum(whole, axes=[node.axis], keepdims=1)]
+
+
+@RULES.rule("CumSum")
+def _cumsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    whole = full(op, g, node.outputs[0])
+    back = op.CumSum(
+        whole, node.inputs[1], exclusive=node.exclusive, reverse=int(not node.reverse)
+    )
+    return [back, None]
