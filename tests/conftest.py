@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from ortflex_core.errors import RuntimeUnavailable
-from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 
 _RANK = ("passed", "skipped", "failed")
@@ -42,6 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _against_cuda() -> list[str]:
+    from ortflex_core.registry import Plugins  # only where there are such tests
+
     try:
         runtime = require_runtime()
     except RuntimeUnavailable as error:
