@@ -1,0 +1,1 @@
+"""What a sample costs: one loss a module."""

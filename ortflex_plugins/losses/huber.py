@@ -1,0 +1,54 @@
+"""The loss ``huber``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.labels import float_labels
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Loss
+from ortflex_core.types import TensorSpec
+
+
+@attrs.frozen(kw_only=True)
+class Huber(Loss):
+    """Huber's loss: ``½ e²`` where ``|e| ≤ delta``, else ``delta·(|e| − ½ delta)``; ``e = p − y``.
+
+    Labels have the prediction's shape, [B, …], and so have the values.
+
+    Raises:
+        ValueError: ``delta`` is not positive.
+        DataError: labels of another shape, or not numbers (from :meth:`label`).
+
+    >>> Huber(delta=0.5).describe()
+    {'name': 'huber', 'delta': 0.5}
+
+    Source: P. J. Huber, "Robust estimation of a location parameter" (1964); torch.nn.HuberLoss.
+    """
+
+    name: ClassVar[str] = "huber"
+
+    delta: float = hyper(default=1.0, validator=number(gt=0), help="where the loss becomes linear")
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Labels of the prediction's type and shape."""
+        return float_labels(self.name, predicted, given)
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """``c·(e − ½ c)`` with ``c = clip(e, −delta, delta)``: both branches in one."""
+        error = predicted - expected
+        inside = self._clipped(op, error)
+        return inside * (error - 0.5 * inside)
+
+    def gradient(
+        self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
+    ) -> Tensor | None:
+        """``clip(e, −delta, delta)``; the derivative of the formula has five nodes more."""
+        return self._clipped(op, predicted - expected) * cotangent
+
+    def _clipped(self, op: Ops, error: Tensor) -> Tensor:
+        # Max and Min, for onnxruntime's gradient builder wants Clip's bounds constant.
+        return op.Max(op.Min(error, self.delta), -self.delta)  # type: ignore[no-any-return]

@@ -1,0 +1,102 @@
+"""The loss ``log_loss``: binary and multi-label classification."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+import numpy as np
+from onnx import TensorProto
+
+from ortflex_core.component import number, one_of
+from ortflex_core.errors import DataError
+from ortflex_core.labels import float_labels, float_scores, integer_labels, require_range
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Loss
+from ortflex_core.types import Array, TensorSpec
+
+
+@attrs.frozen(kw_only=True)
+class LogLoss(Loss):
+    """Binary cross-entropy, stable at any score.
+
+    ``on="scores"``: raw scores ``s`` of shape [B], [B, 1] or [B, k] (k labels a row), labels
+    ``y ∈ [0, 1]`` of the same shape: ``l = max(s, 0) − s·y + log(1 + exp(−|s|))``.
+
+    ``on="probabilities"``: two columns ``p`` [B, 2], class numbers ``y ∈ {0, 1}`` of shape [B]:
+    ``l = −log(clip(p_y, eps, 1 − eps))``, shape [B]. Outside the clip the gradient is 0, so put
+    the loss on the scores where the graph has them.
+
+    Raises:
+        ValueError: ``on`` is neither of the two, or ``eps`` is not in (0, ½).
+        DataError: labels of another type or shape (:meth:`label`), or outside their range
+            (:meth:`check_labels`).
+
+    >>> LogLoss(on="probabilities").describe()
+    {'name': 'log_loss', 'on': 'probabilities', 'eps': 1e-07}
+
+    Source: torch.nn.BCEWithLogitsLoss and sklearn.metrics.log_loss, before their reductions.
+    """
+
+    name: ClassVar[str] = "log_loss"
+
+    on: Literal["scores", "probabilities"] = attrs.field(
+        default="scores",
+        validator=one_of("scores", "probabilities"),
+        metadata={"help": "what the model puts out"},
+    )
+    eps: float = attrs.field(
+        default=1e-7,
+        validator=number(gt=0, lt=0.5),
+        metadata={"help": "probabilities are clipped to [eps, 1 − eps]"},
+    )
+
+    @property
+    def scores(self) -> Literal["any", "raw"]:  # type: ignore[override]  # depends on a field here
+        """Raw scores are asked for unless the loss is to be taken on probabilities."""
+        return "raw" if self.on == "scores" else "any"
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Labels of the scores' type and shape, or class numbers [B] beside two probabilities."""
+        shape = predicted.shape
+        if self.on == "scores":
+            two_columns = shape is not None and len(shape) == 2 and shape[1] == 2
+            if two_columns and given is not None and given.shape and len(given.shape) == 1:
+                raise DataError(
+                    f"log_loss: {predicted} has two columns and the labels {given} have none. "
+                    "For probabilities of two classes use log_loss with on='probabilities', for "
+                    "scores of two classes softmax_cross_entropy"
+                )
+            return float_labels(self.name, predicted, given)
+        float_scores(self.name, predicted)
+        if shape is None or len(shape) != 2 or (isinstance(shape[1], int) and shape[1] != 2):
+            raise DataError(
+                f"log_loss with on='probabilities' takes two columns [B, 2], got {predicted}; for "
+                "other predictions use on='scores' or softmax_cross_entropy"
+            )
+        given = given or TensorSpec("expected", TensorProto.INT64, shape[:1])
+        return integer_labels(self.name, shape[:1], given)
+
+    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+        """Refuse labels outside [0, 1]."""
+        hint = "Other class numbers or names are encoded by classes=[negative, positive]."
+        nothing = np.zeros(labels.shape, dtype=bool)
+        require_range(self.name, labels, 0, 1, allowed=nothing, hint=hint)
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The formula; exp never sees a positive number."""
+        if self.on == "scores":
+            logarithm = op.Log(1 + op.Exp(-op.Abs(predicted)))
+            return op.Max(predicted, 0.0) - predicted * expected + logarithm  # type: ignore[no-any-return]
+        negative = op.Gather(predicted, op.constant(0), axis=1)
+        positive = op.Gather(predicted, op.constant(1), axis=1)
+        chosen = op.Where(op.Equal(expected, 1), positive, negative)
+        return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))  # type: ignore[no-any-return]
+
+    def gradient(
+        self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
+    ) -> Tensor | None:
+        """``sigmoid(s) − y`` on scores: one node for four."""
+        if self.on == "probabilities":
+            return None
+        return (op.Sigmoid(predicted) - expected) * cotangent  # type: ignore[no-any-return]
