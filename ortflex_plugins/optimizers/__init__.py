@@ -1,0 +1,1 @@
+"""How a weight moves along its gradient: one optimizer a module."""

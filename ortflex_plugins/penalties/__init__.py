@@ -1,0 +1,1 @@
+"""What a weight costs: one penalty a module."""

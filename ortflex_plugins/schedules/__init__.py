@@ -1,0 +1,1 @@
+"""The learning rate over time: one schedule a module."""

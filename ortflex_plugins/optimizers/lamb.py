@@ -1,0 +1,71 @@
+"""The optimizer ``lamb``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Lamb(Optimizer):
+    """LAMB: Adam's direction, as long as the weight tensor is; default rate 0.001.
+
+    ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
+    ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 where a norm is 0. Norms are Euclidean,
+    over the whole tensor; m̂ and v̂ are Adam's.
+
+    Raises:
+        ValueError: a beta is not in [0, 1), ``eps`` not positive, another field negative.
+
+    >>> Lamb(weight_decay=0.01).describe()["ratio_max"]
+    10.0
+
+    Source: Y. You et al., "Large batch optimization for deep learning: training BERT in 76
+    minutes" (2020), algorithm 2; onnxruntime's LambOptimizer with the same attributes.
+    """
+
+    name: ClassVar[str] = "lamb"
+    default_rate: ClassVar[float] = 1e-3
+    slots: ClassVar[tuple[str, ...]] = ("m", "v")
+    elementwise: ClassVar[bool] = False
+
+    beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of g")
+    beta2: float = hyper(
+        default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of g²"
+    )
+    eps: float = hyper(default=1e-6, validator=number(gt=0), help="added to √v̂")
+    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="share of w in d")
+    ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="least ‖w‖/‖d‖")
+    ratio_max: float = hyper(default=10.0, validator=number(gt=0), help="largest ‖w‖/‖d‖")
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Any,
+        step: Any,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The new weight; the direction's scale c₂/(1 − beta1ᵗ) is a host scalar."""
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
+        c2 = op.Sqrt(1 - self.beta2**step)
+        scale = c2 / (1 - self.beta1**step)
+        direction = scale * (m / (op.Sqrt(v) + self.eps * c2)) + self.weight_decay * weight
+        size_w, size_d = _norm(op, weight), _norm(op, direction)
+        ratio = op.Clip(size_w / size_d, self.ratio_min, self.ratio_max)
+        # 0/0 and x/0 come out of the division, and are not taken. Min, for a product may underflow.
+        ratio = op.Where(op.Greater(op.Min(size_w, size_d), 0.0), ratio, 1.0)
+        return weight - (rate * ratio) * direction, {"m": m, "v": v}
+
+
+def _norm(op: Ops, tensor: Tensor) -> Tensor:
+    """‖x‖ over all elements, of rank 0."""
+    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))  # type: ignore[no-any-return]

@@ -1,0 +1,46 @@
+"""The optimizer ``momentum``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Momentum(Optimizer):
+    """Gradient descent with momentum: ``v ← beta·v + g``, ``w ← w − rate·v``; default rate 0.001.
+
+    Raises:
+        ValueError: ``beta`` is not in [0, 1).
+
+    >>> Momentum(beta=0.95).describe()
+    {'name': 'momentum', 'beta': 0.95}
+
+    Source: B. Polyak, "Some methods of speeding up the convergence of iteration methods" (1964);
+    torch.optim.SGD(momentum=beta), whose first step is ``v = g`` too.
+    """
+
+    name: ClassVar[str] = "momentum"
+    default_rate: ClassVar[float] = 1e-3
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    beta: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="how much velocity is kept")
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Any,
+        step: Any,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """``w − rate·v`` with the new velocity."""
+        velocity = self.beta * slots["velocity"] + gradient
+        return weight - rate * velocity, {"velocity": velocity}

@@ -1,0 +1,46 @@
+"""The optimizer ``nesterov``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Nesterov(Optimizer):
+    """Nesterov's momentum: ``v ← beta·v + g``, ``w ← w − rate·(g + beta·v)``; default rate 0.001.
+
+    Raises:
+        ValueError: ``beta`` is not in [0, 1).
+
+    >>> Nesterov().describe()
+    {'name': 'nesterov', 'beta': 0.9}
+
+    Source: I. Sutskever et al., "On the importance of initialization and momentum in deep
+    learning" (2013), in the form of torch.optim.SGD(momentum=beta, nesterov=True).
+    """
+
+    name: ClassVar[str] = "nesterov"
+    default_rate: ClassVar[float] = 1e-3
+    slots: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    beta: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="how much velocity is kept")
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Any,
+        step: Any,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """``w − rate·(g + beta·v)`` with the new velocity."""
+        velocity = self.beta * slots["velocity"] + gradient
+        return weight - rate * (gradient + self.beta * velocity), {"velocity": velocity}

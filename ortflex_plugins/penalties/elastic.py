@@ -1,0 +1,41 @@
+"""The penalty ``elastic``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Penalty
+
+
+@attrs.frozen(kw_only=True)
+class ElasticPenalty(Penalty):
+    """Absolute values and squares: ``l1·Σ|w| + l2·Σw²``, without the factor ½.
+
+    Added once a step, under both reductions.
+
+    Raises:
+        ValueError: a factor is negative.
+
+    >>> ElasticPenalty(l1=0.01).describe()
+    {'name': 'elastic', 'l1': 0.01, 'l2': 0.0001}
+
+    Source: H. Zou and T. Hastie, "Regularization and variable selection via the elastic net"
+    (2005).
+    """
+
+    name: ClassVar[str] = "elastic"
+
+    l1: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σ|w|")
+    l2: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σw²")
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``l1·|w| + l2·w²``."""
+        return self.l1 * op.Abs(weight) + self.l2 * (weight * weight)  # type: ignore[no-any-return]
+
+    def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``l1·sign(w) + 2·l2·w``."""
+        return self.l1 * op.Sign(weight) + (2 * self.l2) * weight  # type: ignore[no-any-return]

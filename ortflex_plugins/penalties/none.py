@@ -1,0 +1,25 @@
+"""The penalty ``none``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Penalty
+
+
+@attrs.frozen(kw_only=True)
+class NoPenalty(Penalty):
+    """No penalty: weights cost nothing, and no node is made.
+
+    >>> NoPenalty().describe()
+    {'name': 'none'}
+    """
+
+    name: ClassVar[str] = "none"
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """Nothing."""
+        return None

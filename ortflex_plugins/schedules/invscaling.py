@@ -1,0 +1,43 @@
+"""The schedule ``invscaling``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
+
+
+@attrs.frozen(kw_only=True)
+class InverseScaling(Schedule):
+    """A falling power of the time: ``rate(t) = base / (scale·t + 1)^power``.
+
+    scikit-learn's SGDRegressor has ``by="rows"`` and ``power=0.25`` (the default here), its
+    SGDClassifier and perceptrons ``power=0.5``. The perceptrons count rows too, but change the
+    rate after each epoch only: ``by="epoch"`` and ``scale`` = rows of the training data.
+
+    Raises:
+        ValueError: ``power`` is negative, or ``scale`` is not positive.
+
+    >>> InverseScaling(power=0.5).rate(0.1, Progress(step=3))
+    0.05
+
+    Source: sklearn.linear_model.SGDRegressor and sklearn.neural_network.MLPRegressor,
+    ``learning_rate="invscaling"``.
+    """
+
+    name: ClassVar[str] = "invscaling"
+
+    power: float = attrs.field(
+        default=0.25, validator=number(ge=0), metadata={"help": "exponent of the time"}
+    )
+    scale: float = attrs.field(
+        default=1, validator=number(gt=0), metadata={"help": "how much time one unit is"}
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """``base / (scale·t + 1)^power``."""
+        return float(base / (self.scale * self.time(progress) + 1) ** self.power)

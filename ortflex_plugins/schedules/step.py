@@ -1,0 +1,38 @@
+"""The schedule ``step``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
+
+
+@attrs.frozen(kw_only=True)
+class StepDecay(Schedule):
+    """A stair: ``rate(t) = base·gamma^⌊t / size⌋``.
+
+    Raises:
+        ValueError: ``size`` or ``gamma`` is not positive.
+
+    >>> StepDecay(by="epoch", size=10).rate(0.5, Progress(epoch=10))
+    0.05
+
+    Source: torch.optim.lr_scheduler.StepLR, which counts epochs: ``by="epoch"``.
+    """
+
+    name: ClassVar[str] = "step"
+
+    size: float = attrs.field(
+        default=10, validator=number(gt=0), metadata={"help": "how long a stair is"}
+    )
+    gamma: float = attrs.field(
+        default=0.1, validator=number(gt=0), metadata={"help": "factor from one stair to the next"}
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """``base·gamma^⌊t / size⌋``."""
+        return float(base * self.gamma ** (self.time(progress) // self.size))

@@ -1,0 +1,90 @@
+"""The schedule ``warmup``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.errors import ConfigError
+from ortflex_core.protocols import Schedule, ScheduleContext
+from ortflex_core.types import Progress
+from ortflex_plugins.schedules.constant import Constant
+
+
+@attrs.frozen(kw_only=True)
+class Warmup(Schedule):
+    """A linear rise to another schedule's first rate, then that schedule, from its own start.
+
+    ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
+    ``inner(t − length)``; an inner schedule that lasts the whole training lasts what is left of it.
+    Both count in the same unit.
+
+    Raises:
+        ValueError: ``length`` is not a whole number above 0, or ``start`` is not in [0, 1].
+        TypeError: ``schedule`` is not a schedule.
+        ConfigError: the two count by different units.
+
+    >>> Warmup(length=4, start=0.5).rate(0.1, Progress(step=2))
+    0.07500000000000001
+
+    Source: P. Goyal et al., "Accurate, large minibatch SGD" (2017), §2.2;
+    torch.optim.lr_scheduler.LinearLR followed by another through SequentialLR.
+    """
+
+    name: ClassVar[str] = "warmup"
+
+    schedule: Schedule = attrs.field(metadata={"help": "what comes after the warm-up"})
+    length: int = attrs.field(
+        default=5,
+        validator=number(ge=1),
+        metadata={"help": "how long the warm-up is"},
+    )
+    start: float = attrs.field(
+        default=1 / 3, validator=number(ge=0, le=1), metadata={"help": "share of the rate at t = 0"}
+    )
+
+    @schedule.default
+    def _constant(self) -> Schedule:
+        return Constant(by=self.by)
+
+    @schedule.validator
+    def _check_schedule(self, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, Schedule):
+            raise TypeError(f"Warmup.schedule must be a schedule, got {value!r}")
+        if value.by != self.by:
+            raise ConfigError(
+                f"warmup counts by {self.by!r} and its schedule {value.name!r} by {value.by!r}; "
+                "give both the same by="
+            )
+
+    @length.validator
+    def _check_length(self, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value != int(value):
+            raise ValueError(f"Warmup.length must be a whole number, got {value!r}")
+
+    def bind(self, context: ScheduleContext) -> Schedule:
+        """The schedule with its inner one bound."""
+        return attrs.evolve(self, schedule=self.schedule.bind(context))
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        time = self.time(progress)
+        later = self.schedule.rate(base, self._after(progress, max(0, time - self.length)))
+        if time >= self.length:
+            return later
+        return later * (self.start + (1 - self.start) * time / self.length)
+
+    def _after(self, progress: Progress, time: int) -> Progress:
+        """The progress as the inner schedule sees it: its time, and what is left of the total."""
+        total = self.duration(progress)
+        left = None if total is None else max(0, total - int(self.length))
+        if self.by == "step":
+            # A total of steps or rows is a product with the epochs: one epoch holds it all.
+            epochs = progress.epochs if left is None else 1
+            return attrs.evolve(progress, step=int(time), steps_per_epoch=left, epochs=epochs)
+        if self.by == "rows":
+            epochs = progress.epochs if left is None else 1
+            return attrs.evolve(progress, rows=int(time), rows_per_epoch=left, epochs=epochs)
+        return attrs.evolve(progress, epoch=int(time), epochs=left)
