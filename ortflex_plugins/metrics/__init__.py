@@ -1,0 +1,1 @@
+"""Figures of merit on predictions: one metric a module."""
