@@ -1,0 +1,69 @@
+"""The processor's own memory, computed on by onnxruntime's CPUExecutionProvider."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.protocols import Device, Value
+from ortflex_core.runtime import Runtime
+from ortflex_core.types import Array, numpy_dtype
+
+
+@attrs.frozen(kw_only=True)
+class Cpu(Device):
+    """Tensors in main memory; arrays can look straight at them.
+
+    >>> Cpu().providers()
+    ['CPUExecutionProvider']
+    """
+
+    name: ClassVar[str] = "cpu"
+
+    @classmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        """Every onnxruntime has it."""
+        return []
+
+    def providers(self) -> list[Any]:
+        return ["CPUExecutionProvider"]
+
+    def ort_device(self) -> Any:
+        from onnxruntime.capi import _pybind_state as state
+
+        return state.OrtDevice(state.OrtDevice.cpu(), state.OrtDevice.default_memory(), 0)
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Value:
+        import onnxruntime
+
+        made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type)
+        return made._ortvalue  # type: ignore[no-any-return]
+
+    def put(self, array: Array) -> Value:
+        value = self.empty(array.shape, array.dtype)
+        self.write(value, array)
+        return value
+
+    def write(self, value: Value, array: Array) -> None:
+        self.view(value)[...] = array
+
+    def read(self, value: Value) -> Array:
+        return self.view(value).copy()
+
+    def view(self, value: Value) -> Array:
+        """The tensor's memory as an array; it is valid as long as the tensor is."""
+        shape = tuple(value.shape())
+        dtype = numpy_dtype(value.element_type())
+        size = math.prod(shape)
+        if size == 0:
+            return np.empty(shape, dtype)
+        # Older runtimes copy in numpy() and borrow in ortvalue_from_numpy, newer ones the other
+        # way round; the address is what all of them agree on.
+        memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(value.data_ptr())
+        array = np.frombuffer(memory, dtype=dtype).reshape(shape)
+        return array

@@ -1,0 +1,80 @@
+"""The memory of an NVIDIA GPU, computed on by onnxruntime's CUDAExecutionProvider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.protocols import Device, Value
+from ortflex_core.runtime import Runtime
+from ortflex_core.types import Array
+
+_PROVIDER = "CUDAExecutionProvider"
+
+
+def _index(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"Cuda.index must be an integer >= 0, got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class Cuda(Device):
+    """Tensors on GPU number ``index``; ``device="cuda:1"`` is ``Cuda(index=1)``.
+
+    >>> Cuda(index=1).providers()[0]
+    ('CUDAExecutionProvider', {'device_id': 1})
+    """
+
+    name: ClassVar[str] = "cuda"
+    index: int = attrs.field(default=0, validator=_index)
+
+    @classmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        if _PROVIDER not in runtime.providers:
+            return [
+                f"the installed {runtime.distribution} has no {_PROVIDER}; install a build for GPUs: "
+                "pip install 'ortflex[stock-gpu]' or 'ortflex[agent-gpu]', after uninstalling "
+                f"{runtime.distribution}"
+            ]
+        try:
+            cls().empty([1], np.float32)
+        except Exception as error:  # a driver may fail in any way
+            return [f"no CUDA device answers: {str(error).strip().splitlines()[0][:200]}"]
+        return []
+
+    def providers(self) -> list[Any]:
+        return [(_PROVIDER, {"device_id": self.index}), "CPUExecutionProvider"]
+
+    def ort_device(self) -> Any:
+        from onnxruntime.capi import _pybind_state as state
+
+        return state.OrtDevice(state.OrtDevice.cuda(), state.OrtDevice.default_memory(), self.index)
+
+    def empty(self, shape: Sequence[int], dtype: Any) -> Value:
+        import onnxruntime
+
+        made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            list(shape), np.dtype(dtype).type, "cuda", self.index
+        )
+        return made._ortvalue  # type: ignore[no-any-return]
+
+    def put(self, array: Array) -> Value:
+        import onnxruntime
+
+        # A contiguous array of the same rank: ascontiguousarray would make a scalar a vector.
+        whole = np.asarray(array, order="C")
+        made = onnxruntime.OrtValue.ortvalue_from_numpy(whole, "cuda", self.index)
+        return made._ortvalue  # type: ignore[no-any-return]
+
+    def write(self, value: Value, array: Array) -> None:
+        value.update_inplace(np.asarray(array, order="C"))  # type: ignore[attr-defined]
+
+    def read(self, value: Value) -> Array:
+        return value.numpy()
+
+    def view(self, value: Value) -> None:
+        """The host cannot reach the GPU's memory."""
+        return None
