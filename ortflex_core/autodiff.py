@@ -18,7 +18,7 @@ import attrs
 import onnx
 
 from ortflex_core.cotangents import full, unbroadcast
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError, nearest
 from ortflex_core.ops import Node, Ops, Tensor, Trace, schema_of
 from ortflex_core.types import dtype_name, shape_text
 
@@ -88,7 +88,8 @@ class Rules:
 
     A cotangent has the shape of its output or broadcasts to it; a rule that needs it whole asks
     for ``full(op, g, node.outputs[0])``. What a rule returns for an input may be larger than the
-    input by broadcasting: the engine undoes that. A later definition for newer opsets carries
+    input by broadcasting: the engine undoes that. A form of the operator that the rule does not
+    know is ``raise NoGradientRule("with mode='x'")``. A later definition for newer opsets carries
     ``since=``: the rule with the largest ``since`` not above the graph's opset is taken.
     """
 
@@ -121,6 +122,11 @@ class RuleTable:
     """Several families together; two rules for one operator are an error, unless ordered."""
 
     def __init__(self, families: Mapping[str, Rules], first: Sequence[str] = ()) -> None:
+        for name in first:
+            if name not in families:
+                raise PluginError(
+                    f"no family of gradient rules {name!r}; {nearest(name, families)}"
+                )
         order = [*first, *(name for name in families if name not in first)]
         self._entries: dict[tuple[str, str], tuple[str, list[tuple[int, Rule | None]]]] = {}
         for name in order:
@@ -135,7 +141,7 @@ class RuleTable:
                     )
 
     def lookup(self, domain: str, op_type: str, opset: int) -> tuple[bool, Rule | None]:
-        """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` unknown."""
+        """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` not."""
         _, entries = self._entries.get((domain, op_type), ("", []))
         fitting = [rule for since, rule in entries if since <= opset]
         return (True, fitting[-1]) if fitting else (False, None)
@@ -192,7 +198,10 @@ def gradients(
         if not known:
             raise NoGradientRule(_no_rule(trace, node, wrt))
         wanted = frozenset(k for k in leading if rule is not None and _varies(node.inputs[k]))
-        answers = rule(op, NodeView(trace, node, wanted), *arrived) if rule and wanted else ()
+        try:
+            answers = rule(op, NodeView(trace, node, wanted), *arrived) if rule and wanted else ()
+        except NoGradientRule as error:  # The operator has a rule, but not in this form.
+            raise NoGradientRule(_no_rule(trace, node, wrt, f" {error}")) from None
         passed = _answered(op, node, wanted, answers)
         for argument, gradient in passed:
             collected.setdefault(id(argument), []).append(gradient)
@@ -285,13 +294,14 @@ def _path(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
     return " -> ".join(reversed(steps))
 
 
-def _no_rule(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
+def _no_rule(trace: Trace, node: Node, wrt: Iterable[Tensor], form: str = "") -> str:
     opset = trace.opsets.get(node.domain, 1)
     return (
-        f"no gradient rule for the operator {node.op_type} of {node.domain or 'ai.onnx'} opset "
-        f"{opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the parameters "
-        f"before it (params=['*', '!name']), or write a rule: an entry point of 'ortflex.gradients' "
-        "with about ten lines (docs/explanation/architecture.md, 'Gradient rules')."
+        f"no gradient rule for the operator {node.op_type}{form} of {node.domain or 'ai.onnx'} "
+        f"opset {opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the "
+        "parameters before it (params=['*', '!name']), or write a rule: an entry point of "
+        "'ortflex.gradients' with about ten lines (docs/explanation/architecture.md, "
+        "'Gradient rules')."
     )
 
 

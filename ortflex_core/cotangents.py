@@ -71,24 +71,57 @@ def reshape_like(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
     """A whole gradient in the shape of ``like``, which has the same number of elements."""
     if same_shape(gradient.shape, like.shape):
         return gradient
-    target = dims(op, like) if like.shape is None else reshape_target(op, like.shape)
+    target = None if like.shape is None else _reshape_target(op, like.shape)
+    settings = {}
     if target is None:
-        target = op.Shape(like)
+        target = dims(op, like)
+        if op.opset >= 14:
+            settings["allowzero"] = onnx.helper.make_attribute("allowzero", 1)
     kind = [(gradient.dtype, like.shape)]
-    return gradient.trace.node("Reshape", [gradient, target], {}, types=kind)[0]
+    return gradient.trace.node("Reshape", [gradient, target], settings, types=kind)[0]
 
 
-def reshape_target(op: Ops, shape: Shape) -> Tensor | None:
-    """The constant that makes Reshape give ``shape``, or None if there is none.
+def _reshape_target(op: Ops, shape: Shape) -> Tensor | None:
+    """The constant that makes Reshape give ``shape``; None where the shape must be asked for.
 
-    One size may be unknown, unless another is 0: -1 would then have no meaning.
+    One size may be unknown. A size of 0 may not: Reshape reads it as "copy this size".
     """
     sizes = [d if isinstance(d, int) else -1 for d in shape]
-    if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes):
+    if sizes.count(-1) > 1 or 0 in sizes:
         return None
-    if 0 in sizes:
-        return None  # Reshape reads 0 as "copy this size".
     return op.constant(sizes, _INT64)
+
+
+def positions(op: Ops, like: Tensor) -> Tensor:
+    """For every element of ``like`` its place in the flattened tensor, as int64.
+
+    What an operator that only moves elements does to the positions, it does to the elements: the
+    moved positions tell :func:`put_back` where each part of a cotangent belongs.
+    """
+    count = op.Range(op.constant(0), op.Size(like), op.constant(1))
+    return op.Reshape(count, dims(op, like))  # type: ignore[no-any-return]
+
+
+def put_back(
+    op: Ops, gradient: Tensor, places: Tensor, like: Tensor, *, repeated: bool = True
+) -> Tensor:
+    """Add each element of a whole ``gradient`` to zeros of the shape of ``like`` at its place.
+
+    ``repeated=False`` promises that no place occurs twice.
+    """
+    flat = op.constant([-1])
+    values, index = op.Reshape(gradient, flat), op.Reshape(places, flat)
+    size = op.Reshape(op.Size(like), flat)
+    if repeated and op.opset < 16:
+        # No operator adds at places yet; the product with a matrix of zeros and ones does.
+        places_of = op.Range(op.constant(0), op.Size(like), op.constant(1))
+        hits = op.Equal(op.Unsqueeze(index, axes=[1]), op.Unsqueeze(places_of, axes=[0]))
+        added = op.MatMul(values, op.Cast(hits, to=gradient.dtype))
+    else:
+        zeros = op.Expand(op.constant(0.0, gradient.dtype), size)
+        settings = {"reduction": "add"} if repeated else {}
+        added = op.ScatterElements(zeros, index, values, axis=0, **settings)
+    return reshape_like(op, added, like)
 
 
 def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:

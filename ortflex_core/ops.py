@@ -463,6 +463,8 @@ def _arrange(
                 f"{schema.name} has no attribute {key!r} at opset {schema.since_version}; "
                 + nearest(key, known)
             )
+    while inputs and inputs[-1] is None:
+        inputs.pop()
     return inputs, protos
 
 

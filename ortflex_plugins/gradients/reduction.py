@@ -132,7 +132,5 @@ def _log_softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 @RULES.rule("CumSum")
 def _cumsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     whole = full(op, g, node.outputs[0])
-    back = op.CumSum(
-        whole, node.inputs[1], exclusive=node.exclusive, reverse=int(not node.reverse)
-    )
+    back = op.CumSum(whole, node.inputs[1], exclusive=node.exclusive, reverse=int(not node.reverse))
     return [back, None]
