@@ -40,15 +40,11 @@ class Huber(Loss):
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``c·(e − ½ c)`` with ``c = clip(e, −delta, delta)``: both branches in one."""
         error = predicted - expected
-        inside = self._clipped(op, error)
-        return inside * (error - 0.5 * inside)
+        inside = op.Clip(error, -self.delta, self.delta)
+        return inside * (error - 0.5 * inside)  # type: ignore[no-any-return]
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
         """``clip(e, −delta, delta)``; the derivative of the formula has five nodes more."""
-        return self._clipped(op, predicted - expected) * cotangent
-
-    def _clipped(self, op: Ops, error: Tensor) -> Tensor:
-        # Max and Min, for onnxruntime's gradient builder wants Clip's bounds constant.
-        return op.Max(op.Min(error, self.delta), -self.delta)  # type: ignore[no-any-return]
+        return op.Clip(predicted - expected, -self.delta, self.delta) * cotangent  # type: ignore[no-any-return]
