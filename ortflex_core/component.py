@@ -34,7 +34,9 @@ def number(
     ValueError: Momentum.beta must be a number >= 0 and < 1, got 2.0
     """
     bounds = {">": gt, ">=": ge, "<": lt, "<=": le}
-    wanted = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
+    wanted = " and ".join(
+        f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None
+    )
 
     def validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         good = (
@@ -60,7 +62,9 @@ def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     def validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
             where = f"{type(instance).__name__}.{attribute.name}"
-            raise ValueError(f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+            raise ValueError(
+                f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+            )
 
     return validate
 
@@ -100,7 +104,9 @@ class Component:
         out: dict[str, Any] = {"name": self.name}
         for field in attrs.fields(type(self)):
             value = getattr(self, field.name)
-            out[field.alias or field.name] = value.describe() if isinstance(value, Component) else value
+            out[field.alias or field.name] = (
+                value.describe() if isinstance(value, Component) else value
+            )
         return out
 
 
@@ -111,5 +117,7 @@ def symbolic(component: C, symbols: Mapping[str, Any]) -> C:
     """
     twin = object.__new__(type(component))
     for field in attrs.fields(type(component)):
-        object.__setattr__(twin, field.name, symbols.get(field.name, getattr(component, field.name)))
+        object.__setattr__(
+            twin, field.name, symbols.get(field.name, getattr(component, field.name))
+        )
     return twin

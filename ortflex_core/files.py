@@ -47,7 +47,9 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot create the folder {str(path)!r}: {error.strerror or error}") from error
+        raise OutputError(
+            f"cannot create the folder {str(path)!r}: {error.strerror or error}"
+        ) from error
     if not os.access(path, os.W_OK):
         raise OutputError(f"the folder {str(path)!r} cannot be written to")
     return path

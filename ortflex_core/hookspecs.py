@@ -51,11 +51,15 @@ class Hooks:
         """Before the first step of an epoch."""
 
     @_spec
-    def step_end(self, trainer: Trainer, progress: Progress, loss: float, penalty: float, rate: float) -> Any:
+    def step_end(
+        self, trainer: Trainer, progress: Progress, loss: float, penalty: float, rate: float
+    ) -> Any:
         """After every step; return True to stop. Costs what it does, each step."""
 
     @_spec
-    def validation_end(self, trainer: Trainer, progress: Progress, scores: Mapping[str, float]) -> None:
+    def validation_end(
+        self, trainer: Trainer, progress: Progress, scores: Mapping[str, float]
+    ) -> None:
         """After the validation data were evaluated (``loss`` and the metrics)."""
 
     @_spec

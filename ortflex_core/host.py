@@ -173,5 +173,7 @@ class HostProgram:
                 cells[cell] = function(*[cells[p] for p in places])
             except (ArithmeticError, ValueError) as error:
                 used = {name: values[name] for name in expression.symbols}
-                raise GraphError(f"the host scalar {expression!r} is undefined at {used}: {error}") from error
+                raise GraphError(
+                    f"the host scalar {expression!r} is undefined at {used}: {error}"
+                ) from error
         return [cells[p] for p in self._results]

@@ -53,7 +53,9 @@ class Choice:
     reason: str
 
 
-def choose(model: Model, outputs: Sequence[str], params: str | Iterable[str] | None) -> list[Choice]:
+def choose(
+    model: Model, outputs: Sequence[str], params: str | Iterable[str] | None
+) -> list[Choice]:
     """Decide about every float initializer that ``outputs`` depend on.
 
     Args:
@@ -70,7 +72,9 @@ def choose(model: Model, outputs: Sequence[str], params: str | Iterable[str] | N
     if params is None:
         choices = list(found.values())
     else:
-        choices = _by_name(model, nodes, found, [params] if isinstance(params, str) else list(params))
+        choices = _by_name(
+            model, nodes, found, [params] if isinstance(params, str) else list(params)
+        )
     if not any(c.trained for c in choices):
         raise ModelError(_nothing(model, outputs, params, choices))
     return choices
@@ -116,7 +120,9 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
                 bias = node.op_type in _BIASED and place == 2
                 choice = _judge(model, source, where, allow_single=bias)
             elif place in elementwise and any(o in from_parameter for o in others):
-                single = node.op_type == "Add" and any(_one_channel(model, product_of.get(o)) for o in others)
+                single = node.op_type == "Add" and any(
+                    _one_channel(model, product_of.get(o)) for o in others
+                )
                 choice = _judge(model, source, where, allow_single=single)
             else:
                 choice = Choice(source, False, f"a constant of {where}")
@@ -186,7 +192,9 @@ def _by_name(
         chosen.update(dict.fromkeys(fnmatch.filter(list(chosen), pattern), False))
     everything = [n for n in specs if n in found or n in chosen]
     return [
-        Choice(n, chosen.get(n, False), "chosen by name" if chosen.get(n) else "left out by params=")
+        Choice(
+            n, chosen.get(n, False), "chosen by name" if chosen.get(n) else "left out by params="
+        )
         for n in everything
     ]
 
@@ -201,7 +209,9 @@ def matching(patterns: Mapping[str, object], names: Sequence[str], what: str) ->
     for pattern in sorted(patterns, key=lambda p: p not in names):
         hits = [pattern] if pattern in names else fnmatch.filter(names, pattern)
         if not hits:
-            raise ModelError(f"{what}: no trained parameter fits {pattern!r}; {nearest(pattern, names)}")
+            raise ModelError(
+                f"{what}: no trained parameter fits {pattern!r}; {nearest(pattern, names)}"
+            )
         for name in hits:
             out.setdefault(name, pattern)
     return out

@@ -146,7 +146,9 @@ def _name_of(
         if tensor.constant is not None:
             counts["constant"] = counts.get("constant", 0) + 1
             name = _fresh(f"constant.{counts['constant']}", taken)
-            graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(tensor.constant, order="C"), name))
+            graph.initializer.append(
+                onnx.numpy_helper.from_array(np.asarray(tensor.constant, order="C"), name)
+            )
         else:
             origin = tensor.hint or f"{tensor.node.op_type if tensor.node else 'value'}"
             if tensor.hint and origin not in taken:

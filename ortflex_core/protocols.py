@@ -18,9 +18,9 @@ from ortflex_core.ops import Ops, Tensor
 from ortflex_core.types import Array, Progress, TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.program import Program
     from ortflex_core.data import Batch, Columns
     from ortflex_core.problem import Problem
+    from ortflex_core.program import Program
     from ortflex_core.runtime import Runtime
 
 Unit = Literal["step", "epoch", "rows"]
@@ -106,7 +106,13 @@ class Optimizer(Component, abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Any, step: Any, slots: Mapping[str, Tensor]
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Any,
+        step: Any,
+        slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The new weight and the new slots.
 
@@ -250,8 +256,10 @@ class Engine(Protocol):
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         """Train one step a batch, in order."""
 
-    def evaluate(self, batch: Batch, outputs: Sequence[str]) -> tuple[float, dict[str, Array]]:
-        """Summed loss (before the reduction) and outputs of one labelled batch, nothing updated."""
+    def evaluate(
+        self, batch: Batch, outputs: Sequence[str]
+    ) -> tuple[list[float], dict[str, Array]]:
+        """Σ w·l per loss term and outputs of one labelled batch in inference mode."""
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
         """Outputs of one unlabelled batch in inference mode."""

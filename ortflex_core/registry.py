@@ -148,7 +148,9 @@ class Registry:
         """The name that a component's class is registered under; nothing is imported."""
         cls = type(component)
         target = f"{cls.__module__}:{cls.__qualname__}"
-        found = [e.name for entries in self._entries.values() for e in entries if e.target == target]
+        found = [
+            e.name for entries in self._entries.values() for e in entries if e.target == target
+        ]
         return found[0] if found else None
 
 

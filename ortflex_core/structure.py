@@ -104,7 +104,11 @@ def component_schema(cls: type[Component]) -> list[dict[str, Any]]:
     """Name, type, default and help of every parameter, for the reference and for ``init``."""
     rows = []
     for field in attrs.fields(cls):
-        kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        kind = (
+            field.type
+            if isinstance(field.type, str)
+            else getattr(field.type, "__name__", str(field.type))
+        )
         required = field.default is attrs.NOTHING
         default = None if required else field.default
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""Memory that engines of onnxruntime-training share: data buffers and weights in two versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ortflex_core.data import Batch
+from ortflex_core.errors import DataError
+from ortflex_core.protocols import Device, Value
+from ortflex_core.types import Array, TensorSpec, shape_text
+
+
+class DataBuffers:
+    """One fixed buffer per data input for batches of one shape; rows are copied straight into it."""
+
+    def __init__(self, device: Device, specs: Iterable[TensorSpec], batch: Batch) -> None:
+        self._device = device
+        self.values: dict[str, Value] = {}
+        self._views: list[tuple[str, Array]] = []
+        self._staged: list[tuple[str, Array, Value]] = []
+        for spec in specs:
+            value = device.empty(batch.shape(spec.name), spec.numpy)
+            self.values[spec.name] = value
+            view = device.view(value)
+            if view is None:
+                staged = np.empty(batch.shape(spec.name), spec.numpy)
+                self._staged.append((spec.name, staged, value))
+            else:
+                self._views.append((spec.name, view))
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch's rows to where the graphs read them."""
+        for name, view in self._views:
+            batch.copy(name, view)
+        for name, staged, value in self._staged:
+            batch.copy(name, staged)
+            self._device.write(value, staged)
+
+
+class Twins:
+    """Named tensors in two versions: a graph reads one and writes the other, then they swap.
+
+    Binding an output over its own input would be smaller and is wrong: onnxruntime runs updates
+    before other readers of the old value.
+    """
+
+    def __init__(self, device: Device, initial: Mapping[str, Array]) -> None:
+        self._device = device
+        self.versions: tuple[dict[str, Value], dict[str, Value]] = (
+            {name: device.put(array) for name, array in initial.items()},
+            {name: device.empty(array.shape, array.dtype) for name, array in initial.items()},
+        )
+        self.current = 0
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The version that holds now."""
+        return self.versions[self.current]
+
+    def read(self) -> dict[str, Array]:
+        """Copies of the version that holds now."""
+        return {name: self._device.read(value) for name, value in self.values.items()}
+
+    def write(self, state: Mapping[str, Array], what: str) -> None:
+        """Replace some tensors; nothing is written unless everything fits.
+
+        Raises:
+            DataError: an unknown name or another shape.
+        """
+        check_state(state, {n: tuple(v.shape()) for n, v in self.values.items()}, what)
+        for name, array in state.items():
+            self._device.write(self.values[name], np.asarray(array))
+
+
+def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], what: str) -> None:
+    """Names and shapes of a state against what there is."""
+    from ortflex_core.errors import nearest
+
+    for name, array in state.items():
+        if name not in shapes:
+            raise DataError(f"unknown {what} {name!r}; {nearest(name, shapes)}")
+        if tuple(np.shape(array)) != tuple(shapes[name]):
+            raise DataError(
+                f"the {what} {name!r} has shape {shape_text(tuple(shapes[name]))}, "
+                f"got {shape_text(tuple(np.shape(array)))}"
+            )
+
+
+class ReadLosses:
+    """Losses that are on the host already."""
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self, pairs: list[tuple[float, float]]) -> None:
+        self._pairs = pairs
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        return self._pairs

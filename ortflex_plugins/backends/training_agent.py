@@ -1,0 +1,370 @@
+"""onnxruntime's TrainingAgent: forward and backward are the runtime's, all else are our graphs.
+
+One step is: the model's forward pass; one graph for loss and its gradient; the model's backward
+pass; one graph for the penalty, if there is one; one graph that updates all weights. Every tensor
+between them lives in a buffer that is bound once, also those that the agent itself writes: its
+outputs are handed to it ready-made, which is quicker than letting it allocate, and the only way
+that the predictions survive its backward pass (it reuses their memory otherwise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core import compose
+from ortflex_core.binder import Binder, HostVector
+from ortflex_core.data import Batch
+from ortflex_core.errors import GraphError, Unsupported
+from ortflex_core.evaluate import Evaluator
+from ortflex_core.problem import Problem
+from ortflex_core.program import Program
+from ortflex_core.protocols import Backend, Device, Value
+from ortflex_core.runtime import Runtime
+from ortflex_core.session import reason, session, session_options
+from ortflex_core.types import Array
+from ortflex_plugins.backends import ort_gradients
+from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Twins
+
+
+@attrs.frozen(kw_only=True)
+class TrainingAgentBackend(Backend):
+    """Train by TrainingAgent of onnxruntime-training 1.16 and 1.19.
+
+    Any loss, penalty and optimizer works; the model's operators must be among those that
+    onnxruntime's gradient builder differentiates rightly (they are checked first).
+
+    Example:
+        >>> trainer = Trainer("model.onnx", backend="training_agent")  # doctest: +SKIP
+    """
+
+    name: ClassVar[str] = "training_agent"
+    priority: ClassVar[int] = 10
+
+    @classmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        if runtime.has_training_agent:
+            return []
+        return [
+            f"{runtime} has no TrainingAgent; "
+            "install 'ortflex[agent]' or 'ortflex[session]' into an environment of its own"
+        ]
+
+    def supports(self, problem: Problem, runtime: Runtime) -> list[str]:
+        return self.available(runtime) or ort_gradients.reasons(problem, runtime)
+
+    def build(self, problem: Problem, device: Device, runtime: Runtime) -> TrainingAgentEngine:
+        return TrainingAgentEngine(problem, device, runtime)
+
+
+class Agent:
+    """The runtime's TrainingAgent on one program, its parameters being inputs with gradients."""
+
+    def __init__(self, program: Program, parameters: Sequence[str], device: Device, threads: int) -> None:
+        import onnxruntime
+        from onnxruntime.capi import _pybind_state as state
+
+        config = state.OrtModuleGraphBuilderConfiguration()
+        config.initializer_names = []
+        config.initializer_names_to_train = []
+        config.input_names_require_grad = list(parameters)
+        config.build_gradient_graph = True
+        builder = state.OrtModuleGraphBuilder()
+        try:
+            builder.initialize(program.model, config)
+            builder.build(state.TrainingGraphTransformerConfiguration())
+            self.model: bytes = builder.get_gradient_model()
+            info = builder.get_graph_info()
+            self._session = onnxruntime.InferenceSession(
+                self.model, session_options(threads), providers=device.providers()
+            )
+        except Exception as error:  # onnxruntime raises classes of its own, made in C++
+            raise GraphError(f"onnxruntime cannot differentiate the model: {reason(error)}") from error
+        self.inputs = [i.name for i in self._session.get_inputs()]
+        self.outputs = list(info.user_output_names)
+        fetches = [o.name for o in self._session.get_outputs()]
+        owner = {gradient: name for name, gradient in info.user_input_grad_names.items()}
+        self.gradients = [owner[f] for f in fetches]
+        missing = sorted(set(parameters) - set(self.gradients))
+        if missing:
+            raise Unsupported(f"onnxruntime's builder gives no gradient for {', '.join(missing)}")
+        place = device.ort_device()
+        self._agent = state.TrainingAgent(
+            self._session._sess,
+            self.inputs,
+            [place] * len(self.outputs),
+            fetches,
+            [place] * len(fetches),
+            0,
+        )
+        self._cache = state.OrtValueCache()
+        self._new_state = state.PartialGraphExecutionState
+        self.vector = state.OrtValueVector
+
+    def pack(self, values: Sequence[Value]) -> Any:
+        """The runtime's vector of tensors; it holds references of its own."""
+        vector = self.vector()
+        for value in values:
+            vector.push_back(value)
+        return vector
+
+    def forward(self, feeds: Any, fetches: Any) -> Any:
+        """Run up to the outputs; the state returned belongs to one :meth:`backward`."""
+        state = self._new_state()
+        try:
+            self._agent.run_forward(feeds, fetches, state, self._cache)
+        except Exception as error:  # as above
+            raise GraphError(f"the forward graph failed: {reason(error)}") from error
+        return state
+
+    def backward(self, cotangents: Any, fetches: Any, state: Any) -> None:
+        """Run from the cotangents of the outputs to the gradients."""
+        try:
+            self._agent.run_backward(cotangents, fetches, state)
+        except Exception as error:  # as above
+            raise GraphError(f"the backward graph failed: {reason(error)}") from error
+
+
+class _Plan:
+    """What is bound for batches of one shape."""
+
+    __slots__ = ("cotangents", "data", "feeds", "hosts", "loss", "loss_value", "predicted")
+
+    data: DataBuffers
+    feeds: tuple[Any, Any]
+    predicted: Any
+    loss: Binder
+    hosts: HostVector
+    loss_value: Any
+    cotangents: Any
+
+
+class TrainingAgentEngine:
+    """A compiled problem on TrainingAgent (see :class:`ortflex_core.protocols.Engine`)."""
+
+    steps_per_run = 1
+
+    def __init__(self, problem: Problem, device: Device, runtime: Runtime) -> None:
+        self.problem = problem
+        self.device = device
+        model = problem.model
+        names = problem.parameters
+        self._forward = compose.forward_program(problem, ort_gradients.rewrite(problem, runtime))
+        self._loss = compose.loss_program(problem)
+        self._penalty = compose.penalty_program(problem)
+        penalized = [o.name.removeprefix("gradient/") for o in self._penalty.outputs[1:]] if self._penalty else []
+        self._update = compose.update_program(problem, penalized)
+        self._agent = Agent(self._forward, names, device, problem.threads)
+        self._weights = Twins(device, {n: model.initializer(n) for n in names})
+        zeros = {f"{s}/{p}": np.zeros_like(model.initializer(p)) for s, p in problem.slots}
+        self._slots = Twins(device, zeros)
+        self._step = 0
+        self._evaluator = Evaluator(problem, device)
+        shapes = {n: model.initializers[n] for n in names}
+        self._gradients = {
+            n: device.empty(s.shape or (), s.numpy)  # type: ignore[arg-type]
+            for n, s in shapes.items()
+        }
+        self._fetched = self._agent.pack([self._gradients[n] for n in self._agent.gradients])
+        self._constants = problem.constants()
+        self._binders: list[Binder] = []
+        self._bind_updates(penalized)
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        labels = [t.label for t in problem.terms]
+        weights = [t.weight for t in problem.terms if t.weight is not None]
+        inputs = [i for i in model.inputs if i.name in self._agent.inputs]
+        self._columns = {s.name: s for s in (*inputs, *labels, *weights)}
+        self._last: tuple[Any, int, _Plan] | None = None
+
+    def _binder(self, program: Program) -> Binder:
+        binder = Binder(session(program, self.device, self.problem.threads), program.name)
+        self._binders.append(binder)
+        return binder
+
+    def _bind_updates(self, penalized: Sequence[str]) -> None:
+        """Bind penalty and update for both directions: version 0 to 1 and back."""
+        device = self.device
+        self._update_hosts = HostVector(self._update, device, self._constants)
+        cost = device.empty([], np.float32)
+        penalties = {}
+        if self._penalty is not None:
+            cost = device.empty([], self._penalty.outputs[0].numpy)
+            self._penalty_hosts = HostVector(self._penalty, device, self._constants)
+            self._penalty_hosts.update({})
+            penalties = {
+                n: device.empty(tuple(self._gradients[n].shape()), self.problem.model.initializers[n].numpy)
+                for n in penalized
+            }
+        self._penalty_value = _Scalar(device, cost)
+        self._penalties: list[Binder] = []
+        self._updates: list[Binder] = []
+        for old in (0, 1):
+            weights, slots = self._weights.versions[old], self._slots.versions[old]
+            new_weights, new_slots = self._weights.versions[1 - old], self._slots.versions[1 - old]
+            if self._penalty is not None:
+                binder = self._binder(self._penalty)
+                for spec in self._penalty.inputs:
+                    binder.input(spec.name, weights[spec.name])
+                binder.hosts(self._penalty_hosts)
+                binder.output("penalty", cost)
+                for name, value in penalties.items():
+                    binder.output(f"gradient/{name}", value)
+                self._penalties.append(binder)
+            known = {**weights, **slots}
+            known |= {f"gradient/{n}": v for n, v in self._gradients.items()}
+            known |= {f"penalty/{n}": v for n, v in penalties.items()}
+            binder = self._binder(self._update)
+            for spec in self._update.inputs:
+                binder.input(spec.name, known[spec.name])
+            binder.hosts(self._update_hosts)
+            for name, value in (*new_weights.items(), *new_slots.items()):
+                binder.output(f"new/{name}", value)
+            self._updates.append(binder)
+
+    def _plan(self, batch: Batch) -> _Plan:
+        last = self._last
+        if last is not None and last[0] is batch.columns and last[1] == batch.size:
+            return last[2]
+        key = tuple(batch.shape(n) for n in self._columns)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._make_plan(batch)
+        self._last = (batch.columns, batch.size, plan)
+        return plan
+
+    def _make_plan(self, batch: Batch) -> _Plan:
+        plan = _Plan()
+        agent = self._agent
+        plan.data = DataBuffers(self.device, self._columns.values(), batch)
+        plan.data.fill(batch)
+        inputs = {**plan.data.values}
+        for name in agent.inputs:
+            if name not in inputs and name not in self._weights.values:
+                inputs[name] = self._evaluator.frozen(name)
+        first, second = (
+            agent.pack([inputs.get(n) or version[n] for n in agent.inputs])
+            for version in self._weights.versions
+        )
+        plan.feeds = (first, second)
+        # A first forward pass tells the shapes of the outputs; from then on they are fixed.
+        trial = agent.vector()
+        agent.forward(plan.feeds[self._weights.current], trial)
+        values = {
+            name: self.device.empty(tuple(trial[k].shape()), self._spec(name).numpy)
+            for k, name in enumerate(agent.outputs)
+        }
+        cotangents = {
+            name: self.device.empty(tuple(value.shape()), self._spec(name).numpy)
+            for name, value in values.items()
+        }
+        plan.predicted = agent.pack([values[n] for n in agent.outputs])
+        plan.cotangents = agent.pack([cotangents[n] for n in agent.outputs])
+        plan.loss = self._binder(self._loss)
+        plan.hosts = HostVector(self._loss, self.device, self._constants)
+        cost = self.device.empty([], self._loss.outputs[0].numpy)
+        plan.loss_value = _Scalar(self.device, cost)
+        for spec in self._loss.inputs:
+            plan.loss.input(spec.name, values.get(spec.name) or plan.data.values[spec.name])
+        plan.loss.hosts(plan.hosts)
+        plan.loss.output("loss", cost)
+        for name, value in cotangents.items():
+            plan.loss.output(f"gradient/{name}", value)
+        return plan
+
+    def _spec(self, name: str) -> Any:
+        return next(t.predicted for t in self.problem.terms if t.predicted.name == name)
+
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
+        out = []
+        for batch, rate in zip(batches, rates, strict=True):
+            plan = self._plan(batch)
+            plan.data.fill(batch)
+            now = self._weights.current
+            state = self._agent.forward(plan.feeds[now], plan.predicted)
+            plan.hosts.update(scales(self.problem, batch))
+            plan.loss.run()
+            self._agent.backward(plan.cotangents, self._fetched, state)
+            if self._penalties:
+                self._penalties[now].run()
+            self._update_hosts.update({"rate": rate, "step": self._step + 1})
+            self._updates[now].run()
+            self._weights.current = self._slots.current = 1 - now
+            self._step += 1
+            penalty = self._penalty_value.read() if self._penalties else 0.0
+            out.append((plan.loss_value.read(), penalty))
+        return ReadLosses(out)
+
+    def gradients(self) -> dict[str, Array]:
+        """Copies of the last step's gradients of the loss, without the penalty's part."""
+        return {n: self.device.read(v) for n, v in self._gradients.items()}
+
+    def evaluate(
+        self, batch: Batch, outputs: Sequence[str]
+    ) -> tuple[list[float], dict[str, Array]]:
+        return self._evaluator.evaluate(self._weights.values, batch, outputs)
+
+    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
+        return self._evaluator.predict(self._weights.values, batch, outputs)
+
+    def state(self) -> dict[str, Array]:
+        return self._weights.read()
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        self._weights.write(state, "parameter")
+
+    def slots(self) -> dict[str, Array]:
+        return {**self._slots.read(), "step": np.asarray(self._step)}
+
+    def load_slots(self, slots: Mapping[str, Array]) -> None:
+        tensors = {k: v for k, v in slots.items() if k != "step"}
+        self._slots.write(tensors, "optimizer slot")
+        self._step = int(slots.get("step", self._step))
+
+    def programs(self) -> dict[str, Program | bytes]:
+        graphs: dict[str, Program | bytes] = {"forward": self._forward, "gradient": self._agent.model}
+        graphs |= {"loss": self._loss, "update": self._update}
+        if self._penalty is not None:
+            graphs["penalty"] = self._penalty
+        return graphs | {p.name: p for p in self._evaluator.programs.values()}
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "bindings_made": sum(b.misses for b in self._binders),
+            "bindings_reused": sum(b.hits for b in self._binders),
+            "steps": self._step,
+        }
+
+    def close(self) -> None:
+        self._plans.clear()
+        self._last = None
+
+
+class _Scalar:
+    """A rank-0 tensor that is read after every step."""
+
+    __slots__ = ("_device", "_value", "_view")
+
+    def __init__(self, device: Device, value: Value) -> None:
+        self._device = device
+        self._value = value
+        self._view = device.view(value)
+
+    def read(self) -> float:
+        if self._view is not None:
+            return self._view.item()  # type: ignore[no-any-return]
+        return float(self._device.read(self._value))
+
+
+def scales(problem: Problem, batch: Batch) -> dict[str, float]:
+    """The scale of every loss term for one batch; 0 for a batch without weight."""
+    out = {}
+    for term, denominator in zip(problem.terms, batch.denominators, strict=True):
+        if problem.reduction == "sum":
+            denominator = 1.0
+        out[f"{term.prefix}/scale"] = term.factor / denominator if denominator else 0.0
+    return out
+
+
