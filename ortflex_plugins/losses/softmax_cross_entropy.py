@@ -93,6 +93,9 @@ class SoftmaxCrossEntropy(Loss):
         if expected.is_float:
             picked = logs * expected
         else:
+            if self.ignore_index is not None and self.ignore_index >= 0:
+                # A class that is ignored must match none; a negative number does not anyway.
+                expected = op.Where(op.Equal(expected, self.ignore_index), -1, expected)
             picked = op.Where(self._is_class(op, predicted, expected), logs, 0.0)
         return -op.ReduceSum(picked, axes=[1], keepdims=0)  # type: ignore[no-any-return]
 

@@ -1,0 +1,413 @@
+"""Losses against numpy in float64, central differences, torch, and onnxruntime's own derivative."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from onnx import TensorProto
+
+from ortflex_core.autodiff import RuleTable, gradients
+from ortflex_core.errors import DataError
+from ortflex_core.protocols import Loss
+from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses.absolute_error import AbsoluteError
+from ortflex_plugins.losses.elastic import Elastic
+from ortflex_plugins.losses.huber import Huber
+from ortflex_plugins.losses.log_loss import LogLoss
+from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+from ortflex_plugins.losses.squared_error import SquaredError
+from tests import oracles
+from tests.tracing import OPSETS, evaluate, hosted, run_program, trace_program
+
+FAMILIES = ("elementwise", "reduction", "shape", "matmul", "indexing")
+RULES = RuleTable(
+    {n: importlib.import_module(f"ortflex_plugins.gradients.{n}").RULES for n in FAMILIES}
+)
+REGRESSION = [
+    (SquaredError(), oracles.squared_error),
+    (AbsoluteError(), oracles.absolute_error),
+    (Elastic(l1_weight=0.3, l2_weight=1.2), oracles.elastic),
+    (Huber(delta=0.7), oracles.huber),
+]
+
+
+def scores(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Random scores and the extreme ones."""
+    rng = np.random.default_rng(0)
+    return {
+        "random": rng.normal(size=shape),
+        "zero": np.zeros(shape),
+        "+100": np.full(shape, 100.0),
+        "-100": np.full(shape, -100.0),
+        "±100": rng.choice([-100.0, 100.0], size=shape),
+    }
+
+
+def shares(shape: tuple[int, ...], hard: bool) -> Any:
+    """One-hot or soft labels [B, C, …]."""
+    raw = np.random.default_rng(3).normal(size=shape) * (100 if hard else 1)
+    return np.exp(oracles.log_softmax(raw)).round(0 if hard else 12)
+
+
+def cases() -> list[Any]:
+    """(loss, oracle with the loss's parameters, predictions, labels), each with a readable id."""
+    rng = np.random.default_rng(7)
+    out = []
+
+    def add(loss: Loss, oracle: Any, p: Any, y: Any, label: str) -> None:
+        out.append(pytest.param(loss, oracle, p, y, id=f"{loss.name}-{label}"))
+
+    for shape in ((5, 1), (5, 3), (5,)):
+        for kind, p in scores(shape).items():
+            where = f"{'x'.join(map(str, shape))}-{kind}"
+            for loss, oracle in REGRESSION:
+                y = rng.normal(size=shape)
+                y.flat[0] = p.flat[0]  # a kink is an error of exactly 0
+                values = loss.hyper_values()
+                add(loss, lambda p, y, f=oracle, v=values: f(p, y, **v), p, y, where)
+            add(LogLoss(), oracles.log_loss, p, rng.integers(0, 2, shape) * 1.0, where)
+            add(LogLoss(), oracles.log_loss, p, rng.random(shape), f"{where}-soft")
+    for shape in ((5, 3), (5, 3, 2), (4, 3, 2, 2)):
+        for kind, p in scores(shape).items():
+            where = f"{'x'.join(map(str, shape))}-{kind}"
+            y = rng.integers(0, 3, (shape[0], *shape[2:]))
+            y.flat[1] = -100
+            add(SoftmaxCrossEntropy(), oracles.softmax_cross_entropy, p, y, where)
+            none = SoftmaxCrossEntropy(ignore_index=None)
+            add(none, oracles.softmax_cross_entropy, p, abs(y) % 3, f"{where}-all")
+            one = SoftmaxCrossEntropy(ignore_index=1)
+            add(one, lambda p, y: oracles.softmax_cross_entropy(p, y, 1), p, abs(y) % 3, where)
+            for hard in (True, False):
+                add(
+                    SoftmaxCrossEntropy(),
+                    oracles.softmax_cross_entropy,
+                    p,
+                    shares(shape, hard),
+                    f"{where}-{'one-hot' if hard else 'soft'}",
+                )
+    p = np.array([[0.3, 0.7], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.999, 0.001]])
+    y = np.array([0, 1, 1, 0, 1])
+    loss = LogLoss(on="probabilities", eps=1e-6)
+    add(loss, lambda p, y: oracles.log_loss_probabilities(p, y, 1e-6), p, y, "probabilities")
+    return out
+
+
+def ways(loss: Loss) -> tuple[str, ...]:
+    """The gradients a loss has: derived from its formula, and maybe its own."""
+    own = type(loss).gradient is not Loss.gradient and getattr(loss, "on", "scores") == "scores"
+    return ("derived", "own") if own else ("derived",)
+
+
+CASES = [
+    pytest.param(*case.values, how, id=f"{case.id}-{how}")
+    for case in cases()
+    for how in ways(case.values[0])
+]
+
+
+def trace_loss(loss: Loss, how: str) -> Any:
+    """The formula of values and gradients, as a compiler would trace it."""
+    twin = hosted(loss)
+
+    def formula(op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        value = twin.per_sample(op, predicted, expected)
+        if how == "own":
+            gradient = twin.gradient(op, predicted, expected, cotangent)
+            assert gradient is not None
+        else:
+            gradient = gradients([(value, cotangent)], [predicted], RULES)[0]
+        return {"value": value, "gradient": gradient}
+
+    return formula
+
+
+def run_loss(
+    loss: Loss, p: Any, y: Any, *, how: str = "derived", opset: int = 17, dtype: Any = np.float64
+) -> tuple[dict[str, Any], Any]:
+    """Value and gradient on onnxruntime, and the cotangent that was used."""
+    axes = (0, *range(2, p.ndim)) if isinstance(loss, SoftmaxCrossEntropy) else range(p.ndim)
+    shape = (
+        (len(p),)
+        if loss == LogLoss(on="probabilities", eps=1e-6)
+        else tuple(p.shape[a] for a in axes)
+    )
+    cotangent = np.random.default_rng(5).uniform(0.5, 2.0, size=shape)
+    arrays = {"predicted": p.astype(dtype), "cotangent": cotangent.astype(dtype)}
+    arrays["expected"] = y.astype(dtype) if y.dtype.kind == "f" else y
+    found = evaluate(trace_loss(loss, how), arrays, loss.hyper_values(), opset=opset)
+    return found, cotangent
+
+
+@pytest.mark.parametrize(("loss", "oracle", "p", "y", "how"), CASES)
+def test_value_and_gradient_are_the_oracles(
+    loss: Loss, oracle: Any, p: Any, y: Any, how: str
+) -> None:
+    for dtype, tolerance in ((np.float64, 1e-10), (np.float32, 3e-6)):
+        found, cotangent = run_loss(loss, p, y, how=how, dtype=dtype)
+        # The oracle gets what the graph got, so that only the computation is compared.
+        p_, y_ = p.astype(dtype).astype(float), y.astype(dtype).astype(float)
+        y_ = y_ if y.dtype.kind == "f" else y
+        value = oracle(p_, y_)
+        assert found["value"].dtype == dtype
+        assert found["value"].shape == value.shape
+        assert_allclose(found["value"], value, rtol=tolerance, atol=tolerance)
+        slope = oracles.central_differences(lambda x: cotangent * oracle(x, y_), p_)  # noqa: B023
+        if isinstance(loss, LogLoss) and loss.on == "probabilities":
+            chosen = p_[np.arange(len(p)), y]
+            slope[(chosen <= loss.eps) | (chosen >= 1 - loss.eps)] = 0  # one-sided at the clip
+        assert found["gradient"].shape == p.shape
+        assert_allclose(found["gradient"], slope, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize(
+    ("loss", "oracle", "p", "y", "how"), [c for c in CASES if "random" in c.id or "prob" in c.id]
+)
+def test_every_opset_gives_the_same_graph_value(
+    loss: Loss, oracle: Any, p: Any, y: Any, how: str, opset: int
+) -> None:
+    here, _ = run_loss(loss, p, y, how=how, opset=opset)
+    there, _ = run_loss(loss, p, y, how=how, opset=17)
+    assert_allclose(here["value"], there["value"], rtol=1e-12, atol=1e-14)
+    assert_allclose(here["gradient"], there["gradient"], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("score", [-1e4, -745.0, 745.0, 1e4])
+def test_extreme_scores_stay_finite_in_float32(score: float) -> None:
+    p = np.full((3, 2), score)
+    p[0] = -score
+    for loss, y in (
+        (LogLoss(), np.array([[0.0, 1.0]] * 3)),
+        (SoftmaxCrossEntropy(), np.array([0, 1, -100])),
+        (SoftmaxCrossEntropy(), np.array([[0.0, 1.0]] * 3)),
+    ):
+        found, _ = run_loss(loss, p, y, how="own", dtype=np.float32)
+        assert np.isfinite(found["value"]).all()
+        assert np.isfinite(found["gradient"]).all()
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "±100"])
+def test_torch_defines_the_same_losses(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    pairs = [
+        (SquaredError(), functional.mse_loss, {}),
+        (AbsoluteError(), functional.l1_loss, {}),
+        (Huber(), functional.huber_loss, {}),
+        (Huber(delta=0.3), functional.huber_loss, {"delta": 0.3}),
+        (LogLoss(), functional.binary_cross_entropy_with_logits, {}),
+    ]
+    p = scores((6, 3))[kind]
+    rng = np.random.default_rng(11)
+    y = rng.random((6, 3))
+    numbers = rng.integers(0, 3, 6)
+    numbers[2] = -100
+    todo = [(*pair, y) for pair in pairs]
+    todo += [(SoftmaxCrossEntropy(), functional.cross_entropy, {}, t) for t in (numbers, y)]
+    ignoring = SoftmaxCrossEntropy(ignore_index=1)
+    kept = np.abs(numbers) % 3
+    todo.append((ignoring, functional.cross_entropy, {"ignore_index": 1}, kept))
+    for loss, function, options, target in todo:
+        found, cotangent = run_loss(loss, p, target, how=ways(loss)[-1])
+        leaf = torch.tensor(p, requires_grad=True)
+        value = function(leaf, torch.tensor(target), reduction="none", **options)
+        (value * torch.tensor(cotangent)).sum().backward()
+        assert_allclose(found["value"], value.detach().numpy(), rtol=1e-12, atol=1e-14)
+        assert_allclose(found["gradient"], leaf.grad.numpy(), rtol=1e-12, atol=1e-14)
+
+
+def test_scikit_learn_defines_the_same_log_loss() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    p = np.random.default_rng(0).dirichlet([1, 1], size=20)
+    y = np.random.default_rng(1).integers(0, 2, 20)
+    found = evaluate(
+        lambda op, predicted, expected: {
+            "value": LogLoss(on="probabilities").per_sample(op, predicted, expected)
+        },
+        {"predicted": p, "expected": y},
+    )
+    assert_allclose(found["value"].mean(), metrics.log_loss(y, p), rtol=1e-12)
+
+
+@pytest.mark.parametrize("classes", [3, "C"])
+def test_the_number_of_classes_may_be_unknown(classes: Any) -> None:
+    p = np.random.default_rng(0).normal(size=(4, 3, 2))
+    y = np.array([[0, 1], [2, -100], [1, 1], [0, 2]])
+    loss = SoftmaxCrossEntropy()
+    shapes = {
+        "predicted": (np.float64, ("N", classes, "T")),
+        "expected": (np.int64, ("N", "T")),
+        "cotangent": (np.float64, ()),
+    }
+    program = trace_program(trace_loss(loss, "own"), shapes)
+    found = run_program(program, {"predicted": p, "expected": y, "cotangent": np.array(2.0)})
+    assert_allclose(found["value"], oracles.softmax_cross_entropy(p, y), rtol=1e-12)
+    slope = oracles.central_differences(lambda x: 2 * oracles.softmax_cross_entropy(x, y), p)
+    assert_allclose(found["gradient"], slope, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (1, 2), (4, 1), (4, 2)])
+def test_a_cotangent_may_be_smaller_than_the_values(shape: tuple[int, ...]) -> None:
+    p = np.random.default_rng(0).normal(size=(4, 3, 2))
+    y = np.array([[0, 1], [2, -100], [1, 1], [0, 2]])
+    cotangent = np.random.default_rng(1).uniform(1, 2, size=shape)
+    for target in (y, shares(p.shape, hard=False)):
+        arrays = {"predicted": p, "expected": target, "cotangent": cotangent}
+        found = evaluate(trace_loss(SoftmaxCrossEntropy(), "own"), arrays, batch=None)
+        slope = oracles.central_differences(
+            lambda x, t=target: cotangent * oracles.softmax_cross_entropy(x, t), p
+        )
+        assert_allclose(found["gradient"], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_ignored_labels_are_masked() -> None:
+    y = np.array([0, 5, -100, 2])
+
+    def formula(op: Any, expected: Any) -> Any:
+        return {"mask": SoftmaxCrossEntropy(ignore_index=5).mask(op, expected)}
+
+    assert evaluate(formula, {"expected": y})["mask"].tolist() == [True, False, True, True]
+
+
+# What labels a loss takes ------------------------------------------------------------------------
+
+F32, F64, I64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
+
+
+def spec(dtype: int, *shape: Any) -> TensorSpec:
+    return TensorSpec("Y", dtype, shape)
+
+
+@pytest.mark.parametrize("loss", [*(loss for loss, _ in REGRESSION), LogLoss()])
+def test_float_labels_take_the_prediction_s_type_and_keep_its_symbols(loss: Loss) -> None:
+    predicted = spec(F32, "N", None)
+    for dtype in (F32, F64, I64, TensorProto.UINT8, TensorProto.FLOAT16, TensorProto.BOOL):
+        assert loss.label(predicted, spec(dtype, 15, 4)) == TensorSpec("expected", F32, ("N", None))
+    assert loss.label(predicted, None) == TensorSpec("expected", F32, ("N", None))
+
+
+@pytest.mark.parametrize(
+    ("loss", "predicted", "given", "text"),
+    [
+        (
+            SquaredError(),
+            spec(F32, "N", 1),
+            spec(F32, 15),
+            r"must have the shape \[N, 1\], got Y: "
+            r"float32\[15\]; shapes are never broadcast. Reshape them: y.reshape\(-1, 1\)",
+        ),
+        (Huber(), spec(F32, "N"), spec(F32, 15, 1), r"y.reshape\(-1\)"),
+        (Elastic(), spec(F32, "N", 3), spec(F32, 15, 4), r"\[N, 3\], got Y: float32\[15, 4\]"),
+        (AbsoluteError(), spec(I64, "N"), spec(F32, 15), "is not floating-point"),
+        (SquaredError(), spec(F32, "N"), spec(TensorProto.STRING, 15), "real numbers.*classes="),
+        (
+            SquaredError(),
+            spec(F32, "N"),
+            spec(TensorProto.COMPLEX64, 15),
+            "real numbers.*complex64",
+        ),
+        (LogLoss(), spec(F32, "N", 2), spec(I64, 15), "two columns.*on='probabilities'"),
+        (LogLoss(on="probabilities"), spec(F32, "N", 3), None, r"takes two columns \[B, 2\]"),
+        (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(F32, 15), r"y.astype\(numpy.int64\)"),
+        (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(I64, 15, 1), r"y.reshape\(-1\)"),
+        (SoftmaxCrossEntropy(), spec(F32, "N", 3), spec(F32, 15), r"y.astype\(numpy.int64\)"),
+        (
+            SoftmaxCrossEntropy(),
+            spec(F32, "N", 3),
+            spec(I64, 15, 1),
+            r"one column.*y.reshape\(-1\)",
+        ),
+        (SoftmaxCrossEntropy(), spec(F32, "N", 3), spec(F32, 15, 4), r"\[N, 3\], got"),
+        (SoftmaxCrossEntropy(), spec(F32, "N", 1), None, "two classes or more.*log_loss"),
+        (SoftmaxCrossEntropy(), spec(F32, "N"), None, r"\[B, C, …\]"),
+        (SoftmaxCrossEntropy(), TensorSpec("Y", F32, None), None, r"\[B, C, …\]"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(
+    loss: Loss, predicted: TensorSpec, given: TensorSpec | None, text: str
+) -> None:
+    with pytest.raises(DataError, match=text):
+        loss.label(predicted, given)
+
+
+def test_class_labels_come_as_numbers_or_shares() -> None:
+    loss, predicted = SoftmaxCrossEntropy(), spec(F32, "N", 3, "T")
+    numbers = TensorSpec("expected", I64, ("N", "T"))
+    assert loss.label(predicted, None) == numbers
+    assert loss.label(predicted, spec(TensorProto.INT32, 15, 7)) == numbers
+    one_hot = TensorSpec("expected", F32, ("N", 3, "T"))
+    assert loss.label(predicted, spec(I64, 15, 3, 7)) == one_hot
+    assert loss.label(predicted, spec(F64, 15, 3, 7)) == one_hot
+    two = LogLoss(on="probabilities").label(spec(F32, "N", 2), spec(I64, 15))
+    assert two == TensorSpec("expected", I64, ("N",))
+
+
+@pytest.mark.parametrize(
+    ("loss", "predicted", "labels", "text"),
+    [
+        (
+            SoftmaxCrossEntropy(),
+            spec(F32, "N", 3),
+            [0, 1, 3, 4],
+            "at least 0 and at most 2, but 2 of 4 are not; the "
+            "first is 3 in row 2.*3 classes.*-100 is ignored.*classes=",
+        ),
+        (SoftmaxCrossEntropy(ignore_index=None), spec(F32, "N", 3), [0, -100], "-100 in row 1"),
+        (SoftmaxCrossEntropy(), spec(F32, "N", "C"), [0, -1], "at least 0, but 1 of 2"),
+        (
+            SoftmaxCrossEntropy(),
+            spec(F32, "N", 3, 2),
+            [[0, 1], [2, 9]],
+            r"9 in row 1, position \(1,\)",
+        ),
+        (SoftmaxCrossEntropy(), spec(F32, "N", 2), [[0.5, 0.5], [1.5, -0.5]], "1.5 in row 1"),
+        (
+            LogLoss(),
+            spec(F32, "N"),
+            [0, 1, -1, 1],
+            "at most 1, but 1 of 4 are not; the first is -1",
+        ),
+        (LogLoss(), spec(F32, "N"), [0.0, np.nan], "nan in row 1"),
+        (
+            LogLoss(on="probabilities"),
+            spec(F32, "N", 2),
+            [1, 2],
+            "the first is 2 in row 1.*classes=",
+        ),
+    ],
+)
+def test_label_values_out_of_range_are_refused(
+    loss: Loss, predicted: TensorSpec, labels: Any, text: str
+) -> None:
+    with pytest.raises(DataError, match=text):
+        loss.check_labels(predicted, np.array(labels))
+
+
+def test_labels_in_range_pass() -> None:
+    SoftmaxCrossEntropy().check_labels(spec(F32, "N", 3), np.array([0, 2, -100]))
+    SoftmaxCrossEntropy().check_labels(spec(F32, "N", 3), np.array([0, 2], dtype=np.uint8))
+    SoftmaxCrossEntropy().check_labels(spec(F32, "N", "C"), np.array([12]))
+    SoftmaxCrossEntropy().check_labels(spec(F32, "N", 2), np.eye(2))
+    LogLoss().check_labels(spec(F32, "N", 1), np.array([[0.0], [0.3], [1.0]]))
+    LogLoss().check_labels(spec(F32, "N"), np.array([True, False]))
+    SquaredError().check_labels(spec(F32, "N"), np.array([-5.0, 1e6]))
+
+
+def test_parameters_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"Huber.delta must be a number > 0, got 0"):
+        Huber(delta=0)
+    with pytest.raises(ValueError, match=r"Elastic.l1_weight must be a number >= 0, got -1"):
+        Elastic(l1_weight=-1)
+    with pytest.raises(ValueError, match=r"LogLoss.on must be one of 'scores', 'probabilities'"):
+        LogLoss(on="logits")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"ignore_index must be an integer or None, got 1.5"):
+        SoftmaxCrossEntropy(ignore_index=1.5)  # type: ignore[arg-type]
+
+
+def test_raw_scores_are_asked_for_where_the_formula_needs_them() -> None:
+    assert LogLoss().scores == SoftmaxCrossEntropy().scores == "raw"
+    assert LogLoss(on="probabilities").scores == SquaredError().scores == "any"
