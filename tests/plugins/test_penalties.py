@@ -1,0 +1,100 @@
+"""Penalties against numpy in float64 and central differences, at kinks and large weights too."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from ortflex_core.autodiff import RuleTable, gradients
+from ortflex_core.protocols import Penalty
+from ortflex_plugins.penalties.elastic import ElasticPenalty
+from ortflex_plugins.penalties.l1 import L1
+from ortflex_plugins.penalties.l2 import L2
+from ortflex_plugins.penalties.none import NoPenalty
+from tests import oracles
+from tests.tracing import OPSETS, evaluate, hosted
+
+FAMILIES = ("elementwise", "reduction", "shape", "matmul", "indexing")
+RULES = RuleTable(
+    {n: importlib.import_module(f"ortflex_plugins.gradients.{n}").RULES for n in FAMILIES}
+)
+
+PENALTIES = [
+    (L1(), oracles.l1),
+    (L1(l1=0.3), oracles.l1),
+    (L2(), oracles.l2),
+    (L2(l2=0.7), oracles.l2),
+    (ElasticPenalty(), oracles.elastic_penalty),
+    (ElasticPenalty(l1=0.3, l2=0.7), oracles.elastic_penalty),
+    (ElasticPenalty(l1=0, l2=0), oracles.elastic_penalty),
+]
+
+WEIGHTS = {
+    "random": np.random.default_rng(0).normal(size=(4, 3)),
+    "with zeros": np.array([0.0, -0.0, 1.0, -1.0]),
+    "large": np.array([[100.0], [-100.0]]),
+    "one": np.array([0.5]),
+}
+
+
+def formula(penalty: Penalty, how: str) -> Any:
+    twin = hosted(penalty)
+
+    def trace(op: Any, weight: Any) -> Any:
+        value = twin.per_element(op, weight)
+        if how == "own":
+            return {"value": value, "gradient": twin.gradient(op, weight)}
+        return {"value": value, "gradient": gradients([(value, None)], [weight], RULES)[0]}
+
+    return trace
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("how", ["own", "derived"])
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize(("penalty", "oracle"), PENALTIES, ids=lambda p: getattr(p, "name", ""))
+def test_value_and_gradient_are_the_oracles(
+    penalty: Penalty, oracle: Any, weight: Any, how: str, opset: int
+) -> None:
+    values = penalty.hyper_values()
+    for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 1e-6)):
+        w = weight.astype(dtype)
+        found = evaluate(formula(penalty, how), {"weight": w}, values, opset=opset, batch=None)
+        assert found["value"].dtype == dtype
+        expected = oracle(w.astype(float), **values)
+        assert_allclose(found["value"], expected, rtol=tolerance, atol=0)
+        slope = oracles.central_differences(lambda x: oracle(x, **values), w)
+        assert_allclose(found["gradient"], slope, rtol=1e-5, atol=1e-9)
+
+
+def test_none_makes_no_node() -> None:
+    assert NoPenalty().per_element(None, None) is None  # type: ignore[arg-type]
+
+
+def test_a_factor_is_a_host_scalar_so_that_changing_it_needs_no_new_graph() -> None:
+    assert L1.hyper_names() == ("l1",)
+    assert L2.hyper_names() == ("l2",)
+    assert ElasticPenalty.hyper_names() == ("l1", "l2")
+
+
+@pytest.mark.parametrize("penalty", [L1, ElasticPenalty])
+def test_negative_factors_are_refused(penalty: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{penalty.__name__}.l1 must be a number >= 0, got -0.1"):
+        penalty(l1=-0.1)
+    with pytest.raises(TypeError, match=rf"{penalty.__name__}.l1 must be a number >= 0, got '1'"):
+        penalty(l1="1")
+
+
+def test_torch_s_weight_decay_is_twice_l2() -> None:
+    torch = pytest.importorskip("torch")
+    w = WEIGHTS["random"]
+    leaf = torch.tensor(w, requires_grad=True)
+    found = evaluate(formula(L2(l2=0.3), "own"), {"weight": w}, {"l2": 0.3}, batch=None)
+    leaf.grad = torch.zeros_like(leaf)
+    optimizer = torch.optim.SGD([leaf], lr=1.0, weight_decay=2 * 0.3)
+    optimizer.step()
+    assert_allclose(w - found["gradient"], leaf.detach().numpy(), rtol=1e-12)
