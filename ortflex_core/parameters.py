@@ -51,6 +51,8 @@ class Choice:
     name: str
     trained: bool
     reason: str
+    operator: str = ""
+    place: int = -1
 
 
 def choose(
@@ -119,11 +121,13 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
             if place in product:
                 bias = node.op_type in _BIASED and place == 2
                 choice = _judge(model, source, where, allow_single=bias)
+                choice = attrs.evolve(choice, operator=node.op_type, place=place)
             elif place in elementwise and any(o in from_parameter for o in others):
                 single = node.op_type == "Add" and any(
                     _one_channel(model, product_of.get(o)) for o in others
                 )
                 choice = _judge(model, source, where, allow_single=single)
+                choice = attrs.evolve(choice, operator=node.op_type, place=place)
             else:
                 choice = Choice(source, False, f"a constant of {where}")
             if choice.trained or source not in found:
@@ -191,12 +195,13 @@ def _by_name(
             raise ModelError(f"unknown parameter in '!{pattern}'; {nearest(pattern, floats)}")
         chosen.update(dict.fromkeys(fnmatch.filter(list(chosen), pattern), False))
     everything = [n for n in specs if n in found or n in chosen]
-    return [
-        Choice(
-            n, chosen.get(n, False), "chosen by name" if chosen.get(n) else "left out by params="
-        )
-        for n in everything
-    ]
+    out = []
+    for name in everything:
+        known = found.get(name, Choice(name, False, ""))
+        trained = chosen.get(name, False)
+        reason = "chosen by name" if trained else "left out by params="
+        out.append(attrs.evolve(known, trained=trained, reason=reason))
+    return out
 
 
 def matching(patterns: Mapping[str, object], names: Sequence[str], what: str) -> dict[str, str]:

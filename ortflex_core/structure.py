@@ -51,8 +51,10 @@ def converter(plugins: Plugins) -> cattrs.Converter:
     out.register_structure_hook(bool, lambda value, _: _exactly(bool, value))
     kinds = {base: kind for kind, base in KINDS.items() if base is not object}
     for base, kind in kinds.items():
-        out.register_structure_hook(
-            base, lambda value, _, kind=kind: plugins.component(kind, value)
+        # For the base class alone: a hook by type would be taken for every subclass, too.
+        out.register_structure_hook_func(
+            lambda cls, base=base: cls is base,
+            lambda value, _, kind=kind: plugins.component(kind, value),
         )
     out.register_structure_hook_factory(
         lambda cls: attrs.has(cls) and cls not in kinds,

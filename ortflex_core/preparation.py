@@ -1,0 +1,261 @@
+"""User data made ready for the graphs: types, shapes, class labels, sample weights, denominators.
+
+Everything here happens once an array, never once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core import compose, data
+from ortflex_core.data import Batch, Columns
+from ortflex_core.errors import DataError, nearest
+from ortflex_core.model import Model
+from ortflex_core.problem import LossRequest, LossTerm, Problem
+from ortflex_core.protocols import DataSource, Device
+from ortflex_core.session import run_once
+from ortflex_core.types import Array, TensorSpec
+
+
+def encode_labels(
+    columns: Columns, requests: Sequence[LossRequest], classes: Array | None
+) -> Columns:
+    """Class labels (text, any integers) as the numbers of their scores.
+
+    Args:
+        columns: the user's data.
+        requests: the losses; those on raw scores take class labels.
+        classes: the labels in the order of the scores, or None: numbers count from 0 already.
+
+    Raises:
+        DataError: a label that is not among the classes, or text without classes.
+    """
+    labels = dict(columns.labels)
+    for request in requests:
+        array = labels.get(request.label)
+        if array is None:
+            continue
+        text = array.dtype.kind in "OUSb"
+        if request.loss.scores != "raw":
+            if text and array.dtype.kind != "b":
+                raise DataError(f"{request.label!r} has type {array.dtype}, expected numbers")
+            continue
+        if classes is None:
+            if text and array.dtype.kind != "b":
+                raise DataError(
+                    f"{request.label!r} has labels of type {array.dtype} and the model does not say "
+                    "their order; pass it: classes=[…]"
+                )
+            continue
+        if array.dtype.kind == "f" and (array.ndim > 1 and array.shape[-1] == len(classes)):
+            continue
+        if not text and np.array_equal(classes, np.arange(len(classes))):
+            continue
+        labels[request.label] = _encode(array, classes, request.label)
+    return attrs.evolve(columns, labels=labels)
+
+
+def _encode(array: Array, classes: Array, label: str) -> Array:
+    place = {value: k for k, value in enumerate(classes.tolist())}
+    flat = np.ravel(array).tolist()
+    try:
+        codes = [place[value] for value in flat]
+    except (KeyError, TypeError):
+        row, value = next((k, v) for k, v in enumerate(flat) if v not in place)
+        shown = ", ".join(map(repr, classes[:10].tolist()))
+        raise DataError(
+            f"{label!r} has the class {value!r} (row {row}), which is not among the model's classes "
+            f"{shown}; pass classes=[…] in the order of the scores"
+        ) from None
+    return np.asarray(codes, dtype=np.int64).reshape(array.shape)
+
+
+@attrs.frozen
+class Preparation:
+    """Brings columns into the form a problem's graphs take."""
+
+    problem: Problem
+    device: Device
+    check_finite: bool = True
+
+    def columns(self, given: Columns) -> dict[str, Array]:
+        """Every column in the type and shape of the graph input it feeds.
+
+        Raises:
+            DataError: see :func:`ortflex_core.data.fit_to`, and labels out of range.
+        """
+        out = self.inputs(given)
+        for term in self.problem.terms:
+            if term.label.name in given.labels:
+                array = given.labels[term.label.name]
+                what = f"y[{term.label.name!r}]" if len(self.problem.terms) > 1 else "y"
+                fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
+                term.loss.check_labels(term.predicted, fitted)
+                out[term.label.name] = fitted
+            if term.weight is not None:
+                out[term.weight.name] = self._weight(given, term.weight)
+        return out
+
+    def inputs(self, given: Columns) -> dict[str, Array]:
+        """The model's inputs alone, for predictions."""
+        out = {}
+        for spec in self.problem.model.inputs:
+            if spec.name in given.inputs:
+                what = f"X[{spec.name!r}]" if len(given.inputs) > 1 else "X"
+                array = given.inputs[spec.name]
+                out[spec.name] = data.fit_to(array, spec, what, check_finite=self.check_finite)
+        return out
+
+    def _weight(self, given: Columns, spec: TensorSpec) -> Array:
+        if spec.name not in given.weights:
+            raise DataError(f"the sample weights {spec.name!r} are missing in these data")
+        array = given.weights[spec.name]
+        if array.ndim == 1:
+            array = array.reshape(-1, *([1] * (len(spec.shape or ()) - 1)))
+        fitted = data.fit_to(array, spec, "sample_weight", check_finite=True)
+        if fitted.size and fitted.min() < 0:
+            row = int(np.argwhere(fitted < 0)[0][0])
+            raise DataError(f"sample_weight must be >= 0, row {row} has {fitted[row].min()!r}")
+        return fitted
+
+    def denominators(self, columns: Mapping[str, Array]) -> list[float | Array]:
+        """Per loss term, what a row adds to the denominator of the mean.
+
+        One number where all rows count alike, else one per row: Σ w·mask over the row's elements.
+        """
+        return [self._denominator(term, columns) for term in self.problem.terms]
+
+    def _denominator(self, term: LossTerm, columns: Mapping[str, Array]) -> float | Array:
+        program = compose.mask_program(self.problem, term)
+        if program is not None:
+            values = self.problem.constants()
+            return run_once(program, dict(columns), values, self.device)["rows"]
+        elements = self._elements(term, columns)
+        if term.weight is None:
+            return float(elements)
+        weight = columns[term.weight.name]
+        rows = weight.reshape(len(weight), -1).sum(axis=1, dtype=np.float64)
+        counted = int(np.prod(weight.shape[1:]))
+        return rows * (elements / counted)
+
+    def _elements(self, term: LossTerm, columns: Mapping[str, Array]) -> int:
+        """How many values of the loss a row has; symbolic sizes are read off the labels."""
+        label = columns[term.label.name]
+        sizes = dict(zip(term.label.shape or (), label.shape, strict=False))
+        elements = 1
+        for size in term.samples[1:]:
+            known = size if isinstance(size, int) else sizes.get(size)
+            if known is None:
+                raise DataError(
+                    f"the size {size!r} of the {term.loss.name} loss's values is in neither the model "
+                    "nor the labels; use reduction='sum'"
+                )
+            elements *= known
+        return elements
+
+    def batch(self, given: Columns) -> Batch:
+        """All rows of some columns as one batch."""
+        columns = self.columns(given)
+        totals = [
+            float(d * given.rows) if isinstance(d, float) else float(d.sum())
+            for d in self.denominators(columns)
+        ]
+        return Batch(columns, None, given.rows, totals)
+
+
+class IterableBatches:
+    """Batches that somebody else makes: any iterable, or a function that returns one.
+
+    An iterable is iterated anew every epoch; ``steps`` limits an epoch of an endless one.
+    """
+
+    rows: int | None = None
+
+    def __init__(
+        self,
+        source: Iterable[Any] | Callable[[], Iterable[Any]],
+        convert: Callable[[Any, Any, Any], Columns],
+        steps: int | None,
+    ) -> None:
+        self._source = source
+        self._convert = convert
+        self._prepare: Callable[[Columns], Batch] | None = None
+        self.steps = steps
+        if steps is None and hasattr(source, "__len__"):
+            self.steps = len(source)  # type: ignore[arg-type]
+        self._limit = steps
+        self._ahead: Iterator[Any] | None = self._iterator()
+        first = next(self._ahead, None)
+        if first is None:
+            raise DataError("the data are empty: the iterable gives no batches")
+        self.first = convert(*first)
+        self._ahead = chain([first], self._ahead)
+
+    def _iterator(self) -> Iterator[Any]:
+        source = self._source() if callable(self._source) else self._source
+        return data.iterate(source)
+
+    def use(self, preparation: Preparation) -> None:
+        """From now on batches are prepared for this problem."""
+        self._prepare = preparation.batch
+
+    def epoch(self, rng: np.random.Generator | None) -> Iterator[Batch]:
+        """The source's own order; shuffling is the source's business."""
+        assert self._prepare is not None
+        iterator, self._ahead = self._ahead or self._iterator(), None
+        count = 0
+        for item in iterator:
+            yield self._prepare(self._convert(*item))
+            count += 1
+            if count == self._limit:
+                self._ahead = iterator
+                return
+        if not count:
+            raise DataError(
+                "the iterable is used up after one epoch; give a list, an object that can be iterated "
+                "again, or a function that returns a new iterator"
+            )
+
+
+def open_source(
+    X: Any,  # noqa: N803 - scikit-learn's names
+    y: Any,
+    sample_weight: Any,
+    model: Model,
+    requests: Sequence[LossRequest],
+) -> Columns:
+    """Columns out of arrays, mappings, or a data source."""
+    if isinstance(X, DataSource):
+        X = X.load()
+    if isinstance(X, Columns):
+        names = [i.name for i in model.inputs]
+        labels = [r.label for r in requests]
+        return _renamed(X, names, labels)
+    return data.as_columns(
+        X,
+        y,
+        sample_weight,
+        inputs=[i.name for i in model.inputs],
+        labels=[r.label for r in requests],
+    )
+
+
+def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
+    """Files call their columns X and y; where there is one input and one label, that is enough."""
+    given, expected = dict(columns.inputs), dict(columns.labels)
+    if len(inputs) == 1 and list(given) == ["X"]:
+        given = {inputs[0]: given["X"]}
+    if len(labels) == 1 and list(expected) == ["y"]:
+        expected = {labels[0]: expected["y"]}
+    out = attrs.evolve(columns, inputs=given, labels=expected)
+    for name in inputs:
+        if name not in given:
+            raise DataError(f"the data lack the input {name!r}; {nearest(name, given)}")
+    if not out.rows:
+        raise DataError("the data are empty: 0 rows")
+    return out
