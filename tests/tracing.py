@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+import pytest
 
 from ortflex_core.component import Component, symbolic
 from ortflex_core.host import Host, HostProgram
@@ -73,4 +75,48 @@ def evaluate(
     return run_program(trace_program(formula, shapes, opset=opset), arrays, values)
 
 
-__all__ = ["NEWEST", "OPSETS", "Ops", "evaluate", "hosted", "run_program", "trace_program"]
+def builder_gradient(
+    program: Program, arrays: Mapping[str, Any], values: Mapping[str, float], wrt: str
+) -> Any:
+    """The gradient of the program's one scalar output as onnxruntime-training derives it.
+
+    Its backends train with that derivative; where the build has none, the test is skipped.
+    """
+    native = pytest.importorskip("onnxruntime.capi._pybind_state")
+    if not hasattr(native, "OrtModuleGraphBuilder"):
+        pytest.skip("this onnxruntime has no gradient builder")
+    model = program.proto()
+    config = native.OrtModuleGraphBuilderConfiguration()
+    config.initializer_names = [i.name for i in model.graph.initializer]
+    config.initializer_names_to_train = []
+    config.input_names_require_grad = [wrt]
+    builder = native.OrtModuleGraphBuilder()
+    builder.initialize(model.SerializeToString(), config)
+    try:
+        builder.build(native.TrainingGraphTransformerConfiguration())
+    except TypeError:  # 1.16 takes no argument
+        builder.build()
+    joined = onnx.load_model_from_string(builder.get_gradient_model())
+    # The yield hands the loss out and takes its gradient in: here that is the constant 1.
+    (hand_over,) = (node for node in joined.graph.node if node.op_type == "YieldOp")
+    one = onnx.numpy_helper.from_array(np.ones((), program.outputs[0].numpy), hand_over.output[0])
+    joined.graph.node.remove(hand_over)
+    joined.graph.initializer.append(one)
+    session = _session(joined.SerializeToString())
+    feeds = {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer} | dict(arrays)
+    scalars = HostProgram([h.expression for h in program.hosts])(values)
+    for given, value in zip(program.hosts, scalars, strict=True):
+        feeds[given.spec.name] = np.asarray(value, dtype=given.spec.numpy)
+    return session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[0]
+
+
+__all__ = [
+    "NEWEST",
+    "OPSETS",
+    "Ops",
+    "builder_gradient",
+    "evaluate",
+    "hosted",
+    "run_program",
+    "trace_program",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
 from ortflex_plugins.losses.squared_error import SquaredError
 from tests import oracles
-from tests.tracing import OPSETS, evaluate, hosted, run_program, trace_program
+from tests.tracing import OPSETS, builder_gradient, evaluate, hosted, run_program, trace_program
 
 FAMILIES = ("elementwise", "reduction", "shape", "matmul", "indexing")
 RULES = RuleTable(
@@ -174,6 +175,35 @@ def test_every_opset_gives_the_same_graph_value(
     there, _ = run_loss(loss, p, y, how=how, opset=17)
     assert_allclose(here["value"], there["value"], rtol=1e-12, atol=1e-14)
     assert_allclose(here["gradient"], there["gradient"], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.backend("training_agent")
+@pytest.mark.parametrize(
+    ("loss", "oracle", "p", "y", "how"),
+    [c for c in CASES if re.search("(5x3|5x1|5x3x2)-(random|zero|±100).*derived|prob", c.id)],
+)
+def test_onnxruntime_derives_the_same_gradient(
+    loss: Loss, oracle: Any, p: Any, y: Any, how: str
+) -> None:
+    # The training backends use this derivative of the formula, never a loss's own gradient.
+    twin = hosted(loss)
+    arrays = {"predicted": p.astype(np.float32)}
+    arrays["expected"] = y.astype(np.float32) if y.dtype.kind == "f" else y
+    program = trace_program(
+        lambda op, predicted, expected: {
+            "loss": op.ReduceSum(twin.per_sample(op, predicted, expected), keepdims=0)
+        },
+        {name: (a.dtype, ("N", *a.shape[1:])) for name, a in arrays.items()},
+        opset=18,
+    )
+    found = builder_gradient(program, arrays, loss.hyper_values(), "predicted")
+    p_ = arrays["predicted"].astype(float)
+    y_ = arrays["expected"].astype(float) if y.dtype.kind == "f" else y
+    slope = oracles.central_differences(lambda x: oracle(x, y_), p_)
+    if isinstance(loss, LogLoss) and loss.on == "probabilities":
+        chosen = p_[np.arange(len(p)), y]
+        slope[(chosen <= loss.eps) | (chosen >= 1 - loss.eps)] = 0
+    assert_allclose(found, slope, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("score", [-1e4, -745.0, 745.0, 1e4])

@@ -1,0 +1,152 @@
+"""Metrics against scikit-learn's, batch by batch and weighted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.errors import DataError
+from ortflex_core.protocols import Metric
+from ortflex_plugins.metrics.accuracy import Accuracy
+from ortflex_plugins.metrics.mae import MeanAbsoluteError
+from ortflex_plugins.metrics.r2 import R2
+from ortflex_plugins.metrics.rmse import RootMeanSquaredError
+
+REGRESSION = [
+    (MeanAbsoluteError(), "mean_absolute_error"),
+    (RootMeanSquaredError(), "root_mean_squared_error"),
+    (R2(), "r2_score"),
+]
+ALL = [*(metric for metric, _ in REGRESSION), Accuracy()]
+
+
+def streamed(metric: Metric, expected: Any, predicted: Any, weight: Any, batch: int = 7) -> float:
+    state = metric.start()
+    for k in range(0, len(expected), batch):
+        part = slice(k, k + batch)
+        state.update(expected[part], predicted[part], None if weight is None else weight[part])
+    return state.result()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", [(50,), (50, 1), (50, 3)])
+@pytest.mark.parametrize(("metric", "theirs"), REGRESSION, ids=lambda m: getattr(m, "name", ""))
+def test_regression_metrics_are_scikit_learn_s(
+    metric: Metric, theirs: str, shape: tuple[int, ...], weighted: bool
+) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    y = (rng.normal(size=shape) * [1.0, 5.0, 0.1][: shape[-1]] if len(shape) == 2
+         else rng.normal(size=shape)).astype(np.float32)  # fmt: skip
+    p = y + rng.normal(size=shape).astype(np.float32)
+    weight = rng.uniform(0, 3, 50) if weighted else None
+    wanted = getattr(metrics, theirs)(y.astype(float), p.astype(float), sample_weight=weight)
+    for batch in (1, 7, 50):
+        assert streamed(metric, y, p, weight, batch) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_r2_keeps_its_digits_where_the_mean_is_large() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    y = 1e7 + rng.normal(size=1000)
+    p = y + 0.1 * rng.normal(size=1000)
+    assert streamed(R2(), y, p, None) == pytest.approx(metrics.r2_score(y, p), rel=1e-8)
+
+
+def test_r2_of_labels_that_do_not_vary_is_scikit_learn_s() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    y = np.ones((4, 2))
+    p = y + np.array([0.0, 0.5])
+    assert streamed(R2(), y, p, None, batch=4) == metrics.r2_score(y, p) == 0.5
+
+
+def test_rows_without_weight_do_not_count() -> None:
+    y, p = np.array([1.0, 2.0, 3.0, 50.0]), np.array([1.5, 2.0, 2.5, 0.0])
+    weight = np.array([1.0, 1.0, 1.0, 0.0])
+    for metric in (MeanAbsoluteError(), RootMeanSquaredError(), R2()):
+        for batch in (1, 2, 4):
+            with_weight = streamed(metric, y, p, weight, batch)
+            assert with_weight == pytest.approx(streamed(metric, y[:3], p[:3], None), rel=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_accuracy_is_scikit_learn_s_in_every_form_of_the_predictions(weighted: bool) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    weight = rng.uniform(0, 3, 60) if weighted else None
+    scores = rng.normal(size=(60, 3)).astype(np.float32)
+    classes = scores.argmax(axis=1)
+    y = np.where(rng.random(60) < 0.7, classes, rng.integers(0, 3, 60))
+    wanted = metrics.accuracy_score(y, classes, sample_weight=weight)
+    names = np.array(["ant", "bee", "cat"])
+    for expected, predicted in (
+        (y, scores),
+        (y.astype(np.uint8), scores),
+        (np.eye(3)[y], scores),
+        (y, classes),
+        (names[y], names[classes]),
+        (names[y].astype(object), names[classes]),
+    ):
+        assert streamed(Accuracy(), expected, predicted, weight) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(60,), (60, 1)])
+def test_binary_accuracy_has_a_threshold(shape: tuple[int, ...]) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    raw = rng.normal(size=shape)
+    y = rng.integers(0, 2, shape)
+    wanted = metrics.accuracy_score(y, raw > 0)
+    assert streamed(Accuracy(threshold=0), y, raw, None) == pytest.approx(wanted)
+    assert streamed(Accuracy(), y * 1.0, 1 / (1 + np.exp(-raw)), None) == pytest.approx(wanted)
+
+
+def test_accuracy_counts_every_position() -> None:
+    scores = np.zeros((2, 3, 4))
+    scores[:, 1] = 1
+    y = np.ones((2, 4), dtype=int)
+    y[0, :2] = 2
+    assert streamed(Accuracy(), y, scores, None) == 0.75
+    assert streamed(Accuracy(), y, scores, np.array([1.0, 3.0])) == pytest.approx(
+        (0.5 * 1 + 1.0 * 3) / 4
+    )
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
+def test_of_nothing_a_metric_is_nan(metric: Metric) -> None:
+    assert math.isnan(metric.start().result())
+    state = metric.start()
+    state.update(np.zeros(3), np.zeros(3), np.zeros(3))
+    assert math.isnan(state.result())
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda m: m.name)
+def test_shapes_are_never_broadcast(metric: Metric) -> None:
+    with pytest.raises(DataError, match=rf"{metric.name}: labels \[4\] and predictions \[4, 1\]"):
+        metric.start().update(np.zeros(4), np.zeros((4, 1)), None)
+    with pytest.raises(DataError, match=rf"{metric.name}: sample weights \[3.*fit.*\[4, 1\]"):
+        metric.start().update(np.zeros((4, 1)), np.zeros((4, 1)), np.ones(3))
+
+
+def test_accuracy_refuses_what_it_cannot_compare() -> None:
+    state = Accuracy().start()
+    with pytest.raises(DataError, match=r"class names become numbers by classes="):
+        state.update(np.array(["a", "b"]), np.zeros((2, 3)), None)
+    with pytest.raises(DataError, match=r"cannot equal predictions of type int64"):
+        state.update(np.array(["a", "b"]), np.array([0, 1]), None)
+    with pytest.raises(DataError, match=r"must be one-hot, but row 1 sums to 2"):
+        state.update(np.array([[0, 1], [1, 1]]), np.zeros((2, 2)), None)
+    with pytest.raises(DataError, match=r"need labels of shape \[2\], or one-hot \[2, 3\], got"):
+        state.update(np.zeros((2, 1), int), np.zeros((2, 3)), None)
+
+
+def test_each_metric_says_which_way_is_better() -> None:
+    assert {m.name: m.better for m in ALL} == {
+        "mae": "lower",
+        "rmse": "lower",
+        "r2": "higher",
+        "accuracy": "higher",
+    }
