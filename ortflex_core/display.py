@@ -25,7 +25,13 @@ class Display:
 
     def __enter__(self) -> Self:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         console = Console(stderr=True)
         if self._wanted is False or (self._wanted is None and not console.is_terminal):

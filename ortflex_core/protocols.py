@@ -299,7 +299,7 @@ class Backend(Component, abc.ABC):
         """Reasons why this backend cannot run on the installed onnxruntime; empty if it can."""
 
     @abc.abstractmethod
-    def supports(self, problem: Problem, runtime: Runtime) -> list[str]:
+    def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
         """Reasons why this backend cannot train this problem; empty if it can."""
 
     @abc.abstractmethod

@@ -15,7 +15,14 @@ import pluggy
 
 from ortflex_core import compose, data, hookspecs, parameters, preparation, problem
 from ortflex_core.data import ArrayBatches, Batch, Columns
-from ortflex_core.errors import ConfigError, DataError, ModelError, OrtflexError, Unsupported, nearest
+from ortflex_core.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    OrtflexError,
+    Unsupported,
+    nearest,
+)
 from ortflex_core.evaluate import Evaluator
 from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.initialize import reinitialize as draw
@@ -258,7 +265,7 @@ class Trainer:
     def _supporting(self, candidate: Problem) -> Backend:
         reasons: list[str] = []
         for backend in self._backends:
-            against = backend.supports(candidate, self.runtime)
+            against = backend.supports(candidate, self.device, self.runtime)
             if not against:
                 return backend
             reasons.extend(f"  {backend.name}: {reason}" for reason in against)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ortflex_core.data import Batch
-from ortflex_core.errors import DataError
+from ortflex_core.errors import DataError, nearest
+from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device, Value
 from ortflex_core.types import Array, TensorSpec, shape_text
 
@@ -76,8 +77,6 @@ class Twins:
 
 def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], what: str) -> None:
     """Names and shapes of a state against what there is."""
-    from ortflex_core.errors import nearest
-
     for name, array in state.items():
         if name not in shapes:
             raise DataError(f"unknown {what} {name!r}; {nearest(name, shapes)}")
@@ -99,3 +98,39 @@ class ReadLosses:
     def read(self) -> list[tuple[float, float]]:
         """(loss, penalty) per step."""
         return self._pairs
+
+
+class Scalar:
+    """A tensor of one element that is read or written every step."""
+
+    __slots__ = ("_device", "_value", "_view")
+
+    def __init__(self, device: Device, value: Value) -> None:
+        self._device = device
+        self._value = value
+        self._view = device.view(value)
+
+    def read(self) -> float:
+        """The number."""
+        if self._view is not None:
+            return self._view.item()  # type: ignore[no-any-return]
+        return float(self._device.read(self._value).item())
+
+    def write(self, number: float) -> None:
+        """Set the number."""
+        if self._view is not None:
+            self._view.fill(number)
+        else:
+            self._device.write(self._value, np.full(self._value.shape(), number, np.float32))
+
+
+def scales(problem: Problem, batch: Batch) -> dict[str, float]:
+    """The scale of every loss term for one batch; 0 for a batch without weight."""
+    out = {}
+    for term, denominator in zip(problem.terms, batch.denominators, strict=True):
+        if problem.reduction == "sum":
+            denominator = 1.0
+        out[f"{term.prefix}/scale"] = term.factor / denominator if denominator else 0.0
+    return out
+
+

@@ -27,7 +27,7 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Twins
+from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Twins, scales
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +53,7 @@ class TrainingAgentBackend(Backend):
             "install 'ortflex[agent]' or 'ortflex[session]' into an environment of its own"
         ]
 
-    def supports(self, problem: Problem, runtime: Runtime) -> list[str]:
+    def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
         return self.available(runtime) or ort_gradients.reasons(problem, runtime)
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> TrainingAgentEngine:
@@ -198,7 +198,7 @@ class TrainingAgentEngine:
                 n: device.empty(tuple(self._gradients[n].shape()), self.problem.model.initializers[n].numpy)
                 for n in penalized
             }
-        self._penalty_value = _Scalar(device, cost)
+        self._penalty_value = Scalar(device, cost)
         self._penalties: list[Binder] = []
         self._updates: list[Binder] = []
         for old in (0, 1):
@@ -265,7 +265,7 @@ class TrainingAgentEngine:
         plan.loss = self._binder(self._loss)
         plan.hosts = HostVector(self._loss, self.device, self._constants)
         cost = self.device.empty([], self._loss.outputs[0].numpy)
-        plan.loss_value = _Scalar(self.device, cost)
+        plan.loss_value = Scalar(self.device, cost)
         for spec in self._loss.inputs:
             plan.loss.input(spec.name, values.get(spec.name) or plan.data.values[spec.name])
         plan.loss.hosts(plan.hosts)
@@ -340,31 +340,3 @@ class TrainingAgentEngine:
     def close(self) -> None:
         self._plans.clear()
         self._last = None
-
-
-class _Scalar:
-    """A rank-0 tensor that is read after every step."""
-
-    __slots__ = ("_device", "_value", "_view")
-
-    def __init__(self, device: Device, value: Value) -> None:
-        self._device = device
-        self._value = value
-        self._view = device.view(value)
-
-    def read(self) -> float:
-        if self._view is not None:
-            return self._view.item()  # type: ignore[no-any-return]
-        return float(self._device.read(self._value))
-
-
-def scales(problem: Problem, batch: Batch) -> dict[str, float]:
-    """The scale of every loss term for one batch; 0 for a batch without weight."""
-    out = {}
-    for term, denominator in zip(problem.terms, batch.denominators, strict=True):
-        if problem.reduction == "sum":
-            denominator = 1.0
-        out[f"{term.prefix}/scale"] = term.factor / denominator if denominator else 0.0
-    return out
-
-

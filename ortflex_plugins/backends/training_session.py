@@ -1,0 +1,287 @@
+"""onnxruntime's TrainingSession: the whole training step is one graph that the runtime owns.
+
+Model, losses and penalties are handed over as one graph with a scalar to minimize; the runtime
+differentiates it, adds its own optimizer and keeps the weights. There is no way to compute the loss
+without the update, so evaluation is a session of its own, and the weights have to be copied there
+when they changed (counted in ``counters()["weights_copied"]``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from ortflex_core import compose
+from ortflex_core.binder import Binder, HostVector
+from ortflex_core.data import Batch
+from ortflex_core.errors import GraphError
+from ortflex_core.evaluate import Evaluator
+from ortflex_core.problem import Problem
+from ortflex_core.program import Program
+from ortflex_core.protocols import Backend, Device, Value
+from ortflex_core.runtime import Runtime
+from ortflex_core.session import reason, session_options
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.backends import ort_gradients
+from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, check_state, scales
+
+
+@attrs.frozen
+class _Native:
+    """The runtime's own optimizer: its operator, attributes and state tensors."""
+
+    operator: str
+    floats: Mapping[str, float] = attrs.field(factory=dict)
+    ints: Mapping[str, int] = attrs.field(factory=dict)
+    slots: Mapping[str, str] = attrs.field(factory=dict)
+    """Our slot names by the runtime's prefixes."""
+
+
+def native_optimizer(problem: Problem) -> _Native | None:
+    """The runtime's optimizer with the definition of ours; None where it has none."""
+    values = problem.optimizer.hyper_values()
+    if problem.optimizer_name == "sgd":
+        return _Native("SGDOptimizer")
+    betas = {"alpha": values.get("beta1", 0.9), "beta": values.get("beta2", 0.999)}
+    slots = dict(zip(("Moment_1_", "Moment_2_"), problem.optimizer.slots, strict=False))
+    if problem.optimizer_name == "adam":
+        floats = {**betas, "epsilon": values["eps"], "lambda": 0.0}
+        return _Native("AdamOptimizer", floats, {"do_bias_correction": 1, "weight_decay_mode": 0}, slots)
+    if problem.optimizer_name == "lamb":
+        floats = {**betas, "epsilon": values["eps"], "lambda": values["weight_decay"]}
+        return _Native("LambOptimizer", floats, {"do_bias_correction": 1}, slots)
+    return None
+
+
+@attrs.frozen(kw_only=True)
+class TrainingSessionBackend(Backend):
+    """Train by TrainingSession of onnxruntime-training 1.16.
+
+    Optimizers: sgd, adam, and on GPUs lamb, which are the runtime's own. Losses and penalties are
+    our formulas, differentiated by the runtime, so all operators must be among those that its
+    gradient builder has right (they are checked first). float32 only.
+
+    Example:
+        >>> trainer = Trainer("model.onnx", backend="training_session")  # doctest: +SKIP
+    """
+
+    name: ClassVar[str] = "training_session"
+    priority: ClassVar[int] = 20
+
+    @classmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        if runtime.has_training_session:
+            return []
+        return [
+            f"{runtime} has no TrainingSession; install 'ortflex[session]' (onnxruntime-training "
+            "1.16.3: Linux x86_64, Python 3.11, numpy < 2) into an environment of its own"
+        ]
+
+    def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
+        missing = self.available(runtime)
+        if missing:
+            return missing
+        reasons = [*_optimizer_reasons(problem, device), *ort_gradients.reasons(problem, runtime)]
+        specs = problem.model.initializers
+        doubles = [n for n in problem.parameters if specs[n].dtype != TensorProto.FLOAT]
+        if doubles:
+            reasons.append(f"TrainingSession trains float32 only, {doubles[0]!r} is float64")
+        if not reasons:
+            program = compose.training_program(problem, ort_gradients.rewrite(problem, runtime))
+            reasons = ort_gradients.operators_without_gradient(
+                program.proto(), problem.parameters, program.outputs[0].name, runtime
+            )
+        return reasons
+
+    def build(self, problem: Problem, device: Device, runtime: Runtime) -> TrainingSessionEngine:
+        return TrainingSessionEngine(problem, device, runtime)
+
+
+def _optimizer_reasons(problem: Problem, device: Device) -> list[str]:
+    name = problem.optimizer_name
+    native = native_optimizer(problem)
+    if native is None:
+        others = [b for b in problem.plugins["backends"].names() if b != "training_session"]
+        return [
+            f"TrainingSession has the optimizers sgd, adam and lamb, not "
+            f"{problem.optimizer.name or type(problem.optimizer).__name__!r}; any optimizer runs on "
+            f"{' and '.join(others)}"
+        ]
+    if name == "lamb" and "CPUExecutionProvider" in device.providers()[:1]:
+        return [
+            "onnxruntime 1.16 has LambOptimizer for GPUs only; on the CPU lamb runs on training_agent"
+        ]
+    return []
+
+
+class TrainingSessionEngine:
+    """A compiled problem on TrainingSession (see :class:`ortflex_core.protocols.Engine`)."""
+
+    steps_per_run = 1
+
+    def __init__(self, problem: Problem, device: Device, runtime: Runtime) -> None:
+        self.problem = problem
+        self.device = device
+        self._native = native_optimizer(problem)
+        self._program = compose.training_program(problem, ort_gradients.rewrite(problem, runtime))
+        self._session = self._open()
+        self._outputs = [o.name for o in self._program.outputs]
+        rate = device.empty([1], np.float32)
+        self._rate = Scalar(device, rate)
+        self._rate_value = rate
+        self._hosts = HostVector(self._program, device, problem.constants())
+        self._costs: dict[str, Value] = {n: device.empty([], np.float32) for n in self._outputs}
+        self._loss = Scalar(device, self._costs["loss"])
+        self._penalty = Scalar(device, self._costs["penalty"]) if "penalty" in self._costs else None
+        self._evaluator = Evaluator(problem, device)
+        self._weights: dict[str, Value] | None = None
+        self._copied = 0
+        self._step = 0
+        self._binders: list[Binder] = []
+        self._plans: dict[tuple[Any, ...], tuple[DataBuffers, Binder]] = {}
+        self._last: tuple[Any, int, DataBuffers, Binder] | None = None
+        labels = [t.label for t in problem.terms]
+        weights = [t.weight for t in problem.terms if t.weight is not None]
+        self._columns: dict[str, TensorSpec] = {
+            s.name: s
+            for s in (*problem.model.inputs, *labels, *weights)
+            if any(s.name == i.name for i in self._program.inputs)
+        }
+
+    def _open(self) -> Any:
+        """The runtime's session: weights among the inputs *and* the initializers, as it wants them."""
+        from onnxruntime.capi import _pybind_state as state
+        from onnxruntime.capi.training.training_session import TrainingSession
+
+        problem, native = self.problem, self._native
+        assert native is not None
+        proto = self._program.proto()
+        trained = set(problem.parameters)
+        frozen = [i for i in proto.graph.input if i.name in problem.model.initializers]
+        for info in frozen:
+            array = problem.model.initializer(info.name)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
+            if info.name not in trained:
+                proto.graph.input.remove(info)
+        parameters = state.TrainingParameters()
+        parameters.loss_output_name = self._program.outputs[0].name
+        parameters.use_mixed_precision = False
+        # On by default, and then AdamOptimizer clips the gradient to norm 1 without a word.
+        parameters.enable_grad_norm_clip = False
+        parameters.weights_to_train = trained
+        parameters.training_optimizer_name = native.operator
+        parameters.optimizer_attributes_map = {n: dict(native.floats) for n in trained}
+        parameters.optimizer_int_attributes_map = {n: dict(native.ints) for n in trained}
+        self._parameters = parameters
+        try:
+            return TrainingSession(
+                proto.SerializeToString(),
+                parameters,
+                session_options(problem.threads),
+                providers=self.device.providers(),
+            )
+        except Exception as error:  # onnxruntime raises classes of its own, made in C++
+            raise GraphError(f"TrainingSession refuses the graph: {reason(error)}") from error
+
+    def _plan(self, batch: Batch) -> tuple[DataBuffers, Binder]:
+        last = self._last
+        if last is not None and last[0] is batch.columns and last[1] == batch.size:
+            return last[2], last[3]
+        key = tuple(batch.shape(n) for n in self._columns)
+        if key not in self._plans:
+            data = DataBuffers(self.device, self._columns.values(), batch)
+            binder = Binder(self._session, "training")
+            self._binders.append(binder)
+            for name, value in data.values.items():
+                binder.input(name, value)
+            binder.hosts(self._hosts)
+            binder.input("Learning_Rate", self._rate_value)
+            for name, value in self._costs.items():
+                binder.output(name, value)
+            self._plans[key] = (data, binder)
+        data, binder = self._plans[key]
+        self._last = (batch.columns, batch.size, data, binder)
+        return data, binder
+
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
+        out = []
+        for batch, rate in zip(batches, rates, strict=True):
+            data, binder = self._plan(batch)
+            data.fill(batch)
+            self._hosts.update(scales(self.problem, batch))
+            self._rate.write(rate)
+            self._weights = None
+            binder.run()
+            self._step += 1
+            penalty = self._penalty.read() if self._penalty is not None else 0.0
+            out.append((self._loss.read(), penalty))
+        return ReadLosses(out)
+
+    def _current(self) -> dict[str, Value]:
+        """The weights on the evaluation's side, copied out of the session if they changed."""
+        if self._weights is None:
+            self._weights = {n: self.device.put(a) for n, a in self.state().items()}
+            self._copied += len(self._weights)
+        return self._weights
+
+    def evaluate(
+        self, batch: Batch, outputs: Sequence[str]
+    ) -> tuple[list[float], dict[str, Array]]:
+        return self._evaluator.evaluate(self._current(), batch, outputs)
+
+    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
+        return self._evaluator.predict(self._current(), batch, outputs)
+
+    def state(self) -> dict[str, Array]:
+        everything = self._session.get_state()
+        return {n: np.array(everything[n]) for n in self.problem.parameters}
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        shapes = {n: self.problem.model.initializers[n].shape or () for n in self.problem.parameters}
+        check_state(state, shapes, "parameter")  # type: ignore[arg-type]
+        fresh = {n: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
+        self._session.load_state(fresh, strict=False)
+        self._weights = None
+
+    def slots(self) -> dict[str, Array]:
+        assert self._native is not None
+        everything = self._session.get_state()
+        out: dict[str, Array] = {"step": np.asarray(self._step)}
+        for prefix, slot in self._native.slots.items():
+            for name in self.problem.parameters:
+                out[f"{slot}/{name}"] = np.array(everything[prefix + name])
+        return out
+
+    def load_slots(self, slots: Mapping[str, Array]) -> None:
+        assert self._native is not None
+        self._step = int(slots.get("step", self._step))
+        fresh: dict[str, Array] = {}
+        for prefix, slot in self._native.slots.items():
+            for name in self.problem.parameters:
+                if f"{slot}/{name}" in slots:
+                    fresh[prefix + name] = np.asarray(slots[f"{slot}/{name}"], dtype=np.float32)
+                # The runtime counts updates from 1, as the next one's number.
+                fresh[f"Update_Count_{name}"] = np.asarray([self._step + 1], dtype=np.int64)
+        if fresh:
+            self._session.load_state(fresh, strict=False)
+
+    def programs(self) -> dict[str, Program | bytes]:
+        graphs: dict[str, Program | bytes] = {"training": self._program}
+        return graphs | {p.name: p for p in self._evaluator.programs.values()}
+
+    def counters(self) -> dict[str, int]:
+        return {
+            "bindings_made": sum(b.misses for b in self._binders),
+            "bindings_reused": sum(b.hits for b in self._binders),
+            "weights_copied": self._copied,
+            "steps": self._step,
+        }
+
+    def close(self) -> None:
+        self._plans.clear()
+        self._last = None
