@@ -61,7 +61,7 @@ class Lamb(Optimizer):
         direction = scale * (m / (op.Sqrt(v) + self.eps * c2)) + self.weight_decay * weight
         size_w, size_d = _norm(op, weight), _norm(op, direction)
         ratio = op.Clip(size_w / size_d, self.ratio_min, self.ratio_max)
-        # 0/0 and x/0 come out of the division, and are not taken. Min, for a product may underflow.
+        # 0/0 and x/0 come out of the division, and are not taken.
         ratio = op.Where(op.Greater(op.Min(size_w, size_d), 0.0), ratio, 1.0)
         return weight - (rate * ratio) * direction, {"m": m, "v": v}
 
