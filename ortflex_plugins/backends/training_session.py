@@ -54,6 +54,7 @@ def native_optimizer(problem: Problem) -> _Native | None:
         return _Native("AdamOptimizer", floats, {"do_bias_correction": 1, "weight_decay_mode": 0}, slots)
     if problem.optimizer_name == "lamb":
         floats = {**betas, "epsilon": values["eps"], "lambda": values["weight_decay"]}
+        floats |= {name: values[name] for name in ("ratio_min", "ratio_max")}
         return _Native("LambOptimizer", floats, {"do_bias_correction": 1}, slots)
     return None
 
