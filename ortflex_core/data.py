@@ -133,7 +133,7 @@ def _weights(sample_weight: Any) -> dict[str, Array]:
         return {}
     if isinstance(sample_weight, Mapping):
         return {str(k): _array(v, f"sample_weight[{k!r}]") for k, v in sample_weight.items()}
-    return {"weight": _array(sample_weight, "sample_weight")}
+    return {"sample_weight": _array(sample_weight, "sample_weight")}
 
 
 def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, Array]:

@@ -24,7 +24,8 @@ from ortflex_core.registry import Plugins
 from ortflex_core.types import Shape, TensorSpec, dtype_name, shape_text
 
 Reduction = Literal["mean", "sum"]
-_WEIGHT = "weight"
+# What models rarely call a tensor ("weight" is what every exported torch.nn.Linear has).
+_WEIGHT = "sample_weight"
 _LABEL = "label"
 
 
@@ -159,7 +160,9 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
         path = f"loss[{k}]" if several else "loss"
         where = table.pop("predicted", None) or output or targets.default_output(model)
         targets.check_tensor(model, where)
-        label = table.pop("expected", None) or (f"{_LABEL}/{where}" if several else _LABEL)
+        # Every classifier that skl2onnx writes has an output called "label".
+        taken = several or _LABEL in tensor_names(model)
+        label = table.pop("expected", None) or (f"{_LABEL}/{where}" if taken else _LABEL)
         weight = table.pop("weight", None)
         factor = table.pop("factor", 1.0)
         if weight is not None and not isinstance(weight, str):
@@ -199,8 +202,13 @@ def _table(spec: Any) -> dict[str, Any]:
     )
 
 
+def tensor_names(model: Model) -> set[str]:
+    """The names of all tensors of the graph."""
+    return {i.name for i in model.inputs} | set(model.initializers) | set(model.producers)
+
+
 def _no_collisions(model: Model, requests: Sequence[LossRequest]) -> None:
-    tensors = {i.name for i in model.inputs} | set(model.initializers) | set(model.producers)
+    tensors = tensor_names(model)
     for request in requests:
         for name in (request.label, request.weight or _WEIGHT):
             if name in tensors:
@@ -226,6 +234,12 @@ def bind_terms(
     if unknown:
         raise DataError(
             f"y has {unknown[0]!r}, which no loss expects; {nearest(unknown[0], wanted)}"
+        )
+    known = [r.weight or _WEIGHT for r in requests]
+    unknown = sorted(set(weights) - set(known))
+    if unknown:
+        raise DataError(
+            f"sample_weight has {unknown[0]!r}, which no loss uses; {nearest(unknown[0], known)}"
         )
     terms = []
     for k, request in enumerate(requests):
