@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from onnx import TensorProto
 
-from ortflex_core.autodiff import full, gradients
+from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
+from ortflex_core.cotangents import full
 from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
@@ -20,6 +21,7 @@ from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import LossTerm, Problem, symbols
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Penalty
+from ortflex_core.types import TensorSpec
 
 RATE = Host.symbol("rate")
 STEP = Host.symbol("step")
@@ -42,6 +44,13 @@ def model_inputs(trace: Trace, problem: Problem, outputs: Iterable[str]) -> dict
     }
 
 
+def _input(trace: Trace, spec: TensorSpec) -> Tensor:
+    """The input of a name; two terms may share labels or weights."""
+    if spec.name in trace.inputs:
+        return trace.inputs[spec.name]
+    return trace.input(spec.name, spec.dtype, spec.shape)
+
+
 class TracedLoss:
     """One loss term in a graph: its per-sample values, weights and total."""
 
@@ -50,15 +59,12 @@ class TracedLoss:
         self.term = term
         self.predicted = predicted
         self._loss = symbolic(term.loss, symbols(term.prefix, term.loss))
-        self.expected = trace.inputs.get(term.label.name) or trace.input(
-            term.label.name, term.label.dtype, term.label.shape
-        )
+        self.expected = _input(trace, term.label)
         self.per_sample = self._loss.per_sample(op, predicted, self.expected)
         mask = self._loss.mask(op, self.expected)
         weight = None
         if term.weight is not None:
-            spec = term.weight
-            weight = trace.inputs.get(spec.name) or trace.input(spec.name, spec.dtype, spec.shape)
+            weight = _input(trace, term.weight)
         if mask is not None:
             mask = op.Cast(mask, to=predicted.dtype)
         both = [f for f in (weight, mask) if f is not None]

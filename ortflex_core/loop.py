@@ -27,8 +27,13 @@ _BLOCK = 256
 class Source(Protocol):
     """Batches, epoch after epoch."""
 
-    steps: int | None
-    rows: int | None
+    @property
+    def steps(self) -> int | None:
+        """Batches an epoch, None if nobody knows."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows an epoch, None if nobody knows."""
 
     def epoch(self, rng: np.random.Generator | None) -> Iterable[Batch]:
         """The batches of one epoch, shuffled by ``rng`` if there is one."""

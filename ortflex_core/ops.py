@@ -451,7 +451,7 @@ def _arrange(
             if isinstance(value, AttributeProto):
                 protos[key] = value
             else:
-                kind = int(schema.attributes[key].type.value)
+                kind = int(schema.attributes[key].type.value)  # type: ignore[attr-defined]
                 protos[key] = onnx.helper.make_attribute(key, value, attr_type=kind)
         elif key in names:
             place = names.index(key)

@@ -134,7 +134,8 @@ class Preparation:
         program = compose.mask_program(self.problem, term)
         if program is not None:
             values = self.problem.constants()
-            return run_once(program, dict(columns), values, self.device)["rows"]
+            rows: Array = run_once(program, dict(columns), values, self.device)["rows"]
+            return rows
         elements = self._elements(term, columns)
         if term.weight is None:
             return float(elements)

@@ -75,7 +75,7 @@ def _two_columns(model: Model, node: NodeProto) -> str | None:
         return None
     one = negative.input[0]
     if one in model.initializers and np.all(model.initializer(one) == 1):
-        return positive
+        return str(positive)
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,9 @@ class Trainer:
         self.optimizer = errors.collect(lambda: get("optimizers", optimizer))
         self.schedule = errors.collect(lambda: get("schedules", schedule))
         self.device: Device = errors.collect(lambda: get("devices", _device(device)))
-        listed = metrics if isinstance(metrics, Sequence) and not isinstance(metrics, str) else [metrics]
-        self.metrics = [errors.collect(lambda m=m: get("metrics", m)) for m in listed]
-        self._callbacks = [errors.collect(lambda c=c: self._callback(c)) for c in callbacks]
+        listed: Sequence[Any] = [metrics] if isinstance(metrics, str) else metrics
+        self.metrics = [errors.collect(partial(get, "metrics", m)) for m in listed]
+        self._callbacks = [errors.collect(partial(self._callback, c)) for c in callbacks]
         self._backends = errors.collect(lambda: self._choose_backends(backend)) or []
         self._requests = errors.collect(
             lambda: problem.loss_requests(self.model, loss, self.plugins)
@@ -184,7 +185,8 @@ class Trainer:
 
     def _choose_backends(self, spec: Any) -> list[Backend]:
         if spec != "auto":
-            return [self.plugins.component("backends", spec)]
+            chosen: Backend = self.plugins.component("backends", spec)
+            return [chosen]
         # A broken plugin must not keep the others from training: it is left out here, and
         # reported by `ortflex plugins`.
         found = []

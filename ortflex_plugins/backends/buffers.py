@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ortflex_core.binder import HostVector
 from ortflex_core.data import Batch
 from ortflex_core.errors import DataError, nearest
 from ortflex_core.problem import Problem
@@ -124,13 +125,29 @@ class Scalar:
             self._device.write(self._value, np.full(self._value.shape(), number, np.float32))
 
 
+class Scales:
+    """The scale of every loss term, set when a batch's denominators are others than the last's."""
+
+    __slots__ = ("_denominators", "_hosts", "_problem")
+
+    def __init__(self, problem: Problem, hosts: HostVector) -> None:
+        self._problem = problem
+        self._hosts = hosts
+        self._denominators: Sequence[float] | None = None
+
+    def set(self, batch: Batch) -> None:
+        """Bind factor / denominator of this batch; 0 for a batch without weight."""
+        # Whole batches of unweighted data share one list, so most steps end here.
+        if batch.denominators is self._denominators:
+            return
+        self._denominators = batch.denominators
+        self._hosts.update(scales(self._problem, batch))
+
+
 def scales(problem: Problem, batch: Batch) -> dict[str, float]:
-    """The scale of every loss term for one batch; 0 for a batch without weight."""
+    """factor / denominator of every loss term, by its host symbol."""
     out = {}
     for term, denominator in zip(problem.terms, batch.denominators, strict=True):
-        if problem.reduction == "sum":
-            denominator = 1.0
-        out[f"{term.prefix}/scale"] = term.factor / denominator if denominator else 0.0
+        divisor = 1.0 if problem.reduction == "sum" else denominator
+        out[f"{term.prefix}/scale"] = term.factor / divisor if denominator else 0.0
     return out
-
-

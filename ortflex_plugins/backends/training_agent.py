@@ -27,7 +27,7 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Twins, scales
+from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, Twins
 
 
 @attrs.frozen(kw_only=True)
@@ -131,13 +131,13 @@ class Agent:
 class _Plan:
     """What is bound for batches of one shape."""
 
-    __slots__ = ("cotangents", "data", "feeds", "hosts", "loss", "loss_value", "predicted")
+    __slots__ = ("cotangents", "data", "feeds", "loss", "loss_value", "predicted", "scales")
 
     data: DataBuffers
     feeds: tuple[Any, Any]
     predicted: Any
     loss: Binder
-    hosts: HostVector
+    scales: Scales
     loss_value: Any
     cotangents: Any
 
@@ -263,12 +263,13 @@ class TrainingAgentEngine:
         plan.predicted = agent.pack([values[n] for n in agent.outputs])
         plan.cotangents = agent.pack([cotangents[n] for n in agent.outputs])
         plan.loss = self._binder(self._loss)
-        plan.hosts = HostVector(self._loss, self.device, self._constants)
+        hosts = HostVector(self._loss, self.device, self._constants)
+        plan.scales = Scales(self.problem, hosts)
         cost = self.device.empty([], self._loss.outputs[0].numpy)
         plan.loss_value = Scalar(self.device, cost)
         for spec in self._loss.inputs:
             plan.loss.input(spec.name, values.get(spec.name) or plan.data.values[spec.name])
-        plan.loss.hosts(plan.hosts)
+        plan.loss.hosts(hosts)
         plan.loss.output("loss", cost)
         for name, value in cotangents.items():
             plan.loss.output(f"gradient/{name}", value)
@@ -284,7 +285,7 @@ class TrainingAgentEngine:
             plan.data.fill(batch)
             now = self._weights.current
             state = self._agent.forward(plan.feeds[now], plan.predicted)
-            plan.hosts.update(scales(self.problem, batch))
+            plan.scales.set(batch)
             plan.loss.run()
             self._agent.backward(plan.cotangents, self._fetched, state)
             if self._penalties:

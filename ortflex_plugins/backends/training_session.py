@@ -28,7 +28,7 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session_options
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, check_state, scales
+from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, check_state
 
 
 @attrs.frozen
@@ -136,6 +136,7 @@ class TrainingSessionEngine:
         self._rate = Scalar(device, rate)
         self._rate_value = rate
         self._hosts = HostVector(self._program, device, problem.constants())
+        self._scales = Scales(problem, self._hosts)
         self._costs: dict[str, Value] = {n: device.empty([], np.float32) for n in self._outputs}
         self._loss = Scalar(device, self._costs["loss"])
         self._penalty = Scalar(device, self._costs["penalty"]) if "penalty" in self._costs else None
@@ -214,7 +215,7 @@ class TrainingSessionEngine:
         for batch, rate in zip(batches, rates, strict=True):
             data, binder = self._plan(batch)
             data.fill(batch)
-            self._hosts.update(scales(self.problem, batch))
+            self._scales.set(batch)
             self._rate.write(rate)
             self._weights = None
             binder.run()

@@ -65,5 +65,5 @@ class Cpu(Device):
         # Older runtimes copy in numpy() and borrow in ortvalue_from_numpy, newer ones the other
         # way round; the address is what all of them agree on.
         memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(value.data_ptr())
-        array = np.frombuffer(memory, dtype=dtype).reshape(shape)
+        array: Array = np.frombuffer(memoryview(memory), dtype=dtype).reshape(shape)
         return array

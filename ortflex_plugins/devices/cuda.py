@@ -16,7 +16,7 @@ _PROVIDER = "CUDAExecutionProvider"
 
 
 def _index(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:
         raise ValueError(f"Cuda.index must be an integer >= 0, got {value!r}")
 
 
