@@ -1,0 +1,1 @@
+"""Data sources: files and folders by name."""

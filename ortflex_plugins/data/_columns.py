@@ -1,0 +1,63 @@
+"""What the data sources share: which array is an input, a label, a sample weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ortflex_core.data import Columns
+from ortflex_core.errors import DataError, nearest
+from ortflex_core.types import Array
+
+DEFAULT_WEIGHT = "sample_weight"
+"""Sample weights by this name are taken if they are there; any other name has to be there."""
+
+Names = str | Mapping[str, str]
+"""A name in the file, or a mapping from the name ortflex knows to the name in the file."""
+
+
+def sort_columns(
+    arrays: Mapping[str, Array], target: Names, weight: Names | None, where: str
+) -> Columns:
+    """Labels and weights by name; everything else is an input.
+
+    Raises:
+        DataError: a name that is not there, no input at all, or columns of different lengths.
+
+    >>> import numpy as np
+    >>> columns = sort_columns({"X": np.zeros((2, 3)), "y": np.ones(2)}, "y", None, "data.npz")
+    >>> list(columns.inputs), list(columns.labels), columns.rows
+    (['X'], ['y'], 2)
+    """
+    labels = {"y": target} if isinstance(target, str) else dict(target)
+    weights = _weights(arrays, weight)
+    for parameter, names in (("target", labels), ("weight", weights)):
+        for name in names.values():
+            if name not in arrays:
+                raise DataError(f"{where}: {parameter} names {name!r}; {nearest(name, arrays)}")
+    taken = {*labels.values(), *weights.values()}
+    inputs = {name: array for name, array in arrays.items() if name not in taken}
+    if not inputs:
+        raise DataError(
+            f"{where}: nothing is left for the model's inputs besides {', '.join(sorted(taken))}"
+        )
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise DataError(f"{where}: {name!r} is a single value, expected one row at least")
+    columns = Columns(
+        inputs=inputs,
+        labels={name: arrays[source] for name, source in labels.items()},
+        weights={name: arrays[source] for name, source in weights.items()},
+    )
+    try:
+        rows = columns.rows
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    if not rows:
+        raise DataError(f"{where}: the data are empty: 0 rows")
+    return columns
+
+
+def _weights(arrays: Mapping[str, Array], weight: Names | None) -> dict[str, str]:
+    if weight is None or (weight == DEFAULT_WEIGHT and weight not in arrays):
+        return {}
+    return {"weight": weight} if isinstance(weight, str) else dict(weight)
