@@ -196,10 +196,11 @@ class Ops:
     def __call__(
         self, op_type: str, *inputs: Any, outputs: int = 1, domain: str = "", **attributes: Any
     ) -> Any:
+        """The operator ``op_type``; a tuple of tensors when ``outputs`` > 1."""
         hosts = domain == "" and op_type in host.OPERATORS and not attributes
-        if hosts and any(isinstance(i, Host) for i in inputs):
-            if all(isinstance(i, Host | int | float) for i in inputs):
-                return Host.apply(op_type, *inputs)
+        known = all(isinstance(i, Host | int | float) for i in inputs)
+        if hosts and known and any(isinstance(i, Host) for i in inputs):
+            return Host.apply(op_type, *inputs)
         return self._trace.call(op_type, inputs, outputs=outputs, domain=domain, **attributes)
 
 
@@ -323,11 +324,11 @@ class Trace:
         places = [
             formals[min(i, len(formals) - 1)] if formals else None for i in range(len(inputs))
         ]
-        if formals and len(inputs) > len(formals):
-            if formals[-1].option != _Schema.FormalParameterOption.Variadic:
-                raise GraphError(
-                    f"{schema.name} takes at most {len(formals)} inputs, got {len(inputs)}"
-                )
+        variadic = formals and formals[-1].option == _Schema.FormalParameterOption.Variadic
+        if len(inputs) > len(formals) and not variadic:
+            raise GraphError(
+                f"{schema.name} takes at most {len(formals)} inputs, got {len(inputs)}"
+            )
         known: dict[str, int] = {}
         for place, value in zip(places, inputs, strict=True):
             if isinstance(value, Tensor) and place is not None:
@@ -522,10 +523,7 @@ def _simplify(
 def _simplify_arithmetic(trace: Trace, op_type: str, left: Tensor, right: Tensor) -> Tensor | None:
     a, b = _factor(left), _factor(right)
     if a is not None and b is not None and left.dtype == right.dtype:
-        value = Host.apply(op_type, a, b)
-        if value.symbols:
-            return trace.bind(value, left.dtype)
-        return trace.constant(host.HostProgram([value])({})[0], left.dtype)
+        return _scalar(trace, Host.apply(op_type, a, b), left.dtype)
     neutral = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}[op_type]
     if isinstance(b, float) and b == neutral:
         return left
@@ -537,7 +535,15 @@ def _simplify_arithmetic(trace: Trace, op_type: str, left: Tensor, right: Tensor
     inner = _scaled(tensor)
     if inner is None or scale is None:
         return None
-    return trace.op.Mul(Host.apply("Mul", scale, inner[0]), inner[1])  # type: ignore[no-any-return]
+    factor = _scalar(trace, Host.apply("Mul", scale, inner[0]), tensor.dtype)
+    return trace.op.Mul(factor, inner[1])  # type: ignore[no-any-return]
+
+
+def _scalar(trace: Trace, value: Host, dtype: int) -> Tensor:
+    """A host expression in the graph: a constant if it has a value already."""
+    if value.symbols:
+        return trace.bind(value, dtype)
+    return trace.constant(host.HostProgram([value])({})[0], dtype)
 
 
 def _scaled(tensor: Tensor) -> tuple[Host | float, Tensor] | None:

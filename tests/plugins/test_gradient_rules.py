@@ -1,0 +1,226 @@
+"""Every gradient rule against central differences in float64."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import hypothesis.extra.numpy as npst
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from ortflex_core.autodiff import Rules, RuleTable, gradients
+from ortflex_core.cotangents import full
+from ortflex_core.errors import NoGradientRule, NotDifferentiable
+from ortflex_core.program import build
+from tests.gradcheck import (
+    FAMILIES,
+    RULES,
+    check,
+    computed,
+    data,
+    forward,
+    jacobian,
+    run,
+    traced,
+)
+from tests.plugins.gradient_cases import CASES, Case
+from tests.tracing import NEWEST
+
+BY_NAME = {c.name: c for c in CASES}
+OLDEST = 13
+
+
+@functools.cache
+def slopes(name: str, opset: int) -> Any:
+    case = BY_NAME[name]
+    if case.oracle is None:
+        return jacobian(
+            forward(case.formula, case.arrays, opset, reference=case.reference), case.arrays
+        )
+    oracle = case.oracle
+    return jacobian(lambda feeds: oracle(**feeds), case.arrays)
+
+
+@pytest.mark.parametrize("known", ["sizes", "names", "ranks", "nothing"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_rule_equals_central_differences(name: str, known: Any) -> None:
+    case: Case = BY_NAME[name]
+    if case.since > NEWEST:
+        pytest.skip(f"{name} needs opset {case.since}, this onnxruntime has {NEWEST}")
+    if known == "nothing" and case.needs_rank:
+        pytest.skip(f"{name} must know the number of dimensions")
+    # The oldest and the newest opset where all is known; below that, one of them.
+    wanted = {"sizes": {OLDEST, NEWEST}, "names": {NEWEST}, "ranks": {OLDEST}, "nothing": {NEWEST}}
+    for opset in sorted({max(o, case.since) for o in wanted[known]}):
+        check(
+            case.formula,
+            case.arrays,
+            opset=opset,
+            known=known,
+            expected=slopes(name, opset),
+            dtypes=case.dtypes,
+            reference=case.reference,
+        )
+
+
+def test_every_rule_has_a_case() -> None:
+    tried: set[str] = set()
+    for case in CASES:
+        arrays = {k: a.astype("f4") if a.dtype.kind == "f" else a for k, a in case.arrays.items()}
+        trace, _, _ = traced(case.formula, arrays, max(20, case.since), "sizes")
+        tried.update(node.op_type for node in trace.nodes)
+    rules = {name for (_, name), _ in rules_with_a_gradient()}
+    # Folded while traced.
+    assert rules - tried == {"Identity"}
+
+
+def rules_with_a_gradient() -> list[tuple[tuple[str, str], Any]]:
+    entries = [(key, rules) for f in FAMILIES.values() for key, rules in f.table.items()]
+    return [(key, rules) for key, rules in entries if rules[-1][1] is not None]
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@given(
+    shapes=npst.mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=3),
+    known=st.sampled_from(["sizes", "names", "ranks", "nothing"]),
+)
+def test_any_broadcast_is_undone(shapes: Any, known: Any) -> None:
+    x, y, z = (data(*s, seed=k) for k, s in enumerate(shapes.input_shapes))
+    check(
+        lambda op, x, y, z: op.Where(z > 0, op.Max(x, y) * z, op.Sub(x + z, y)),
+        {"x": x, "y": y, "z": z},
+        opset=17,
+        known=known,
+    )
+
+
+@settings(max_examples=40, derandomize=True, deadline=None, database=None)
+@given(
+    shapes=npst.mutually_broadcastable_shapes(
+        signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3
+    ),
+    known=st.sampled_from(["sizes", "names", "ranks"]),
+)
+def test_any_matrix_product(shapes: Any, known: Any) -> None:
+    a, b = (data(*s, seed=k) for k, s in enumerate(shapes.input_shapes))
+    check(lambda op, a, b: op.MatMul(a, b), {"a": a, "b": b}, opset=17, known=known)
+
+
+def planted(op_type: str, rule: Any) -> RuleTable:
+    wrong = Rules()
+    wrong.rule(op_type)(rule)
+    return RuleTable({"wrong": wrong, **FAMILIES}, first=["wrong"])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "rule"),
+    [
+        ("MatMul", lambda op, n, g: [2 * op.MatMul(g, op.Transpose(n.inputs[1])), None]),
+        ("MatMul", lambda op, n, g: [op.MatMul(g, n.inputs[1]), None]),
+        ("MatMul", lambda op, n, g: [op.MatMul(op.Transpose(g), n.inputs[1]), None]),
+        ("MatMul", lambda op, n, g: [op.MatMul(op.Abs(g), op.Transpose(-n.inputs[1])), None]),
+    ],
+    ids=["factor", "not transposed", "wrong operand transposed", "sign"],
+)
+def test_the_check_rejects_a_wrong_product(op_type: str, rule: Any) -> None:
+    square = {"a": data(3, 3)}
+    matrix = data(3, 3, seed=1)
+
+    def formula(op: Any, a: Any) -> Any:
+        return op.MatMul(a, op.constant(matrix.astype(np.float32), a.dtype))
+
+    check(formula, square, opset=17)
+    with pytest.raises(AssertionError, match="da"):
+        check(formula, square, opset=17, rules=planted(op_type, rule))
+
+
+def test_the_check_rejects_a_lost_sum() -> None:
+    arrays = {"x": data(2, 3), "b": data(3, seed=1)}
+
+    def only_first_row(op: Any, node: Any, g: Any) -> Any:
+        return [g, op.Gather(full(op, g, node.outputs[0]), op.constant(0), axis=0)]
+
+    with pytest.raises(AssertionError, match="db"):
+        check(lambda op, x, b: x + b, arrays, opset=17, rules=planted("Add", only_first_row))
+
+
+def test_the_check_rejects_a_small_cotangent_taken_for_whole() -> None:
+    arrays = {"x": data(2, 3), "b": data(3, seed=1)}
+    with pytest.raises(AssertionError, match="db"):
+        check(
+            lambda op, x, b: x + b,
+            arrays,
+            opset=17,
+            rules=planted("Add", lambda op, node, g: [g, g]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("op_type", "xs", "expected"),
+    [
+        ("Max", ([1.0], [1.0]), ([0.5], [0.5])),
+        ("Min", ([1.0], [1.0]), ([0.5], [0.5])),
+        ("Max", ([1.0], [1.0], [1.0]), ([1 / 3],) * 3),
+        ("Min", ([1.0], [2.0], [1.0]), ([0.5], [0.0], [0.5])),
+        ("ReduceMax", ([2.0, 1.0, 2.0],), ([0.5, 0.0, 0.5],)),
+        ("ReduceMin", ([2.0, 2.0, 2.0, 2.0],), ([0.25] * 4,)),
+    ],
+)
+def test_ties_are_shared_evenly(op_type: str, xs: Any, expected: Any) -> None:
+    arrays = {f"x{k}": np.array(x) for k, x in enumerate(xs)}
+    got = computed(lambda op, **inputs: op(op_type, *inputs.values()), arrays, None, opset=17)
+    for name, want in zip(arrays, expected, strict=True):
+        np.testing.assert_allclose(got[name], want)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "options"),
+    [
+        ("ScatterElements", {"axis": 0, "reduction": "mul"}),
+        ("ScatterND", {"reduction": "mul"}),
+    ],
+)
+def test_a_form_without_a_rule_is_refused(op_type: str, options: Any) -> None:
+    arrays = {"x": data(4), "u": data(1), "i": np.array([[1]] if op_type == "ScatterND" else [1])}
+    with pytest.raises(NoGradientRule, match=f"operator {op_type} with reduction='mul' of ai.onnx"):
+        computed(lambda op, x, u, i: op(op_type, x, i, u, **options), arrays, None, opset=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("Gemm-00-1", 4), ("MatMul-2x3-3x4", 2), ("Reshape", 1), ("Relu", 3), ("Softmax--1", 5)],
+)
+def test_known_sizes_cost_no_node(name: str, most: int) -> None:
+    case = BY_NAME[name]
+    trace, inputs, y = traced(case.formula, case.arrays, 17, "sizes")
+    seed = trace.input("seed", y.dtype, y.shape)
+    found = gradients([(y, seed)], list(inputs.values()), RULES)
+    program = build(trace, {f"d{k}": g for k, g in enumerate(found)}, name="backward")
+    kinds = [node.op_type for node in program.proto().graph.node]
+    assert "Shape" not in kinds
+    assert "Expand" not in kinds
+    assert len(kinds) <= most
+
+
+def test_dropout_in_training_uses_its_own_mask() -> None:
+    x = data(50, 20) + 3
+
+    def formula(op: Any, x: Any) -> Any:
+        return op.Dropout(x, 0.4, op.constant(True), seed=3)
+
+    trace, inputs, y = traced(formula, {"x": x}, 17, "sizes")
+    (slope,) = gradients([(y, None)], list(inputs.values()), RULES)
+    got = run(build(trace, {"y": y, "slope": slope}, name="both"), {"x": x})
+    # The operator's ratio is a float32.
+    np.testing.assert_allclose(got["slope"] * x, got["y"], rtol=1e-6)
+    assert 0.3 < np.mean(got["y"] == 0) < 0.5
+
+
+def test_cast_to_integers_stops_the_gradient() -> None:
+    with pytest.raises(NotDifferentiable, match=r"ends at an operator that has none \(Cast\)"):
+        computed(
+            lambda op, x: op.Cast(op.Cast(x, to=7), to=x.dtype), {"x": data(3)}, None, opset=17
+        )
