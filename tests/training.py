@@ -1,0 +1,102 @@
+"""What tests of training share: plugins found once, backends that this runtime has, small data."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.hookspecs import hook
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime import require_runtime
+from ortflex_core.trainer import Trainer
+
+BACKENDS = ("training_session", "training_agent", "example_numpy")
+
+
+@functools.cache
+def plugins() -> Plugins:
+    """Everything installed, looked for once."""
+    return Plugins.discover()
+
+
+def usable(backend: str) -> str:
+    """The backend, or a skipped test with the reason against it."""
+    if reasons := plugins()["backends"].load(backend).available(require_runtime()):
+        pytest.skip(reasons[0])
+    return backend
+
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def make(model: Any, **options: Any) -> Trainer:
+    """A quiet Trainer with the squared error, unless told otherwise."""
+    options = {"loss": "squared_error", "progress": False, "plugins": plugins()} | options
+    if isinstance(options.get("backend"), str) and options["backend"] in BACKENDS:
+        usable(options["backend"])
+    else:
+        options.setdefault("backend", "example_numpy")
+    return Trainer(model, **options)
+
+
+def regression(rows: int = 40, features: int = 5, outputs: int = 1, seed: int = 1) -> Any:
+    """X and y of a noisy linear problem."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, features)).astype(np.float32)
+    truth = rng.standard_normal((features, outputs)).astype(np.float32)
+    noise = 0.1 * rng.standard_normal((rows, outputs)).astype(np.float32)
+    return x, x @ truth + noise
+
+
+class Recorder:
+    """Remembers every hook's arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def names(self) -> list[str]:
+        """The hooks in the order they were called."""
+        return [name for name, _ in self.calls]
+
+    def all(self, name: str) -> list[dict[str, Any]]:
+        """The arguments of every call of one hook."""
+        return [values for called, values in self.calls if called == name]
+
+    @hook
+    def graph_built(self, trainer: Any, name: Any, program: Any) -> None:
+        self.calls.append(("graph_built", {"trainer": trainer, "name": name, "program": program}))
+
+    @hook
+    def train_start(self, trainer: Any, progress: Any) -> None:
+        self.calls.append(("train_start", {"trainer": trainer, "progress": progress}))
+
+    @hook
+    def epoch_start(self, trainer: Any, progress: Any) -> None:
+        self.calls.append(("epoch_start", {"trainer": trainer, "progress": progress}))
+
+    @hook
+    def step_end(self, trainer: Any, progress: Any, loss: Any, penalty: Any, rate: Any) -> None:
+        values = {"trainer": trainer, "progress": progress, "rate": rate}
+        self.calls.append(("step_end", values | {"loss": loss, "penalty": penalty}))
+
+    @hook
+    def validation_end(self, trainer: Any, progress: Any, scores: Any) -> None:
+        values = {"trainer": trainer, "progress": progress, "scores": scores}
+        self.calls.append(("validation_end", values))
+
+    @hook
+    def epoch_end(self, trainer: Any, progress: Any, record: Any) -> None:
+        values = {"trainer": trainer, "progress": progress, "record": dict(record)}
+        self.calls.append(("epoch_end", values))
+
+    @hook
+    def train_end(self, trainer: Any, progress: Any) -> None:
+        self.calls.append(("train_end", {"trainer": trainer, "progress": progress}))
+
+    @hook
+    def exception(self, trainer: Any, progress: Any, error: Any) -> None:
+        values = {"trainer": trainer, "progress": progress, "error": error}
+        self.calls.append(("exception", values))
