@@ -17,6 +17,7 @@ from ortflex_core.cotangents import full
 from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
+from ortflex_core.modes import Modes
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import LossTerm, Problem, symbols
 from ortflex_core.program import Program, build
@@ -226,9 +227,15 @@ def forward_program(problem: Problem, rewrite: Rewrite | None = None) -> Program
 
 
 def _forward(
-    trace: Trace, problem: Problem, outputs: Sequence[str], rewrite: Rewrite | None
+    trace: Trace,
+    problem: Problem,
+    outputs: Sequence[str],
+    rewrite: Rewrite | None,
 ) -> dict[str, Tensor]:
     given = parameter_inputs(trace, problem) | model_inputs(trace, problem, outputs)
+    specs = problem.model.initializers
+    for name in problem.buffers:
+        given[name] = trace.input(name, specs[name].dtype, specs[name].shape)
     return problem.model.replay(trace, outputs, given, rewrite)
 
 
@@ -244,6 +251,39 @@ def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Progra
     penalty = trace.op.Cast(penalty, to=loss.dtype)
     outputs = {"total": loss + penalty, "loss": loss, "penalty": penalty}
     return build(trace, outputs, name="training")
+
+
+def step_program(problem: Problem) -> Program:
+    """A whole training step in standard operators: forward, loss, backward, penalty, update.
+
+    Inputs: the model's inputs, labels and weights of one batch, ``<parameter>`` and
+    ``<slot>/<parameter>``; host symbols ``rate``, ``step`` and the scales. Outputs: ``loss`` and
+    ``penalty`` (if there is one), ``new/<parameter>``, ``new/<slot>/<parameter>``.
+
+    Running statistics are inputs, too, with their new values in ``new/<buffer>``.
+    """
+    trace = problem.trace()
+    mode = Modes(problem)
+    values = _forward(trace, problem, problem.predicted, mode)
+    weights = {n: trace.inputs[n] for n in problem.parameters}
+    losses = traced_losses(trace, problem, values)
+    penalty = penalty_cost(trace, problem, weights)
+    seeds = [(loss.predicted, loss.gradient(problem)) for loss in losses]
+    found = gradients(seeds, list(weights.values()), problem.rules)
+    parts = penalty_gradients(trace, problem, weights)
+    outputs: dict[str, Tensor] = {}
+    outputs["loss"] = add_up([loss.cost for loss in losses])
+    if penalty is not None:
+        outputs["penalty"] = penalty
+    for (name, weight), gradient in zip(weights.items(), found, strict=True):
+        total = gradient + parts[name] if name in parts else gradient
+        slots = {
+            s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
+            for s in problem.optimizer.slots
+        }
+        outputs.update(updated(trace, problem, name, weight, total, slots))
+    outputs.update({f"new/{name}": tensor for name, tensor in mode.updates.items()})
+    return build(trace, outputs, name="step")
 
 
 def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:

@@ -73,7 +73,7 @@ class Loop:
         )
         self._records: list[dict[str, float]] = []
         self._interrupted = False
-        self._good: tuple[dict[str, Array], dict[str, Array]] | None = None
+        self._good: tuple[dict[str, Array], ...] | None = None
         self._recent: list[float] = []
         self._stop = False
         self._rate = math.nan
@@ -117,14 +117,15 @@ class Loop:
         bad = [name for name, array in state.items() if not np.isfinite(array).all()]
         if bad:
             self._give_up(f"the parameter {bad[0]!r} is not finite any more", self.progress.step)
-        self._good = (state, engine.slots())
+        self._good = (state, engine.slots(), engine.buffers())
 
     def _give_up(self, what: str, step: int) -> None:
         back = "the state at the start is kept"
         if self._good is not None:
-            state, slots = self._good
+            state, slots, buffers = self._good
             self.plan.engine.load(state)
             self.plan.engine.load_slots(slots)
+            self.plan.engine.load_buffers(buffers)
             back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
         recent = ", ".join(f"{v:.4g}" for v in self._recent[-5:]) or "none"
         raise TrainingDiverged(

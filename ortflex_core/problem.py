@@ -6,15 +6,16 @@ A :class:`Problem` knows no files, no data and no device; backends compile it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import attrs
 from onnx import TensorProto
 
-from ortflex_core import parameters, targets
+from ortflex_core import modes, parameters, targets
 from ortflex_core.autodiff import RuleTable
 from ortflex_core.component import Component
-from ortflex_core.errors import ConfigError, DataError, ModelError, nearest
+from ortflex_core.errors import ConfigError, DataError, ModelError, Problems, nearest
 from ortflex_core.host import Host
 from ortflex_core.model import Model
 from ortflex_core.ops import Trace
@@ -102,6 +103,11 @@ class Problem:
         return tuple(dict.fromkeys(t.predicted.name for t in self.terms))
 
     @property
+    def buffers(self) -> tuple[str, ...]:
+        """Initializers that training updates without a gradient: running statistics."""
+        return modes.running_statistics(self)
+
+    @property
     def slots(self) -> tuple[tuple[str, str], ...]:
         """(slot, parameter) for every tensor of optimizer state."""
         return tuple((s, p) for s in self.optimizer.slots for p in self.parameters)
@@ -155,39 +161,52 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
     if not items:
         raise ConfigError("loss: at least one loss is needed, got none")
     several = len(items) > 1
-    out = []
-    for k, (output, table) in enumerate(items):
-        path = f"loss[{k}]" if several else "loss"
-        where = table.pop("predicted", None) or output or targets.default_output(model)
-        targets.check_tensor(model, where)
-        # Every classifier that skl2onnx writes has an output called "label".
-        taken = several or _LABEL in tensor_names(model)
-        label = table.pop("expected", None) or (f"{_LABEL}/{where}" if taken else _LABEL)
-        weight = table.pop("weight", None)
-        factor = table.pop("factor", 1.0)
-        if weight is not None and not isinstance(weight, str):
-            raise ConfigError(
-                f"{path}.weight: names the input with sample weights, got {weight!r}; "
-                "to weigh a loss against others use factor="
-            )
-        given = table.pop("object", None)
-        loss = given if given is not None else plugins.component("losses", table, path)
-        seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
-        if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
-            seen, operator = where, None
-        out.append(
-            LossRequest(
-                loss=loss,
-                output=where,
-                predicted=seen,
-                label=label,
-                weight=weight,
-                factor=float(factor),
-                traced_back=operator,
-            )
-        )
+    problems = Problems()
+    found = [
+        problems.collect(partial(_loss_request, model, o, t, k, several, plugins))
+        for k, (o, t) in enumerate(items)
+    ]
+    problems.raise_all()
+    out = [request for request in found if request is not None]
     _no_collisions(model, out)
     return out
+
+
+def _loss_request(
+    model: Model,
+    output: str | None,
+    table: dict[str, Any],
+    index: int,
+    several: bool,
+    plugins: Plugins,
+) -> LossRequest:
+    path = f"loss[{index}]" if several else "loss"
+    where = table.pop("predicted", None) or output or targets.default_output(model)
+    targets.check_tensor(model, where)
+    # Every classifier that skl2onnx writes has an output called "label".
+    taken = several or _LABEL in tensor_names(model)
+    label = table.pop("expected", None) or (f"{_LABEL}/{where}" if taken else _LABEL)
+    weight = table.pop("weight", None)
+    factor = table.pop("factor", 1.0)
+    if weight is not None and not isinstance(weight, str):
+        raise ConfigError(
+            f"{path}.weight: names the input with sample weights, got {weight!r}; "
+            "to weigh a loss against others use factor="
+        )
+    given = table.pop("object", None)
+    loss = given if given is not None else plugins.component("losses", table, path)
+    seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
+    if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
+        seen, operator = where, None
+    return LossRequest(
+        loss=loss,
+        output=where,
+        predicted=seen,
+        label=label,
+        weight=weight,
+        factor=float(factor),
+        traced_back=operator,
+    )
 
 
 def _table(spec: Any) -> dict[str, Any]:
@@ -346,10 +365,13 @@ def penalty_terms(spec: Any, names: Sequence[str], plugins: Plugins) -> tuple[Pe
             raise ConfigError(f"penalty.by_parameter: expected a table of penalties, got {spec!r}")
         chosen = parameters.matching(table, names, "penalty")
         out = []
+        problems = Problems()
         for pattern, inner in table.items():
             hit = tuple(n for n in names if chosen.get(n) == pattern)
-            path = f"penalty.by_parameter.{pattern}"
-            out.append((plugins.component("penalties", _unnamed(inner), path), hit))
+            path = f"penalty.by_parameter.{pattern}" if table is not spec else f"penalty.{pattern}"
+            get = partial(plugins.component, "penalties", _unnamed(inner), path)
+            out.append((problems.collect(get), hit))
+        problems.raise_all()
     else:
         out = [(plugins.component("penalties", spec, "penalty"), tuple(names))]
     return tuple(

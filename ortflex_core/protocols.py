@@ -270,6 +270,12 @@ class Engine(Protocol):
     def load(self, state: Mapping[str, Array]) -> None:
         """Replace trained tensors."""
 
+    def buffers(self) -> dict[str, Array]:
+        """Copies of what training updates without a gradient (running statistics)."""
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        """Replace buffers."""
+
     def slots(self) -> dict[str, Array]:
         """Copies of the optimizer's state: ``<slot>/<initializer>`` and the scalar ``step``."""
 

@@ -21,6 +21,7 @@ from ortflex_core.errors import (
     DataError,
     ModelError,
     OrtflexError,
+    Problems,
     Unsupported,
     nearest,
 )
@@ -119,16 +120,22 @@ class Trainer:
         self.plugins = plugins or Plugins.discover()
         self.model = model if isinstance(model, Model) else Model(model)
         _check_version(self.model, self.runtime)
-        errors = _Errors()
+        errors = Problems()
         numbers = {"batch_size": batch_size, "epochs": epochs, "threads": threads}
-        errors.extend(_check_numbers(numbers, learning_rate, seed, reduction, batch_norm))
+        errors.extend(check_numbers(numbers, learning_rate, seed, reduction, batch_norm))
         get = self.plugins.component
         self.optimizer = errors.collect(lambda: get("optimizers", optimizer))
         self.schedule = errors.collect(lambda: get("schedules", schedule))
         self.device: Device = errors.collect(lambda: get("devices", _device(device)))
         listed: Sequence[Any] = [metrics] if isinstance(metrics, str) else metrics
-        self.metrics = [errors.collect(partial(get, "metrics", m)) for m in listed]
-        self._callbacks = [errors.collect(partial(self._callback, c)) for c in callbacks]
+        self.metrics = [
+            errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
+            for k, m in enumerate(listed)
+        ]
+        self._callbacks = [
+            errors.collect(partial(self._callback, c, f"callbacks[{k}]"))
+            for k, c in enumerate(callbacks)
+        ]
         self._backends = errors.collect(lambda: self._choose_backends(backend)) or []
         self._requests = errors.collect(
             lambda: problem.loss_requests(self.model, loss, self.plugins)
@@ -136,7 +143,9 @@ class Trainer:
         rules = errors.collect(lambda: self.plugins.rules(gradients))
         choices = self._choices(params, errors)
         trained = [c.name for c in choices if c.trained]
-        penalties = errors.collect(lambda: problem.penalty_terms(penalty, trained, self.plugins)) or ()
+        penalties = (
+            errors.collect(lambda: problem.penalty_terms(penalty, trained, self.plugins)) or ()
+        )
         errors.raise_all()
         problem.check_precision(self.model, trained)
         unavailable = type(self.device).available(self.runtime)
@@ -172,15 +181,15 @@ class Trainer:
 
     # ------------------------------------------------------------------ construction
 
-    def _choices(self, params: Any, errors: _Errors) -> list[parameters.Choice]:
+    def _choices(self, params: Any, errors: Problems) -> list[parameters.Choice]:
         if self._requests is None:
             return []
         seen = [r.predicted for r in self._requests]
         return errors.collect(lambda: parameters.choose(self.model, seen, params)) or []
 
-    def _callback(self, spec: Any) -> Any:
+    def _callback(self, spec: Any, where: str) -> Any:
         if isinstance(spec, str | Mapping):
-            return self.plugins.component("callbacks", spec)
+            return self.plugins.component("callbacks", spec, where)
         return spec
 
     def _choose_backends(self, spec: Any) -> list[Backend]:
@@ -251,16 +260,16 @@ class Trainer:
         terms = problem.bind_terms(self.model, self._requests, labels, weights)
         if self._engine is None or terms != self._problem.terms:
             state = self.get_state()
-            slots = self._engine.slots() if self._engine is not None else None
+            before = self._engine
             self._problem = attrs.evolve(self._problem, terms=terms)
             backend = self._supporting(self._problem)
             engine = backend.build(self._problem, self.device, self.runtime)
-            if self._engine is not None:
-                self._engine.close()
             self._engine, self._evaluator, self.backend_ = engine, None, backend.name
             engine.load(state)
-            if slots is not None:
-                engine.load_slots(slots)
+            if before is not None:
+                engine.load_slots(before.slots())
+                engine.load_buffers(before.buffers())
+                before.close()
             self._tell_graphs(engine)
         return Preparation(self._problem, self.device, self.check_finite)
 
@@ -329,9 +338,7 @@ class Trainer:
         self._announce(source)
         return self._train(source, preparing, validation)
 
-    def _train(
-        self, source: Source, preparing: Preparation, validation: Columns | None
-    ) -> History:
+    def _train(self, source: Source, preparing: Preparation, validation: Columns | None) -> History:
         validate = None
         if validation is not None:
             batches = self._chunks(preparing, validation)
@@ -398,7 +405,9 @@ class Trainer:
         one = [1 if not isinstance(d, int) else d for d in term.predicted.shape or ()]
         feeds = {
             term.predicted.name: np.full(one, score, term.predicted.numpy),
-            term.label.name: np.full([1 if not isinstance(d, int) else d for d in term.label.shape or ()], label).astype(term.label.numpy),
+            term.label.name: np.full(
+                [1 if not isinstance(d, int) else d for d in term.label.shape or ()], label
+            ).astype(term.label.numpy),
         }
         if term.weight is not None:
             shape = [1 if not isinstance(d, int) else d for d in term.weight.shape or ()]
@@ -473,7 +482,9 @@ class Trainer:
         return out if len(out) > 1 else next(iter(out.values()))
 
     def _frozen(self) -> dict[str, Array]:
-        return {n: self.model.initializer(n) for n in self.model.initializers if n not in self._state}
+        return {
+            n: self.model.initializer(n) for n in self.model.initializers if n not in self._state
+        }
 
     def _scores(self, batches: Sequence[Batch]) -> dict[str, float]:
         terms = self._problem.terms
@@ -511,10 +522,11 @@ class Trainer:
 
     # ------------------------------------------------------------------ state and files
 
-    def get_state(self) -> dict[str, Array]:
-        """Copies of the trained tensors, by initializer name."""
+    def get_state(self, *, buffers: bool = False) -> dict[str, Array]:
+        """Copies of the trained tensors, by initializer name; with ``buffers`` running statistics, too."""
         if self._engine is not None:
-            return self._engine.state()
+            extra = self._engine.buffers() if buffers else {}
+            return {**self._engine.state(), **extra}
         return {name: array.copy() for name, array in self._state.items()}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
@@ -546,7 +558,7 @@ class Trainer:
         Raises:
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
-        return self.model.export(self.get_state(), path)
+        return self.model.export(self.get_state(buffers=True), path)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """Every graph in use: written to ``<folder>/<name>.onnx``, or as ModelProtos without a folder.
@@ -608,38 +620,10 @@ def targets_classes(model: Model, classes: Sequence[Any] | None) -> Array | None
     return np.asarray(classes) if classes is not None else file_classes(model)
 
 
-class _Errors:
-    """Collects configuration errors, so that all are reported at once."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def extend(self, problems: Iterable[str]) -> None:
-        self.problems.extend(problems)
-
-    def collect(self, make: Callable[[], Any]) -> Any:
-        """The result, or None and a problem more."""
-        try:
-            return make()
-        except ConfigError as error:
-            self.problems.extend(error.problems)
-        except (OrtflexError, ValueError, TypeError) as error:
-            self.problems.append(str(error))
-            self._single = error
-        return None
-
-    def raise_all(self) -> None:
-        if not self.problems:
-            return
-        # A single error of a kind of its own (ModelError, PluginError) is raised as it is.
-        if len(self.problems) == 1 and hasattr(self, "_single"):
-            raise self._single
-        raise ConfigError(self.problems)
-
-
-def _check_numbers(
+def check_numbers(
     counts: Mapping[str, Any], rate: Any, seed: Any, reduction: Any, batch_norm: Any
 ) -> Iterable[str]:
+    """What is wrong with the plain arguments, one line each."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             yield f"{name}: expected an integer >= 1, got {value!r}"

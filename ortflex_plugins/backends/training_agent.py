@@ -27,7 +27,7 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, Twins
+from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, Twins, check_state
 
 
 @attrs.frozen(kw_only=True)
@@ -315,6 +315,13 @@ class TrainingAgentEngine:
 
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
+
+    def buffers(self) -> dict[str, Array]:
+        """None: BatchNormalization's statistics are frozen here."""
+        return {}
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        check_state(buffers, {}, "buffer")
 
     def slots(self) -> dict[str, Array]:
         return {**self._slots.read(), "step": np.asarray(self._step)}

@@ -250,6 +250,13 @@ class TrainingSessionEngine:
         self._session.load_state(fresh, strict=False)
         self._weights = None
 
+    def buffers(self) -> dict[str, Array]:
+        """None: BatchNormalization's statistics are frozen here."""
+        return {}
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        check_state(buffers, {}, "buffer")
+
     def slots(self) -> dict[str, Array]:
         assert self._native is not None
         everything = self._session.get_state()
