@@ -53,6 +53,7 @@ def number(
             text = f"{where} must be a number {wanted}".rstrip() + f", got {value!r}"
             raise (ValueError if isinstance(value, int | float) else TypeError)(text)
 
+    validate.range = wanted  # type: ignore[attr-defined]  # for the reference
     return validate
 
 

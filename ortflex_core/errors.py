@@ -7,7 +7,8 @@ errors as one family; each also derives from the built-in exception a Python use
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class OrtflexError(Exception):
@@ -58,6 +59,49 @@ class TrainingDiverged(OrtflexError, ArithmeticError):
     """The loss is not finite any more; the last good state was kept."""
 
 
+class Problems:
+    """Collects errors, so that all of them are reported at once.
+
+    >>> problems = Problems()
+    >>> problems.collect(lambda: int("one"))
+    >>> problems.extend(["epochs: expected an integer >= 1, got 0"])
+    >>> len(problems.lines)
+    2
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._last: Exception | None = None
+
+    def extend(self, lines: Iterable[str]) -> None:
+        """Add problems that were found without an exception."""
+        self.lines.extend(lines)
+
+    def collect(self, make: Callable[[], Any]) -> Any:
+        """The result of ``make``; None, for use until :meth:`raise_all`, where it failed."""
+        try:
+            return make()
+        except ConfigError as error:
+            self.lines.extend(error.problems)
+            self._last = error
+        except (OrtflexError, ValueError, TypeError) as error:
+            self.lines.append(str(error))
+            self._last = error
+        return None
+
+    def raise_all(self) -> None:
+        """Raise what was found, if anything.
+
+        Raises:
+            ConfigError: all problems; a single one of a kind of its own (ModelError, PluginError)
+                is raised as it is.
+        """
+        if len(self.lines) == 1 and self._last is not None:
+            raise self._last
+        if self.lines:
+            raise ConfigError(self.lines) from self._last
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message: what was probably meant, and what there is.
 
@@ -66,6 +110,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    if len(close) == 2:
+        # The second is worth a word only where it is about as likely as the first.
+        first, second = (difflib.SequenceMatcher(None, c, name).ratio() for c in close)
+        close = close if second >= first - 0.1 else close[:1]
     listed = f"Known: {', '.join(names) or 'none'}"
     if not close:
         return listed

@@ -7,40 +7,50 @@ when that name is asked for. ``ORTFLEX_DISABLE_PLUGINS=distribution,…`` switch
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.autodiff import Rules, RuleTable
 from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, PluginError, nearest
-from ortflex_core.protocols import (
-    Backend,
-    DataSource,
-    Device,
-    Loss,
-    Metric,
-    Optimizer,
-    Penalty,
-    Schedule,
-)
 
-KINDS: Mapping[str, type] = {
-    "losses": Loss,
-    "penalties": Penalty,
-    "schedules": Schedule,
-    "optimizers": Optimizer,
-    "devices": Device,
-    "backends": Backend,
-    "data": DataSource,
-    "metrics": Metric,
-    "callbacks": object,
-    "gradients": Rules,
+if TYPE_CHECKING:
+    from ortflex_core.autodiff import RuleTable
+
+_BASES = {
+    "losses": "ortflex_core.protocols:Loss",
+    "penalties": "ortflex_core.protocols:Penalty",
+    "schedules": "ortflex_core.protocols:Schedule",
+    "optimizers": "ortflex_core.protocols:Optimizer",
+    "devices": "ortflex_core.protocols:Device",
+    "backends": "ortflex_core.protocols:Backend",
+    "data": "ortflex_core.protocols:DataSource",
+    "metrics": "ortflex_core.protocols:Metric",
+    "callbacks": "builtins:object",
+    "gradients": "ortflex_core.autodiff:Rules",
 }
+
+
+class _Kinds(Mapping[str, type]):
+    """Imported when asked for: listing plugins needs neither onnx nor numpy."""
+
+    def __getitem__(self, kind: str) -> type:
+        module, _, name = _BASES[kind].partition(":")
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_BASES)
+
+    def __len__(self) -> int:
+        return len(_BASES)
+
+
+KINDS: Mapping[str, type] = _Kinds()
 """The kinds of components and what each must be; the entry-point group is ``ortflex.<kind>``."""
 
 HOOKS = "ortflex"
@@ -220,7 +230,10 @@ class Plugins:
             raise ConfigError(f"{path}: the key 'name' is missing in {dict(spec)!r}")
         from ortflex_core.structure import structure
 
-        cls = self[kind].load(spec["name"])
+        try:
+            cls = self[kind].load(spec["name"])
+        except PluginError as error:
+            raise PluginError(f"{path}: {error}") from error
         parameters = {key: value for key, value in spec.items() if key != "name"}
         return structure(cls, parameters, path, self)
 
@@ -230,6 +243,8 @@ class Plugins:
         order = list(first)
         for name in order:
             registry.entry(name)
+        from ortflex_core.autodiff import RuleTable
+
         return RuleTable({name: registry.load(name) for name in registry.names()}, order)
 
 

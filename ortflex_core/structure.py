@@ -1,23 +1,27 @@
 """Mappings into components: strict types, all errors at once, each with its path.
 
-cattrs does the structuring; the hooks here make it as strict as a configuration file needs
-(``"0.1"`` and ``True`` are no numbers) and turn its exception groups into lines for people.
+cattrs converts the values; the hooks here make it as strict as a configuration file needs
+(``"0.1"`` and ``True`` are no numbers, a text is no list). Fields are taken one by one, so that
+every one that is wrong is reported, with its path, and nested components report theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import contextlib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import cattrs
-from cattrs.gen import make_dict_structure_fn
 
-from ortflex_core.component import Component
-from ortflex_core.errors import ConfigError, PluginError, nearest
+from ortflex_core.errors import ConfigError, OrtflexError, PluginError, nearest
 
 if TYPE_CHECKING:
     from ortflex_core.registry import Plugins
+
+_SEQUENCES = (tuple, list, Sequence, Iterable)
 
 
 def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plugins) -> Any:
@@ -32,37 +36,150 @@ def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plug
             return cls(**parameters)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{path}: {error}") from error
+    fields = {f.alias or f.name: f for f in attrs.fields(cls) if f.init}
+    problems = [
+        f"{path}.{key}: unknown parameter; {nearest(str(key), fields)}"
+        for key in parameters
+        if key not in fields
+    ]
+    values: dict[str, Any] = {}
+    annotations = field_types(cls)
+    for key, field in fields.items():
+        if key in parameters:
+            at = f"{path}.{key}"
+            problems += convert(parameters[key], annotations[field.name], at, plugins, values, key)
+        elif field.default is attrs.NOTHING:
+            problems.append(f"{path}.{key}: is missing; it has no default")
+    problems += _out_of_range(cls, fields, values, path)
+    if problems:
+        raise ConfigError(problems)
     try:
-        return converter(plugins).structure(dict(parameters), cls)
-    except (cattrs.ClassValidationError, cattrs.ForbiddenExtraKeysError) as error:
-        raise ConfigError(explain(error, path, cls)) from error
-    except (TypeError, ValueError) as error:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {p}" for p in error.problems]) from error
+    except (OrtflexError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def converter(plugins: Plugins) -> cattrs.Converter:
-    """A strict converter that knows components inside components by their base class."""
+def convert(
+    value: Any,
+    annotation: Any,
+    path: str,
+    plugins: Plugins,
+    values: dict[str, Any],
+    key: str,
+) -> list[str]:
+    """Put the value in its type into ``values[key]``; return the problems instead if there are any.
+
+    >>> values: dict[str, object] = {}
+    >>> convert("0.1", float, "optimizer.eps", None, values, "eps")
+    ["optimizer.eps: expected a number, got '0.1'"]
+    """
     from ortflex_core.registry import KINDS
 
-    out = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
-    out.register_structure_hook(float, lambda value, _: _number(value))
-    out.register_structure_hook(int, lambda value, _: _exactly(int, value))
-    out.register_structure_hook(str, lambda value, _: _exactly(str, value))
-    out.register_structure_hook(bool, lambda value, _: _exactly(bool, value))
-    kinds = {base: kind for kind, base in KINDS.items() if base is not object}
-    for base, kind in kinds.items():
-        # For the base class alone: a hook by type would be taken for every subclass, too.
-        out.register_structure_hook_func(
-            lambda cls, base=base: cls is base,
-            lambda value, _, kind=kind: plugins.component(kind, value),
-        )
-    out.register_structure_hook_factory(
-        lambda cls: attrs.has(cls) and cls not in kinds,
-        lambda cls: make_dict_structure_fn(
-            cls, out, _cattrs_forbid_extra_keys=True, _cattrs_use_alias=True
-        ),
-    )
-    return out
+    for kind, base in KINDS.items():
+        if annotation is base and base is not object:
+            try:
+                values[key] = plugins.component(kind, value, path)
+            except ConfigError as error:
+                return list(error.problems)
+            except PluginError as error:
+                return [str(error)]
+            return []
+    try:
+        values[key] = _CONVERTER.structure(value, annotation)
+    except Exception as error:  # cattrs raises groups, and whatever a third-party hook raises
+        return explain(error, path)
+    return []
+
+
+def explain(error: BaseException, path: str) -> list[str]:
+    """One line a problem, with its path, out of what cattrs raised."""
+    if isinstance(error, BaseExceptionGroup):
+        lines: list[str] = []
+        for inner in error.exceptions:
+            notes = getattr(inner, "__notes__", [])
+            names = [f".{n.name}" for n in notes if isinstance(n, cattrs.AttributeValidationNote)]
+            places = [f"[{n.index}]" for n in notes if isinstance(n, cattrs.IterableValidationNote)]
+            lines.extend(explain(inner, path + "".join([*names, *places][-1:])))
+        return lines
+    if isinstance(error, ConfigError):
+        return [f"{path}: {problem}" for problem in error.problems]
+    if isinstance(error, OrtflexError | TypeError | ValueError):
+        return [f"{path}: {error}"]
+    return [f"{path}: {type(error).__name__}: {error}"]
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """The type of every field; Any where it cannot be resolved (names for type checkers only)."""
+    with contextlib.suppress(NameError):
+        attrs.resolve_types(cls)
+    return {f.name: Any if isinstance(f.type, str) else f.type for f in attrs.fields(cls)}
+
+
+def _out_of_range(
+    cls: type, fields: Mapping[str, attrs.Attribute[Any]], values: Mapping[str, Any], path: str
+) -> list[str]:
+    """Run the validators of the given fields, each for itself: attrs stops at the first."""
+    twin: Any = object.__new__(cls)
+    problems = []
+    for key, field in fields.items():
+        value = values.get(key, field.default)
+        if isinstance(value, attrs.Factory):  # type: ignore[arg-type]  # a function to mypy
+            try:
+                value = value.factory(twin) if value.takes_self else value.factory()
+            except Exception:  # it needs a field that is wrong itself and was reported
+                continue
+        object.__setattr__(twin, field.name, value)
+    for key, value in values.items():
+        field = fields[key]
+        if field.validator is None:
+            continue
+        try:
+            field.validator(twin, field, value)
+        except ConfigError as error:
+            problems += [f"{path}.{key}: {p}" for p in error.problems]
+        except (TypeError, ValueError) as error:
+            # Validators name class and field, which is what a Python caller needs to see.
+            text = str(error).removeprefix(f"{cls.__name__}.{field.name} ")
+            problems.append(f"{path}.{key}: {text}")
+        except AttributeError:  # it compares with a field that is wrong itself and was reported
+            continue
+    return problems
+
+
+def _expected(annotation: Any) -> str:
+    """What a type is called in messages and in the reference.
+
+    >>> _expected(float | None), _expected(Literal["mean", "sum"])
+    ('a number or nothing', "'mean' or 'sum'")
+    """
+    names = {
+        float: "a number",
+        int: "an integer",
+        str: "a text",
+        bool: "true or false",
+        type(None): "nothing",
+        Any: "anything",
+    }
+    if annotation in names:
+        return names[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_expected(a) for a in arguments)
+    if origin in _SEQUENCES:
+        return f"a list of {_plural(arguments[0]) if arguments else 'values'}"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a table of {_plural(arguments[1])}"
+    name = getattr(annotation, "__name__", str(annotation)).lower()
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def _plural(annotation: Any) -> str:
+    plurals = {float: "numbers", int: "integers", str: "texts", bool: "truth values"}
+    return plurals.get(annotation, "values")
 
 
 def _number(value: Any) -> float | int:
@@ -73,54 +190,95 @@ def _number(value: Any) -> float | int:
 
 def _exactly(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "an integer", str: "a text", bool: "true or false"}
-        raise TypeError(f"expected {words[kind]}, got {value!r}")
+        raise TypeError(f"expected {_expected(kind)}, got {value!r}")
     return value
 
 
-def explain(error: BaseException, path: str, cls: type | None = None) -> list[str]:
-    """One line a problem, with its path, out of what cattrs raised."""
-    if isinstance(error, cattrs.ForbiddenExtraKeysError):
-        known = [f.alias or f.name for f in attrs.fields(error.cl)]
-        return [
-            f"{path}.{key}: unknown parameter; {nearest(key, known)}"
-            for key in sorted(error.extra_fields)
-        ]
-    if isinstance(error, BaseExceptionGroup):
-        lines: list[str] = []
-        for inner in error.exceptions:
-            notes = [n for n in getattr(inner, "__notes__", []) if hasattr(n, "name")]
-            place = f"{path}.{notes[-1].name}" if notes else path
-            lines.extend(explain(inner, place, cls))
-        return lines
-    if isinstance(error, ConfigError):
-        return [f"{path}: {p.split(': ', 1)[-1]}" for p in error.problems]
-    if isinstance(error, KeyError):
-        return [f"{path}: the parameter {error} is missing"]
-    if isinstance(error, PluginError | TypeError | ValueError):
-        return [f"{path}: {error}"]
-    return [f"{path}: {type(error).__name__}: {error}"]
+def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
+    """A union: the first member that takes the value."""
+
+    def structure_union(value: Any, _: Any) -> Any:
+        for member in typing.get_args(annotation):
+            if member is type(None):
+                if value is None:
+                    return None
+                continue
+            try:
+                return _CONVERTER.structure(value, member)
+            except Exception:  # of any kind: the next member may fit
+                continue
+        raise TypeError(f"expected {_expected(annotation)}, got {value!r}")
+
+    return structure_union
 
 
-def component_schema(cls: type[Component]) -> list[dict[str, Any]]:
-    """Name, type, default and help of every parameter, for the reference and for ``init``."""
+def _literal(annotation: Any) -> Callable[[Any, Any], Any]:
+    choices = typing.get_args(annotation)
+
+    def structure_literal(value: Any, _: Any) -> Any:
+        if not any(value == c and type(value) is type(c) for c in choices):
+            hint = f"; {nearest(value, map(str, choices))}" if isinstance(value, str) else ""
+            raise ValueError(f"expected {_expected(annotation)}, got {value!r}{hint}")
+        return value
+
+    return structure_literal
+
+
+def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
+    """A list or tuple, never a text; kept as a tuple, for components are immutable."""
+    item = (typing.get_args(annotation) or (Any,))[0]
+
+    def structure_sequence(value: Any, _: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"expected {_expected(annotation)}, got {value!r}")
+        return _CONVERTER.structure(value, tuple[item, ...])  # type: ignore[valid-type]
+
+    return structure_sequence
+
+
+def _make_converter() -> cattrs.Converter:
+    out = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+    out.register_structure_hook(float, lambda value, _: _number(value))
+    for kind in (int, str, bool):
+        out.register_structure_hook(kind, lambda value, _, kind=kind: _exactly(kind, value))
+
+    def origin(annotation: Any) -> Any:
+        return typing.get_origin(annotation)
+
+    out.register_structure_hook_factory(
+        lambda a: origin(a) in (types.UnionType, typing.Union), _any_of
+    )
+    out.register_structure_hook_factory(lambda a: origin(a) is Literal, _literal)
+    out.register_structure_hook_factory(
+        lambda a: origin(a) in (list, Sequence, Iterable), _sequence
+    )
+    return out
+
+
+_CONVERTER = _make_converter()
+
+
+def _range(validator: Any) -> str:
+    parts = getattr(validator, "_validators", (validator,))  # attrs joins several into one
+    return next((r for p in parts if (r := getattr(p, "range", ""))), "")
+
+
+def component_schema(cls: type) -> list[dict[str, Any]]:
+    """Name, type, default, range and help of every parameter, for the reference and ``init``."""
     rows = []
+    annotations = field_types(cls)
     for field in attrs.fields(cls):
-        kind = (
-            field.type
-            if isinstance(field.type, str)
-            else getattr(field.type, "__name__", str(field.type))
-        )
         required = field.default is attrs.NOTHING
-        default = None if required else field.default
-        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
-            default = default.factory()
+        default: Any = None if required else field.default
+        if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function to mypy
+            default = None if default.takes_self else default.factory()
         rows.append(
             {
                 "name": field.alias or field.name,
-                "type": kind,
+                "type": _expected(annotations[field.name]),
                 "required": required,
                 "default": default,
+                "range": _range(field.validator),
                 "help": field.metadata.get("help", ""),
             }
         )
