@@ -52,7 +52,9 @@ def make(folder: Path) -> dict[str, Path]:
         np.split(images, parts), np.split(labels, parts), strict=True
     )
 
-    network = MLPClassifier((64,), alpha=1e-3, tol=1e-3, max_iter=500, random_state=0)
+    network = MLPClassifier(
+        hidden_layer_sizes=(64,), alpha=1e-3, tol=1e-3, max_iter=500, random_state=0
+    )
     with threadpool_limits(1):  # threads cost more than they help at this size
         network.fit(*first)
     # Every onnxruntime that ortflex knows reads opset 17; a ZipMap would turn the probabilities
