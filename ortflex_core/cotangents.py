@@ -129,6 +129,12 @@ def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
 
     The result has the shape of ``like`` or still broadcasts to it. Where the shapes are not known
     when the graph is built, the axes are found when it runs.
+
+    >>> from ortflex_core.ops import Trace
+    >>> trace = Trace({"": 17})
+    >>> bias, gradient = trace.input("b", "f4", (1, 3)), trace.input("g", "f4", ("N", 3))
+    >>> unbroadcast(trace.op, gradient, bias)
+    <ReduceSum: float32[1, 3]>
     """
     have, want = gradient.shape, like.shape
     if have is None or want is None:

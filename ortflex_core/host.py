@@ -40,14 +40,16 @@ class Host:
     [0.09999999999999998]
     """
 
-    __slots__ = ("_hash", "args", "op")
+    __slots__ = ("_hash", "_key", "args", "op")
     # A numpy scalar on the left must leave the operation to us.
     __array_ufunc__ = None
 
     def __init__(self, op: str, args: tuple[Any, ...]) -> None:
         self.op = op
         self.args = args
-        self._hash = hash((op, args))
+        # Numbers as text: 0.0 and -0.0 are equal, but not the same.
+        self._key = (op, tuple(repr(a) if isinstance(a, float) else a for a in args))
+        self._hash = hash(self._key)
 
     @classmethod
     def symbol(cls, name: str) -> Host:
@@ -73,7 +75,7 @@ class Host:
         # Structural, unlike Tensor's: equal expressions share one slot of the graph's inputs.
         if self is other:
             return True
-        return isinstance(other, Host) and self.op == other.op and self.args == other.args
+        return isinstance(other, Host) and self._key == other._key
 
     def __repr__(self) -> str:
         if self.op == "symbol":
@@ -162,6 +164,7 @@ class HostProgram:
         return len(self._cells) - 1
 
     def __call__(self, values: Mapping[str, float]) -> list[float]:
+        """The values of the expressions, in their order."""
         cells = self._cells
         try:
             for cell, name in self._symbols:

@@ -1,0 +1,310 @@
+"""The reverse walk: what is summed, visited and refused; the rules are tested elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.autodiff import Rules, RuleTable, gradients
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
+from ortflex_core.host import Host
+from ortflex_core.ops import Tensor, Trace
+from ortflex_core.program import build
+from tests.core.test_program import conditional
+from tests.gradcheck import FAMILIES, RULES, check, computed, data, run
+
+
+def test_several_uses_are_summed() -> None:
+    check(
+        lambda op, x: op.Exp(x) * x + op.Sin(x) / (2 + op.Abs(x)) - x, {"x": data(2, 3)}, opset=17
+    )
+
+
+def test_a_product_with_itself_is_one_contribution() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float32, (3,))
+    seed = trace.input("seed", np.float32, (3,))
+    (slope,) = gradients([(x * x, seed)], [x], RULES)
+    program = build(trace, {"slope": slope}, name="p")
+    assert [n.op_type for n in program.proto().graph.node] == ["Mul", "Mul"]
+
+
+@pytest.mark.parametrize("known", ["sizes", "names", "ranks", "nothing"])
+@pytest.mark.parametrize("shape", [(2, 3), (3,), (1, 3), (2, 1), (1, 1), (1,), ()])
+def test_broadcasting_is_undone(shape: tuple[int, ...], known: Any) -> None:
+    check(
+        lambda op, x, b: (x + b) * b,
+        {"x": data(2, 3), "b": data(*shape, seed=1)},
+        opset=17,
+        known=known,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_one_graph_serves_every_batch(rows: int) -> None:
+    """A symbolic batch may be of size 1 without being taken for a broadcast."""
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float64, ("N", 3))
+    w = trace.input("w", np.float64, (1, 3))
+    loss = trace.op.ReduceSum(trace.op.Tanh(x * w), keepdims=0)
+    dx, dw = gradients([(loss, None)], [x, w], RULES)
+    program = build(trace, {"dx": dx, "dw": dw}, name="p")
+    arrays = {"x": data(rows, 3), "w": data(1, 3, seed=1)}
+    slope = 1 - np.tanh(arrays["x"] * arrays["w"]) ** 2
+    got = run(program, arrays)
+    np.testing.assert_allclose(got["dx"], slope * arrays["w"], rtol=1e-12)
+    np.testing.assert_allclose(got["dw"], (slope * arrays["x"]).sum(0, keepdims=True), rtol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (1, 4), (4, 1), (1, 1)])
+def test_two_symbols_may_or_may_not_be_equal(sizes: tuple[int, int]) -> None:
+    trace = Trace({"": 17})
+    x, y = (trace.input(n, np.float64, (n.upper(),)) for n in "xy")
+    dx, dy = gradients([(x * y, None)], [x, y], RULES)
+    program = build(trace, {"dx": dx, "dy": dy}, name="p")
+    a, b = (data(n, seed=k) for k, n in enumerate(sizes))
+    got = run(program, {"x": a, "y": b})
+    whole = np.broadcast_shapes(a.shape, b.shape)
+    for mine, other, name in ((a, b, "dx"), (b, a, "dy")):
+        each = np.broadcast_to(other, whole)
+        expected = each.sum(keepdims=True) if mine.size < each.size else each
+        np.testing.assert_allclose(got[name], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 1), (2, 1), (1, 3), (2, 3)])
+def test_seeds_may_be_smaller_than_the_root(shape: tuple[int, ...]) -> None:
+    arrays = {"x": data(2, 3), "b": data(3, seed=1)}
+    seed = data(*shape, seed=2)
+    got = computed(lambda op, x, b: op.Exp(x) + b, arrays, seed, opset=17)
+    whole = np.broadcast_to(seed, (2, 3))
+    np.testing.assert_allclose(got["x"], whole * np.exp(arrays["x"]), rtol=1e-12)
+    np.testing.assert_allclose(got["b"], whole.sum(0), rtol=1e-12)
+
+
+def test_several_roots_add_up_and_one_may_be_the_parameter_itself() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float64, (3,))
+    seed = trace.constant(np.array([1.0, 2.0, 3.0]))
+    roots = [(trace.op.Exp(x), None), (x, seed), (trace.op.Exp(x), seed)]
+    (slope,) = gradients(roots, [x], RULES)
+    values = data(3)
+    got = run(build(trace, {"slope": slope}, name="p"), {"x": values})["slope"]
+    np.testing.assert_allclose(got, (1 + np.arange(1, 4)) * np.exp(values) + np.arange(1, 4))
+
+
+def test_an_inner_tensor_can_be_differentiated_by_together_with_its_inputs() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float64, (3,))
+    y = trace.op.Exp(x)
+    dy, dx = gradients([(y * y * y, None)], [y, x], RULES)
+    values = data(3)
+    got = run(build(trace, {"dy": dy, "dx": dx}, name="p"), {"x": values})
+    np.testing.assert_allclose(got["dy"], 3 * np.exp(2 * values))
+    np.testing.assert_allclose(got["dx"], 3 * np.exp(3 * values))
+
+
+def test_gradients_can_be_differentiated_again() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float64, (4,))
+    (once,) = gradients([(trace.op.Sin(x) * x, None)], [x], RULES)
+    (twice,) = gradients([(once, None)], [x], RULES)
+    values = data(4)
+    got = run(build(trace, {"twice": twice}, name="p"), {"x": values})["twice"]
+    np.testing.assert_allclose(got, 2 * np.cos(values) - values * np.sin(values), rtol=1e-12)
+
+
+def test_host_scalars_pass_through_as_factors() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float32, (3,))
+    rate = Host.symbol("rate")
+    (slope,) = gradients([(rate * (x * x), None)], [x], RULES)
+    program = build(trace, {"slope": slope}, name="p")
+    assert program.nodes == 1  # (2 rate) x
+    assert [h.expression.symbols for h in program.hosts] == [{"rate"}]
+
+
+def test_only_what_lies_between_is_visited() -> None:
+    trace = Trace({"": 17})
+    x, other = (trace.input(n, np.float32, (3,)) for n in ("x", "other"))
+    aside = trace.op.Sign(other)
+    before = len(trace.nodes)
+    (slope,) = gradients([(x * aside, None)], [x], RULES)
+    assert slope is aside
+    assert len(trace.nodes) == before + 1  # the product itself came before; nothing for Sign
+
+
+def unknown(trace: Trace, x: Tensor, name: str = "") -> Tensor:
+    kind = [(x.dtype, x.shape)]
+    return trace.node("Mystery", [x], {}, domain="com.example", name=name, types=kind)[0]
+
+
+def test_an_operator_without_a_rule_is_named_with_its_path_and_ways_out() -> None:
+    trace = Trace({"": 17, "com.example": 3})
+    w = trace.input("dense/W", np.float32, (3,))
+    y = unknown(trace, trace.op.Exp(w), name="block3")
+    with pytest.raises(NoGradientRule) as caught:
+        gradients([(trace.op.ReduceSum(y), None)], [w], RULES)
+    text = str(caught.value)
+    assert "operator Mystery of com.example opset 3, node 'block3' (Mystery)" in text
+    assert "reached by dense/W -> Exp -> 'block3' (Mystery)" in text
+    assert "Freeze the parameters before it (params=['*', '!name'])" in text
+    assert "entry point of 'ortflex.gradients'" in text
+
+
+def test_an_unknown_operator_aside_does_no_harm() -> None:
+    trace = Trace({"": 17, "com.example": 1})
+    w, x = (trace.input(n, np.float32, (3,)) for n in ("w", "x"))
+    gradients([(w * unknown(trace, x), None)], [w], RULES)
+
+
+def test_a_rule_of_ones_own_joins_the_others() -> None:
+    trace = Trace({"": 17, "com.example": 1})
+    w = trace.input("w", np.float32, (3,))
+    mine = Rules()
+    mine.rule("Mystery", domain="com.example")(lambda op, node, g: [3 * g])
+    (slope,) = gradients([(unknown(trace, w), None)], [w], RuleTable({**FAMILIES, "mine": mine}))
+    got = run(build(trace, {"slope": slope}, name="p"), {"w": np.zeros(3, np.float32)})["slope"]
+    np.testing.assert_array_equal(got, np.full(3, 3.0))
+
+
+def test_a_wall_on_every_way_is_named() -> None:
+    trace = Trace({"": 17})
+    w = trace.input("w", np.float32, (3, 2))
+    y = trace.op.Floor(trace.op.Exp(w)) + trace.op.Cast(
+        trace.op.ArgMax(w, axis=1, keepdims=1), to=1
+    )
+    with pytest.raises(
+        NotDifferentiable,
+        match=r"no gradient reaches 'w' \[3, 2\]: .* operator that has none \(.*Floor.*\)",
+    ):
+        gradients([(y, None)], [w], RULES)
+
+
+def test_a_wall_on_one_way_leaves_the_other() -> None:
+    x = data(3, low=0.2, high=0.8)
+    got = computed(lambda op, x: op.Floor(x) + 2 * x, {"x": x}, None, opset=17)
+    np.testing.assert_array_equal(got["x"], [2, 2, 2])
+
+
+def test_walls_are_not_confused_with_squares() -> None:
+    trace = Trace({"": 17})
+    w = trace.input("w", np.float32, (3,))
+    y = trace.op.Floor(w)
+    with pytest.raises(NotDifferentiable, match=r"has none \(Floor\)$"):
+        gradients([(y * y, None)], [w], RULES)
+
+
+def test_a_parameter_that_leads_nowhere_is_an_error() -> None:
+    trace = Trace({"": 17})
+    w, v = (trace.input(n, np.float32, (3,)) for n in "wv")
+    with pytest.raises(GraphError, match="'v' does not reach the output, so it has no gradient"):
+        gradients([(w * 2, None)], [w, v], RULES)
+    with pytest.raises(GraphError, match="no roots"):
+        gradients([], [w], RULES)
+
+
+def test_a_parameter_read_by_a_subgraph_is_not_overlooked() -> None:
+    trace = Trace({"": 17})
+    flag = trace.input("flag", np.bool_, ())
+    w = trace.input("w", np.float32, ("N", 3))
+    y = conditional(trace, flag, trace.op.Exp(w), "captured") + w
+    with pytest.raises(NoGradientRule, match=r"operator If .* reached by w -> Exp -> If"):
+        gradients([(y, None)], [w], RULES)
+
+
+def family(op_type: str, factor: float, since: int = 1) -> Rules:
+    rules = Rules()
+    rules.rule(op_type, since=since)(lambda op, node, g: [factor * g])
+    return rules
+
+
+def test_two_families_with_one_operator_are_refused_until_ordered() -> None:
+    families = {"ours": family("Neg", -1), "theirs": family("Neg", 7)}
+    with pytest.raises(PluginError) as caught:
+        RuleTable(families)
+    assert str(caught.value) == (
+        "two gradient rules for Neg: from the families 'ours' and 'theirs'; "
+        "order them with gradients=['theirs'] or ['ours']"
+    )
+    for first, expected in (("ours", -1), ("theirs", 7)):
+        got = computed(
+            lambda op, x: op.Neg(x),
+            {"x": data(2)},
+            None,
+            opset=17,
+            rules=RuleTable(families, first=[first]),
+        )
+        np.testing.assert_array_equal(got["x"], [expected] * 2)
+
+
+def test_an_unknown_family_is_answered_with_the_nearest() -> None:
+    with pytest.raises(PluginError, match="no family of gradient rules 'our'; did you mean 'ours'"):
+        RuleTable({"ours": family("Neg", -1)}, first=["our"])
+
+
+def test_a_rule_for_newer_opsets_takes_over_from_there() -> None:
+    rules = family("Neg", 1, since=13)
+    rules.rule("Neg", since=16)(lambda op, node, g: [5 * g])
+    table = RuleTable({"mine": rules})
+    for opset, expected in ((13, 1), (15, 1), (16, 5), (17, 5)):
+        got = computed(lambda op, x: op.Neg(x), {"x": data(1)}, None, opset=opset, rules=table)
+        assert got["x"] == [expected]
+    assert table.lookup("", "Neg", 12) == (False, None)
+    assert table.operators() == [("", "Neg")]
+    with pytest.raises(PluginError, match="two gradient rules for Neg since opset 16"):
+        rules.rule("Neg", since=16)(lambda op, node, g: [g])
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (lambda op, node, g: [g], "rule for Add answers for 1 inputs, but the node has 2"),
+        (
+            lambda op, node, g: [op.Cast(g, to=1), g],
+            "rule for Add gives input 0 a gradient of type float32, but the input is float64",
+        ),
+    ],
+)
+def test_a_rule_that_answers_wrongly_is_named(rule: Any, reason: str) -> None:
+    rules = Rules()
+    rules.rule("Add")(rule)
+    with pytest.raises(PluginError, match=reason):
+        computed(
+            lambda op, x, y: x + y,
+            {"x": data(2), "y": data(2)},
+            None,
+            opset=17,
+            rules=RuleTable({"mine": rules}),
+        )
+
+
+def test_answers_are_only_made_where_somebody_waits() -> None:
+    made = []
+    rules = Rules()
+
+    @rules.rule("Mul")
+    def mul(op: Any, node: Any, g: Any) -> Any:
+        assert (node.op_type, node.needs(0), node.needs(1)) == ("Mul", False, True)
+        return [lambda: made.append(0), lambda: g * node.inputs[0]]
+
+    trace = Trace({"": 17})
+    x, w = (trace.input(n, np.float32, (3,)) for n in "xw")
+    gradients([(x * w, None)], [w], RuleTable({"mine": rules}))
+    assert made == []
+
+
+def test_a_rule_sees_attributes_with_their_defaults() -> None:
+    seen = {}
+    rules = Rules()
+
+    @rules.rule("Gemm")
+    def gemm(op: Any, node: Any, g: Any) -> Any:
+        seen.update(a=node.alpha, b=node.transB, c=node.input(2), d=node.no_such_attribute)
+        return [g, None]
+
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float32, (3, 3))
+    gradients([(trace.op.Gemm(x, x, transB=1), None)], [x], RuleTable({"mine": rules}))
+    assert seen == {"a": 1.0, "b": 1, "c": None, "d": None}

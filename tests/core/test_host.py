@@ -1,0 +1,115 @@
+"""Host scalars: float64 on the host, symbols while a formula is traced."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ortflex_core.errors import GraphError
+from ortflex_core.host import OPERATORS, Host, HostProgram
+from ortflex_core.ops import Trace
+
+BETA, STEP = Host.symbol("beta"), Host.symbol("step")
+
+
+def value(expression: Host, **symbols: float) -> float:
+    return HostProgram([expression])(symbols)[0]
+
+
+def test_corrections_of_adam_are_computed_in_float64() -> None:
+    assert value(1 - BETA**STEP, beta=0.999, step=1) == 1 - 0.999
+    assert abs(float(np.float32(1) - np.float32(0.999)) - 0.001) > 1e-8
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        (BETA + 1, 3.0),
+        (1 + BETA, 3.0),
+        (BETA - 1, 1.0),
+        (1 - BETA, -1.0),
+        (BETA * 3, 6.0),
+        (3 * BETA, 6.0),
+        (BETA / 4, 0.5),
+        (4 / BETA, 2.0),
+        (BETA**3, 8.0),
+        (3**BETA, 9.0),
+        (-BETA, -2.0),
+    ],
+)
+def test_python_arithmetic(expression: Host, expected: float) -> None:
+    assert value(expression, beta=2) == expected
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operators_mean_what_numpy_means(name: str) -> None:
+    functions = {
+        **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide},
+        **{"Pow": np.power, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp},
+        **{"Log": np.log, "Reciprocal": np.reciprocal, "Min": np.minimum, "Max": np.maximum},
+        "Identity": np.positive,
+    }
+    function = functions[name]
+    numbers = (1.7, 0.6)[: function.nin]
+    op = Trace({"": 17}).op
+    found = op(name, *(Host.symbol(n) for n in "ab"[: function.nin]))
+    assert isinstance(found, Host)
+    assert value(found, a=1.7, b=0.6) == pytest.approx(float(function(*numbers)), rel=1e-15)
+
+
+def test_common_subexpressions_are_computed_once() -> None:
+    calls = []
+    power = BETA**STEP
+    program = HostProgram([1 - power, 2 - Host.apply("Pow", BETA, STEP)])
+    program._code = [
+        (cell, lambda *a, f=f: calls.append(1) or f(*a), places, e)
+        for cell, f, places, e in program._code
+    ]
+    assert program({"beta": 0.5, "step": 2}) == [0.75, 1.75]
+    assert len(calls) == 3  # one power, two differences
+
+
+def test_a_program_can_be_run_again_with_other_values() -> None:
+    program = HostProgram([BETA, BETA * STEP, BETA])
+    assert program({"beta": 2, "step": 3}) == [2, 6, 2]
+    assert program({"beta": 5, "step": 1}) == [5, 5, 5]
+    assert program.symbols == {"beta", "step"}
+
+
+def test_equality_is_structural_and_keeps_the_sign_of_zero() -> None:
+    assert Host.symbol("beta") * 2 == BETA * 2
+    assert len({BETA + 1, 1 + BETA, Host.symbol("beta") + 1}) == 2
+    positive, negative = HostProgram([BETA * 0.0, BETA * -0.0])({"beta": 1})
+    assert math.copysign(1, positive) == 1
+    assert math.copysign(1, negative) == -1
+
+
+def test_a_condition_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"the host scalar beta has no value .* op\.Where"):
+        bool(BETA)
+
+
+def test_a_missing_symbol_is_named() -> None:
+    with pytest.raises(GraphError, match="no value was given for the host scalar 'step'"):
+        value(BETA**STEP, beta=0.9)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        (1 / BETA, r"Div\(1.0, beta\) is undefined at \{'beta': 0\}.*zero"),
+        (Host.apply("Log", BETA), r"Log\(beta\) is undefined at \{'beta': 0\}"),
+        (Host.apply("Sqrt", BETA - 1), r"Sqrt\(Sub\(beta, 1.0\)\) is undefined at \{'beta': 0\}"),
+        (BETA**-1, r"Pow\(beta, -1.0\) is undefined"),
+    ],
+)
+def test_an_undefined_value_says_where(expression: Host, reason: str) -> None:
+    with pytest.raises(GraphError, match=reason):
+        value(expression, beta=0)
+
+
+def test_a_numpy_array_beside_a_host_scalar_is_refused() -> None:
+    with pytest.raises(TypeError):
+        np.ones(3) * BETA
