@@ -151,15 +151,7 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
     Raises:
         ConfigError, PluginError, ModelError: with the path of what is wrong.
     """
-    items: list[tuple[str | None, dict[str, Any]]] = []
-    if isinstance(spec, Mapping) and "name" not in spec:
-        items = [(output, _table(loss)) for output, loss in spec.items()]
-    elif isinstance(spec, Sequence) and not isinstance(spec, str):
-        items = [(None, _table(loss)) for loss in spec]
-    else:
-        items = [(None, _table(spec))]
-    if not items:
-        raise ConfigError("loss: at least one loss is needed, got none")
+    items = loss_tables(spec)
     several = len(items) > 1
     problems = Problems()
     found = [
@@ -170,6 +162,24 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
     out = [request for request in found if request is not None]
     _no_collisions(model, out)
     return out
+
+
+def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
+    """The losses of ``loss=`` as (tensor, table); an object stands under the key ``object``.
+
+    Raises:
+        ConfigError: none, or something that is no loss.
+    """
+    items: list[tuple[str | None, dict[str, Any]]] = []
+    if isinstance(spec, Mapping) and "name" not in spec:
+        items = [(output, _table(loss)) for output, loss in spec.items()]
+    elif isinstance(spec, Sequence) and not isinstance(spec, str):
+        items = [(None, _table(loss)) for loss in spec]
+    else:
+        items = [(None, _table(spec))]
+    if not items:
+        raise ConfigError("loss: at least one loss is needed, got none")
+    return items
 
 
 def _loss_request(

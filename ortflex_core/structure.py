@@ -148,18 +148,17 @@ def _out_of_range(
     return problems
 
 
-def _expected(annotation: Any) -> str:
+def expected(annotation: Any) -> str:
     """What a type is called in messages and in the reference.
 
-    >>> _expected(float | None), _expected(Literal["mean", "sum"])
-    ('a number or nothing', "'mean' or 'sum'")
+    >>> expected(float | None), expected(Literal["mean", "sum"])
+    ('a number', "'mean' or 'sum'")
     """
     names = {
         float: "a number",
         int: "an integer",
         str: "a text",
         bool: "true or false",
-        type(None): "nothing",
         Any: "anything",
     }
     if annotation in names:
@@ -168,7 +167,7 @@ def _expected(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, arguments))
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_expected(a) for a in arguments)
+        return " or ".join(expected(a) for a in arguments if a is not type(None))
     if origin in _SEQUENCES:
         return f"a list of {_plural(arguments[0]) if arguments else 'values'}"
     if origin is not None and issubclass(origin, Mapping):
@@ -190,7 +189,7 @@ def _number(value: Any) -> float | int:
 
 def _exactly(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"expected {_expected(kind)}, got {value!r}")
+        raise TypeError(f"expected {expected(kind)}, got {value!r}")
     return value
 
 
@@ -207,7 +206,7 @@ def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
                 return _CONVERTER.structure(value, member)
             except Exception:  # of any kind: the next member may fit
                 continue
-        raise TypeError(f"expected {_expected(annotation)}, got {value!r}")
+        raise TypeError(f"expected {expected(annotation)}, got {value!r}")
 
     return structure_union
 
@@ -218,7 +217,7 @@ def _literal(annotation: Any) -> Callable[[Any, Any], Any]:
     def structure_literal(value: Any, _: Any) -> Any:
         if not any(value == c and type(value) is type(c) for c in choices):
             hint = f"; {nearest(value, map(str, choices))}" if isinstance(value, str) else ""
-            raise ValueError(f"expected {_expected(annotation)}, got {value!r}{hint}")
+            raise ValueError(f"expected {expected(annotation)}, got {value!r}{hint}")
         return value
 
     return structure_literal
@@ -230,7 +229,7 @@ def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
 
     def structure_sequence(value: Any, _: Any) -> Any:
         if not isinstance(value, list | tuple):
-            raise TypeError(f"expected {_expected(annotation)}, got {value!r}")
+            raise TypeError(f"expected {expected(annotation)}, got {value!r}")
         return _CONVERTER.structure(value, tuple[item, ...])  # type: ignore[valid-type]
 
     return structure_sequence
@@ -275,7 +274,7 @@ def component_schema(cls: type) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": field.alias or field.name,
-                "type": _expected(annotations[field.name]),
+                "type": expected(annotations[field.name]),
                 "required": required,
                 "default": default,
                 "range": _range(field.validator),
