@@ -90,13 +90,22 @@ class Preparation:
             DataError: see :func:`ortflex_core.data.fit_to`, and labels out of range.
         """
         out = self.inputs(given)
+        used = {t.weight.name for t in self.problem.terms if t.weight is not None}
+        if ignored := sorted(set(given.weights) - used):
+            raise DataError(
+                f"these data have sample weights {ignored[0]!r}, but the first batch had none; "
+                "give them with every batch or with none"
+            )
         for term in self.problem.terms:
-            if term.label.name in given.labels:
-                array = given.labels[term.label.name]
-                what = f"y[{term.label.name!r}]" if len(self.problem.terms) > 1 else "y"
-                fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
-                term.loss.check_labels(term.predicted, fitted)
-                out[term.label.name] = fitted
+            if term.label.name not in given.labels:
+                raise DataError(
+                    f"these data lack the labels {term.label.name!r} of the {term.loss.name} loss"
+                )
+            array = given.labels[term.label.name]
+            what = f"y[{term.label.name!r}]" if len(self.problem.terms) > 1 else "y"
+            fitted = data.fit_to(array, term.label, what, check_finite=self.check_finite)
+            term.loss.check_labels(term.predicted, fitted)
+            out[term.label.name] = fitted
             if term.weight is not None:
                 out[term.weight.name] = self._weight(given, term.weight)
         return out
@@ -113,7 +122,9 @@ class Preparation:
 
     def _weight(self, given: Columns, spec: TensorSpec) -> Array:
         if spec.name not in given.weights:
-            raise DataError(f"the sample weights {spec.name!r} are missing in these data")
+            raise DataError(
+                f"these data lack the sample weights {spec.name!r} that the first batch had"
+            )
         array = given.weights[spec.name]
         if array.ndim == 1:
             array = array.reshape(-1, *([1] * (len(spec.shape or ()) - 1)))

@@ -255,9 +255,7 @@ class Trainer:
 
     def _build(self, columns: Columns) -> Preparation:
         """Compile for these kinds of labels and weights, unless that is done already."""
-        labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
-        weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
-        terms = problem.bind_terms(self.model, self._requests, labels, weights)
+        terms = self._terms(columns)
         if self._engine is None or terms != self._problem.terms:
             state = self.get_state()
             before = self._engine
@@ -272,6 +270,12 @@ class Trainer:
                 before.close()
             self._tell_graphs(engine)
         return Preparation(self._problem, self.device, self.check_finite)
+
+    def _terms(self, columns: Columns) -> tuple[problem.LossTerm, ...]:
+        """The losses for these kinds of labels and weights."""
+        labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
+        weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
+        return problem.bind_terms(self.model, self._requests, labels, weights)
 
     def _supporting(self, candidate: Problem) -> Backend:
         reasons: list[str] = []
@@ -336,16 +340,11 @@ class Trainer:
         if validation_data is not None:
             validation = self._open_validation(validation_data)
         self._announce(source)
-        return self._train(source, preparing, validation)
+        return self._train(source, self._judge(validation) if validation is not None else None)
 
-    def _train(self, source: Source, preparing: Preparation, validation: Columns | None) -> History:
-        validate = None
-        if validation is not None:
-            batches = self._chunks(preparing, validation)
-
-            def validate() -> dict[str, float]:
-                return self._scores(batches)
-
+    def _train(
+        self, source: Source, validate: Callable[[], Mapping[str, float]] | None
+    ) -> History:
         plan = Plan(
             engine=self.engine,
             source=source,
@@ -461,7 +460,25 @@ class Trainer:
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
         columns = self._open(X, y, sample_weight)
-        return self._scores(self._chunks(self._build(columns), columns))
+        return self._judge(columns)()
+
+    def _judge(self, columns: Columns) -> Callable[[], dict[str, float]]:
+        """Scores of labelled data, with the weights of whenever it is called.
+
+        The engine is never built anew for it, for a training may be running on it: data with other
+        kinds of labels or sample weights than the training's get an evaluator of their own.
+        """
+        judged = attrs.evolve(self._problem, terms=self._terms(columns))
+        batches = self._chunks(Preparation(judged, self.device, self.check_finite), columns)
+        evaluator = Evaluator(judged, self.device)
+
+        def judge() -> dict[str, float]:
+            if self._engine is not None and judged.terms == self._problem.terms:
+                return self._scores(judged.terms, batches, self._engine.evaluate)
+            weights = {n: self.device.put(a) for n, a in self.get_state(buffers=True).items()}
+            return self._scores(judged.terms, batches, partial(evaluator.evaluate, weights))
+
+        return judge
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:  # noqa: N803
         """The value of the loss for every sample, before weights and reduction.
@@ -486,13 +503,17 @@ class Trainer:
             n: self.model.initializer(n) for n in self.model.initializers if n not in self._state
         }
 
-    def _scores(self, batches: Sequence[Batch]) -> dict[str, float]:
-        terms = self._problem.terms
+    def _scores(
+        self,
+        terms: Sequence[problem.LossTerm],
+        batches: Sequence[Batch],
+        evaluate: Callable[..., tuple[list[float], dict[str, Array]]],
+    ) -> dict[str, float]:
         wanted = [terms[0].predicted.name] if self.metrics else []
         states = [m.start() for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
         for batch in batches:
-            sums, outputs = self.engine.evaluate(batch, wanted)
+            sums, outputs = evaluate(batch, wanted)
             totals += sums
             denominators += batch.denominators
             for state in states:
