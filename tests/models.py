@@ -1,8 +1,9 @@
-"""Small ONNX models with fixed weights, made by hand: opset 17 and IR 8, which every runtime reads."""
+"""Small ONNX models with fixed weights: opset 17 and IR 8, which every runtime reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def mlp(sizes: Sequence[int] = (6, 8, 4, 1), activation: str = "Tanh", seed: int
     """Layers ``activation(h @ W<k> + b<k>)``, the last one without activation."""
     rng = np.random.default_rng(seed)
     nodes, weights, here = [], {}, "X"
-    for k, (before, after) in enumerate(zip(sizes, sizes[1:], strict=False), start=1):
+    for k, (before, after) in enumerate(pairwise(sizes), start=1):
         weights[f"W{k}"] = rng.standard_normal((before, after)) / np.sqrt(before)
         weights[f"b{k}"] = 0.1 * rng.standard_normal(after)
         last = k == len(sizes) - 1

@@ -13,13 +13,14 @@ from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 from ortflex_core.trainer import Trainer
 
-BACKENDS = ("training_session", "training_agent", "example_numpy")
-
 
 @functools.cache
 def plugins() -> Plugins:
     """Everything installed, looked for once."""
     return Plugins.discover()
+
+
+BACKENDS = tuple(plugins()["backends"].names())
 
 
 def usable(backend: str) -> str:

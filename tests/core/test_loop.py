@@ -1,0 +1,600 @@
+"""The training loop as users see it, on every backend that this runtime has."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.errors import ConfigError, DataError, TrainingDiverged
+from ortflex_core.hookspecs import hook
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
+from tests import models
+from tests.training import Recorder, every_backend, make, regression
+
+
+def sgd(
+    weights: dict[str, Any], x: Any, y: Any, rate: float, w: Any = None, total: str = "mean"
+) -> float:
+    """One step of a linear model with squared error in float64; returns the loss before it."""
+    w = np.ones(len(x)) if w is None else w
+    error = x @ weights["coef"] + weights["intercept"] - y
+    below = w.sum() * error.shape[1] if total == "mean" else 1.0
+    cost = float((w[:, None] * error**2).sum() / below) if below else 0.0
+    pull = 2 * w[:, None] * error / below if below else np.zeros_like(error)
+    weights["coef"] = weights["coef"] - rate * x.T @ pull
+    weights["intercept"] = weights["intercept"] - rate * pull.sum(axis=0)
+    return cost
+
+
+def start(model: Any) -> dict[str, Any]:
+    return {n: a.astype(np.float64) for n, a in models.weights_of(model).items()}
+
+
+def same(state: Any, weights: Any, tolerance: float = 1e-5) -> None:
+    assert sorted(state) == sorted(weights)
+    for name, array in weights.items():
+        np.testing.assert_allclose(state[name], array, rtol=tolerance, atol=tolerance)
+
+
+@every_backend
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_training_is_the_sequence_of_steps_it_says(backend: str, reduction: str) -> None:
+    x, y = regression(rows=23)
+    w = np.linspace(0.1, 2, 23)
+    model = models.linear()
+    seen: list[Any] = []
+    rate = 0.05 if reduction == "mean" else 0.005
+    trainer = make(
+        model, backend=backend, epochs=2, batch_size=10, learning_rate=rate, reduction=reduction
+    )
+    # The rows of each batch, found by a column that trains nothing: its gradient is watched only.
+    history = trainer.fit(x, y, w)
+    weights, losses = start(model), []
+    for epoch in range(2):
+        order = np.random.default_rng([0, 0, epoch]).permutation(23)
+        total = 0.0
+        for at in range(0, 23, 10):
+            rows = order[at : at + 10]
+            seen.extend(rows)
+            total += len(rows) * sgd(weights, x[rows], y[rows], rate, w[rows], reduction)
+        losses.append(total / 23)
+    same(trainer.get_state(), weights)
+    np.testing.assert_allclose(history["loss"], losses, rtol=1e-5)
+    np.testing.assert_allclose(trainer.train_losses_, losses, rtol=1e-5)
+    assert history["penalty"] == [0.0, 0.0]
+    assert history["rows"] == [23.0, 23.0]
+    assert history["epoch"] == [0.0, 1.0]
+
+
+@every_backend
+def test_losses_of_an_epoch_are_loss_and_penalty_weighted_by_rows(backend: str) -> None:
+    x, y = regression(rows=25)
+    recorder = Recorder()
+    trainer = make(
+        models.linear(),
+        backend=backend,
+        epochs=2,
+        batch_size=10,
+        learning_rate=0.05,
+        penalty={"name": "l2", "l2": 0.1},
+        callbacks=[recorder],
+    )
+    trainer.fit(x, y)
+    steps = recorder.all("step_end")
+    assert len(steps) == 6
+    for epoch in range(2):
+        part = steps[3 * epoch : 3 * epoch + 3]
+        sizes = [10, 10, 5]
+        both = [n * (s["loss"] + s["penalty"]) for n, s in zip(sizes, part, strict=True)]
+        np.testing.assert_allclose(trainer.train_losses_[epoch], sum(both) / 25, rtol=1e-9)
+        assert trainer.history_["penalty"][epoch] > 0
+
+
+@every_backend
+def test_a_seed_repeats_a_training_and_another_does_not(backend: str) -> None:
+    x, y = regression()
+    runs = []
+    for seed in (0, 0, 1):
+        trainer = make(models.linear(), backend=backend, epochs=2, seed=seed, batch_size=7)
+        runs.append((trainer.fit(x, y).losses, trainer.get_state()["coef"]))
+    assert runs[0][0] == runs[1][0]
+    np.testing.assert_array_equal(runs[0][1], runs[1][1])
+    assert runs[0][0] != runs[2][0]
+
+
+def test_every_epoch_has_an_order_of_its_own_and_shuffle_can_be_off() -> None:
+    x = np.repeat(np.arange(12, dtype=np.float32)[:, None], 2, axis=1)
+    y = np.zeros((12, 1), np.float32)
+    orders: dict[bool, list[list[float]]] = {}
+    for shuffle in (True, False):
+        trainer = make(
+            models.linear(2), epochs=2, batch_size=4, shuffle=shuffle, learning_rate=1e-6
+        )
+        trainer.fit(x, y)
+        orders[shuffle] = [watched(trainer, x, y, epoch) for epoch in range(2)]
+    assert orders[False] == [list(range(12))] * 2
+    first, second = orders[True]
+    assert sorted(first) == sorted(second) == list(range(12))
+    assert first != second
+
+
+def watched(trainer: Any, x: Any, y: Any, epoch: int) -> list[float]:
+    """The first column of what the engine is given in one epoch of a fit."""
+    seen: list[float] = []
+    run = type(trainer.engine).run
+
+    def spy(batches: Any, rates: Any) -> Any:
+        for batch in batches:
+            seen.extend(batch.array("X")[:, 0].tolist())
+        return run(trainer.engine, batches, rates)
+
+    trainer.engine.run = spy
+    trainer._fits = 0
+    trainer.fit(x, y)
+    return seen[12 * epoch : 12 * epoch + 12]
+
+
+@every_backend
+def test_a_batch_larger_than_the_data_is_reduced_with_one_line(
+    backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = regression(rows=6)
+    model = models.linear()
+    trainer = make(model, backend=backend, epochs=3, batch_size=100, learning_rate=0.05)
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer.fit(x, y)
+    lines = [m for m in caplog.messages if "batch_size" in m]
+    assert lines == ["batch_size 100 is reduced to the 6 rows there are"]
+    weights = start(model)
+    for _ in range(3):
+        sgd(weights, x, y, 0.05)
+    same(trainer.get_state(), weights)
+
+
+@every_backend
+def test_a_batch_without_weight_costs_nothing_and_moves_nothing(backend: str) -> None:
+    x, y = regression(rows=8)
+    model = models.linear()
+    trainer = make(model, backend=backend, epochs=1, batch_size=8)
+    history = trainer.fit(x, y, np.zeros(8))
+    assert history["loss"] == [0.0]
+    for name, array in models.weights_of(model).items():
+        np.testing.assert_array_equal(trainer.get_state()[name], array)
+
+
+@every_backend
+def test_weights_of_zero_leave_rows_out(backend: str) -> None:
+    x, y = regression(rows=20)
+    w = np.repeat([1.0, 0.0], 10)
+    states = []
+    for data in ((x, y, w), (x[:10], y[:10])):
+        trainer = make(models.linear(), backend=backend, epochs=1, batch_size=20, shuffle=False)
+        trainer.fit(*data)
+        states.append(trainer.get_state())
+    same(states[0], states[1], 1e-6)
+
+
+@every_backend
+def test_a_step_is_one_batch_of_fit(backend: str) -> None:
+    x, y = regression(rows=30)
+    w = np.linspace(0, 1, 30)
+    options: dict[str, Any] = {
+        "backend": backend,
+        "optimizer": "adam",
+        "schedule": {"name": "invscaling", "power": 0.5},
+        "penalty": "l2",
+        "batch_size": 10,
+        "shuffle": False,
+        "epochs": 1,
+        "learning_rate": 0.05,
+    }
+    whole, parts = make(models.linear(), **options), make(models.linear(), **options)
+    recorder = Recorder()
+    whole = make(models.linear(), **options, callbacks=[recorder])
+    whole.fit(x, y, w)
+    costs = [parts.step((x[k : k + 10], y[k : k + 10], w[k : k + 10])) for k in (0, 10, 20)]
+    same(parts.get_state(), whole.get_state(), 1e-7)
+    expected = [s["loss"] + s["penalty"] for s in recorder.all("step_end")]
+    np.testing.assert_allclose(costs, expected, rtol=1e-6)
+
+
+@every_backend
+def test_several_inputs_outputs_and_losses(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    x = {n: rng.standard_normal((30, k)).astype(np.float32) for n, k in (("left", 3), ("right", 2))}
+    y = {
+        "label/amount": x["left"].sum(axis=1, keepdims=True),
+        "kinds": rng.integers(0, 3, 30),
+    }
+    trainer = make(
+        models.two_headed(),
+        backend=backend,
+        loss=[
+            {"name": "squared_error", "predicted": "amount"},
+            {
+                "name": "softmax_cross_entropy",
+                "predicted": "scores",
+                "expected": "kinds",
+                "factor": 0.5,
+            },
+        ],
+        learning_rate=0.1,
+        epochs=30,
+    )
+    history = trainer.fit(x, y)
+    assert history.losses[-1] < 0.6 * history.losses[0]
+    scores = trainer.predict(x)
+    assert sorted(scores) == ["amount", "scores"]
+    logs = scores["scores"] - scores["scores"].max(axis=1, keepdims=True)
+    logs = logs - np.log(np.exp(logs).sum(axis=1, keepdims=True))
+    expected = np.mean((scores["amount"] - y["label/amount"]) ** 2)
+    expected += 0.5 * -logs[np.arange(30), y["kinds"]].mean()
+    np.testing.assert_allclose(trainer.evaluate(x, y)["loss"], expected, rtol=1e-5)
+    values = trainer.per_sample_losses(x, y)
+    np.testing.assert_allclose(
+        values["scores"], -logs[np.arange(30), y["kinds"]], rtol=1e-4, atol=1e-5
+    )
+
+
+@every_backend
+def test_a_loss_on_an_inner_tensor_trains_what_leads_to_it(backend: str) -> None:
+    x, _ = regression(rows=20, features=6)
+    target = np.zeros((20, 4), np.float32)
+    trainer = make(
+        models.mlp(), backend=backend, loss={"h2": "squared_error"}, learning_rate=0.1, epochs=50
+    )
+    assert trainer.problem.parameters == ("W1", "b1", "W2", "b2")
+    before = (trainer.predict(x, "h2") ** 2).mean()
+    trainer.fit(x, target)
+    assert (trainer.predict(x, "h2") ** 2).mean() < 0.5 * before
+    np.testing.assert_array_equal(
+        models.weights_of(trainer.export())["W3"], models.weights_of(models.mlp())["W3"]
+    )
+
+
+@every_backend
+def test_labels_of_any_rank(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    model = models.model(
+        [models.helper.make_node("MatMul", ["X", "W"], ["Y"])],
+        [models.floats("X", "N", 3, 4)],
+        [models.floats("Y", "N", 3, 2)],
+        {"W": rng.standard_normal((4, 2))},
+    )
+    x = rng.standard_normal((12, 3, 4)).astype(np.float32)
+    y = rng.standard_normal((12, 3, 2)).astype(np.float32)
+    trainer = make(model, backend=backend, epochs=1, batch_size=12, shuffle=False)
+    w = models.weights_of(model)["W"].astype(float)
+    error = x @ w - y
+    expected = w - trainer.learning_rate * 2 * np.einsum("nti,nto->io", x, error) / error.size
+    history = trainer.fit(x, y)
+    np.testing.assert_allclose(trainer.get_state()["W"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(history["loss"], [np.mean(error**2)], rtol=1e-5)
+
+
+@every_backend
+def test_ignored_labels_do_not_count(backend: str) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 4)).astype(np.float32)
+    y = rng.integers(0, 3, 20)
+    ignored = np.where(np.arange(20) % 2, -100, y)
+    states, losses = [], []
+    for data in ((x, ignored), (x[::2], y[::2])):
+        trainer = make(
+            models.classifier(),
+            backend=backend,
+            loss="softmax_cross_entropy",
+            epochs=1,
+            batch_size=20,
+            shuffle=False,
+            learning_rate=0.1,
+        )
+        losses.append(trainer.fit(*data)["loss"][0])
+        states.append(trainer.get_state())
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    same(states[0], states[1], 1e-6)
+
+
+@every_backend
+def test_validation_and_metrics(backend: str) -> None:
+    x, y = regression(rows=60)
+    trainer = make(
+        models.linear(), backend=backend, epochs=3, learning_rate=0.05, metrics=["mae", "rmse"]
+    )
+    history = trainer.fit(x[:40], y[:40], validation_data=(x[40:], y[40:]))
+    scores = trainer.evaluate(x[40:], y[40:])
+    error = trainer.predict(x[40:]).astype(float) - y[40:]
+    np.testing.assert_allclose(scores["loss"], np.mean(error**2), rtol=1e-5)
+    np.testing.assert_allclose(scores["mae"], np.abs(error).mean(), rtol=1e-5)
+    np.testing.assert_allclose(scores["rmse"], np.sqrt(np.mean(error**2)), rtol=1e-5)
+    for name in ("loss", "mae", "rmse"):
+        assert len(history[f"validation_{name}"]) == 3
+        np.testing.assert_allclose(history[f"validation_{name}"][-1], scores[name], rtol=1e-6)
+    assert trainer.validation_losses_ == history["validation_loss"]
+
+
+def test_a_fraction_of_the_rows_is_held_out() -> None:
+    x, y = regression(rows=40)
+    trainer = make(models.linear(), epochs=2)
+    history = trainer.fit(x, y, validation_data=0.25)
+    assert history["rows"] == [30.0, 30.0]
+    assert len(trainer.validation_losses_) == 2
+    assert make(models.linear()).validation_losses_ == []
+
+
+@every_backend
+def test_iterables_functions_and_lists_of_batches_train_like_arrays(backend: str) -> None:
+    x, y = regression(rows=23)
+    parts = [(x[k : k + 10], y[k : k + 10]) for k in range(0, 23, 10)]
+
+    class Again:
+        def __iter__(self) -> Any:
+            return iter(parts)
+
+    def options() -> Any:
+        return make(
+            models.linear(),
+            backend=backend,
+            epochs=2,
+            batch_size=10,
+            shuffle=False,
+            learning_rate=0.05,
+        )
+
+    reference = options()
+    losses = reference.fit(x, y).losses
+    as_mappings = [{"X": a, "y": b} for a, b in parts]
+    for source in (parts, as_mappings, Again(), lambda: iter(parts)):
+        trainer = options()
+        np.testing.assert_allclose(trainer.fit(source).losses, losses, rtol=1e-6)
+        same(trainer.get_state(), reference.get_state(), 1e-6)
+
+
+def test_an_endless_generator_needs_the_length_of_an_epoch() -> None:
+    x, y = regression(rows=10)
+
+    def forever() -> Any:
+        while True:
+            yield x, y
+
+    trainer = make(models.linear(), epochs=3)
+    history = trainer.fit(forever(), steps_per_epoch=4)
+    assert history["rows"] == [40.0] * 3
+
+
+def test_a_generator_that_is_used_up_says_so() -> None:
+    x, y = regression(rows=10)
+    trainer = make(models.linear(), epochs=2)
+    with pytest.raises(DataError, match="used up after one epoch; give a list"):
+        trainer.fit(pair for pair in [(x, y)])
+
+
+def test_batches_that_differ_from_the_first_are_refused() -> None:
+    x, y = regression(rows=10)
+    for second, text in (
+        ((x, y, np.ones(10)), "sample weights.*the first batch had none"),
+        ((x, None), "lack the labels? 'label'"),
+        ((x[:, :3], y), r"X has shape \[10, 3\]"),
+        ((x,), "batch 1 is a tuple"),
+    ):
+        with pytest.raises(DataError, match=text):
+            make(models.linear(), epochs=1).fit([(x, y), second])
+
+
+@every_backend
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_state(backend: str) -> None:
+    x, y = regression(rows=40)
+    model = models.linear()
+    recorder = Recorder()
+    trainer = make(
+        model, backend=backend, epochs=50, batch_size=10, learning_rate=50.0, callbacks=[recorder]
+    )
+    with pytest.raises(TrainingDiverged) as caught:
+        trainer.fit(x, y)
+    text = str(caught.value)
+    step = recorder.all("step_end")[-1]["progress"].step + 1
+    assert f"at step {step} with the rate 50; the last losses were " in text
+    assert "start of epoch" in text
+    assert all(np.isfinite(a).all() for a in trainer.get_state().values())
+    assert isinstance(recorder.all("exception")[0]["error"], TrainingDiverged)
+    assert recorder.names()[-1] == "train_end"
+    # What is kept is the state at the start of the epoch that failed.
+    failed = recorder.all("exception")[0]["progress"].epoch
+    again = make(model, backend=backend, epochs=failed, batch_size=10, learning_rate=50.0)
+    again.fit(x, y)
+    same(trainer.get_state(), again.get_state(), 1e-6)
+
+
+@every_backend
+def test_divergence_is_found_within_the_epoch_without_hooks(backend: str) -> None:
+    x, y = regression(rows=1000)
+    trainer = make(models.linear(), backend=backend, epochs=1, batch_size=1, learning_rate=1e6)
+    with pytest.raises(TrainingDiverged, match="start of epoch 1 is kept"):
+        trainer.fit(x, y)
+    same(trainer.get_state(), models.weights_of(models.linear()), 1e-7)
+
+
+@every_backend
+def test_weights_that_overflow_in_the_very_last_step_are_noticed(backend: str) -> None:
+    # The loss is 2.5e35 and the gradient 1e37: only rate · gradient is out of range.
+    x = np.full((4, 5), 1e19, np.float32)
+    y = np.zeros((4, 1), np.float32)
+    weights = {"coef": np.full((5, 1), 1e-2, np.float32), "intercept": np.zeros(1, np.float32)}
+    trainer = make(models.linear(), backend=backend, epochs=1, batch_size=4, learning_rate=1e3)
+    trainer.set_state(weights)
+    with pytest.raises(TrainingDiverged, match="parameter 'coef' is not finite any more at step 1"):
+        trainer.fit(x, y)
+    same(trainer.get_state(), weights, 1e-7)
+
+
+@every_backend
+def test_ctrl_c_gives_a_history_and_a_whole_state(backend: str) -> None:
+    x, y = regression(rows=40)
+
+    class Interrupt:
+        @hook
+        def step_end(self, progress: Progress) -> None:
+            if progress.step == 6:
+                raise KeyboardInterrupt
+
+    recorder = Recorder()
+    options: dict[str, Any] = {"backend": backend, "batch_size": 10, "shuffle": False}
+    trainer = make(models.linear(), epochs=5, callbacks=[Interrupt(), recorder], **options)
+    history = trainer.fit(x, y)
+    assert history.interrupted
+    assert history is trainer.history_
+    assert history["rows"] == [40.0, 20.0]
+    assert recorder.names()[-2:] == ["exception", "train_end"]
+    stepped = make(models.linear(), epochs=5, **options)
+    for k in (0, 10, 20, 30, 0, 10):
+        stepped.step((x[k : k + 10], y[k : k + 10]))
+    same(trainer.get_state(), stepped.get_state(), 1e-7)
+    assert not make(models.linear(), epochs=1, **options).fit(x, y).interrupted
+
+
+def test_rates_follow_the_schedule_and_are_recorded() -> None:
+    x, y = regression(rows=30)
+    for by, expected in (
+        ("step", [0.1 / (1 + k) for k in range(6)]),
+        ("epoch", [0.1] * 3 + [0.1 / 2] * 3),
+        ("rows", [0.1 / (1 + 10 * k) for k in range(6)]),
+    ):
+        recorder = Recorder()
+        trainer = make(
+            models.linear(),
+            epochs=2,
+            batch_size=10,
+            learning_rate=0.1,
+            schedule={"name": "invscaling", "power": 1.0, "by": by},
+            callbacks=[recorder],
+        )
+        history = trainer.fit(x, y)
+        rates = [s["rate"] for s in recorder.all("step_end")]
+        np.testing.assert_allclose(rates, expected, rtol=1e-12)
+        np.testing.assert_allclose(history["rate"], [expected[2], expected[5]], rtol=1e-12)
+
+
+class Given(Schedule):
+    """Any function as a schedule."""
+
+    name = "given"
+
+    def rate(self, base: float, progress: Progress) -> float:
+        return RATES[progress.step]
+
+
+RATES: list[float] = []
+
+
+@pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
+def test_a_scheduled_rate_below_zero_or_not_finite_is_refused(bad: float) -> None:
+    x, y = regression(rows=30)
+    RATES[:] = [0.1, bad, 0.1]
+    trainer = make(models.linear(), epochs=1, batch_size=10, schedule=Given())
+    text = r"'given' gives the learning rate .* at step 1; expected a finite number >= 0"
+    with pytest.raises(ConfigError, match=text):
+        trainer.fit(x, y)
+    assert all(np.isfinite(a).all() for a in trainer.get_state().values())
+
+
+@every_backend
+def test_a_scheduled_rate_of_zero_moves_nothing(backend: str) -> None:
+    x, y = regression(rows=30)
+    RATES[:] = [0.0, 0.0, 0.0]
+    model = models.linear()
+    trainer = make(model, backend=backend, epochs=1, batch_size=10, schedule=Given())
+    trainer.fit(x, y)
+    same(trainer.get_state(), models.weights_of(model), 0)
+
+
+@pytest.mark.parametrize("backend", ["training_agent", "training_session"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_from_the_second_step_on_nothing_is_bound(backend: str, optimizer: str) -> None:
+    x, y = regression(rows=30)
+    w = np.linspace(0, 1, 25)
+    trainer = make(
+        models.mlp((5, 4, 1)),
+        backend=backend,
+        optimizer=optimizer,
+        penalty="l2",
+        schedule="invscaling",
+        batch_size=10,
+        epochs=1,
+    )
+    trainer.step((x[:10], y[:10], w[:10]))
+    first = trainer.engine.counters()["bindings_made"]
+    assert first > 0
+    trainer.step((x[10:20], y[10:20], w[10:20]))
+    assert trainer.engine.counters()["bindings_made"] == first
+    # A batch size of its own is bound once more, and then never again.
+    trainer.fit(x[:25], y[:25], w)
+    second = trainer.engine.counters()["bindings_made"]
+    assert second > first
+    trainer.epochs = 3
+    trainer.fit(x[:25], y[:25], w)
+    assert trainer.engine.counters()["bindings_made"] == second
+    assert trainer.engine.counters()["steps"] == 14
+
+
+def test_nothing_is_printed_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = regression()
+    make(models.linear(), epochs=2, progress=None).fit(x, y)
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_a_progress_bar_shows_loss_rate_and_speed(capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = regression(rows=400)
+
+    class Slow:
+        @hook
+        def epoch_end(self) -> None:
+            import time
+
+            time.sleep(0.12)
+
+    make(models.linear(), epochs=3, batch_size=4, progress=True, callbacks=[Slow()]).fit(x, y)
+    sys.stderr.flush()
+    assert "rows/s" in capfd.readouterr().err
+
+
+@every_backend
+def test_evaluating_other_kinds_of_data_in_a_hook_leaves_the_training_alone(backend: str) -> None:
+    x, y = regression(rows=40)
+    w = np.linspace(0.5, 1.5, 40)
+    scores: list[float] = []
+
+    class Evaluate:
+        @hook
+        def epoch_end(self, trainer: Any) -> None:
+            scores.append(trainer.evaluate(x, y)["loss"])
+
+    options: dict[str, Any] = {"backend": backend, "epochs": 3, "learning_rate": 0.05}
+    watched = make(models.linear(), callbacks=[Evaluate()], **options)
+    plain = make(models.linear(), **options)
+    # Validation data without weights beside training data with them, too.
+    watched.fit(x, y, w, validation_data=(x, y))
+    plain.fit(x, y, w)
+    same(watched.get_state(), plain.get_state(), 0)
+    np.testing.assert_allclose(scores, watched.validation_losses_, rtol=1e-6)
+    error = watched.predict(x).astype(float) - y
+    np.testing.assert_allclose(scores[-1], np.mean(error**2), rtol=1e-5)
+
+
+def test_evaluate_before_training_uses_the_file_s_weights() -> None:
+    x, y = regression(rows=40)
+    model = models.linear()
+    trainer = make(model, metrics=["mae"])
+    error = models.predict(model, {"X": x})["Y"].astype(float) - y
+    scores = trainer.evaluate(x, y)
+    np.testing.assert_allclose(scores["loss"], np.mean(error**2), rtol=1e-5)
+    np.testing.assert_allclose(scores["mae"], np.mean(np.abs(error)), rtol=1e-5)
+    w = np.arange(40.0)
+    expected = (w[:, None] * error**2).sum() / w.sum()
+    np.testing.assert_allclose(trainer.evaluate(x, y, w)["loss"], expected, rtol=1e-5)
