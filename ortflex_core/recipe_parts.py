@@ -1,0 +1,214 @@
+"""The parts of a recipe: which key takes which kind of component, built and spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ortflex_core import problem
+from ortflex_core.component import Component
+from ortflex_core.errors import ConfigError, Problems, nearest
+from ortflex_core.protocols import DataSource
+from ortflex_core.registry import Plugins
+
+_KINDS = {"optimizer": "optimizers", "schedule": "schedules", "device": "devices"}
+_LISTS = ("metrics", "callbacks")
+_LOSS_KEYS = ("predicted", "expected", "weight", "factor")
+
+
+@attrs.frozen
+class Parts:
+    """Reads the values of a recipe's keys with the plugins that are installed."""
+
+    plugins: Plugins
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        """What is wrong with the value of a key, one line each."""
+        found = Problems()
+        if name == "model":
+            if not Path(value).is_file():
+                found.extend([f"model: there is no file {value!r}"])
+        else:
+            found.collect(lambda: self.build(name, value))
+        return found.lines
+
+    def build(self, name: str, value: Any) -> Any:
+        """The object or objects that a key's value stands for; other values as they are.
+
+        Raises:
+            OrtflexError: unknown names and parameters, each with its path.
+        """
+        if name in _KINDS:
+            return self.plugins.component(_KINDS[name], self._device(name, value), name)
+        if name == "backend":
+            return value if value == "auto" else self.plugins.component("backends", value, name)
+        if name in _LISTS:
+            return self._each(name, value)
+        if name == "loss":
+            return self._losses(value)
+        if name == "penalty":
+            return self._penalties(value)
+        if name in ("data", "validation"):
+            return self._source(name, value)
+        return value
+
+    def spell_out(self, name: str, value: Any) -> Any:
+        """A key's value as names and tables with every parameter, ready for a file.
+
+        Raises:
+            OrtflexError: as :meth:`build`, and objects that no file can name.
+        """
+        made = self.build(name, value)
+        if name == "loss":
+            return self._spell_losses(value, made)
+        if name == "penalty":
+            return self._spell_penalties(value, made)
+        if name in _LISTS:
+            return tuple(self._spell(name, m, v) for m, v in zip(made, value, strict=True))
+        if name in (*_KINDS, "backend", "data", "validation"):
+            return self._spell(name, made, value)
+        return value
+
+    def as_table(self, name: str, text: str) -> dict[str, Any]:
+        """A name as a table; a path as the table of the source that reads it."""
+        if name in ("data", "validation"):
+            return {"name": self._reader(name, text), "path": text}
+        if name == "device":
+            given = self._device(name, text)
+            return dict(given) if isinstance(given, Mapping) else {"name": text}
+        return {"name": text}
+
+    # ------------------------------------------------------------------ single components
+
+    def _device(self, name: str, value: Any) -> Any:
+        from ortflex_core.trainer import device_spec
+
+        return device_spec(value) if name == "device" else value
+
+    def _each(self, name: str, values: Any) -> list[Any]:
+        found = Problems()
+        out = []
+        for k, value in enumerate(values):
+            if name == "callbacks" and not isinstance(value, str | Mapping):
+                out.append(value)
+                continue
+            path = f"{name}[{k}]"
+            out.append(found.collect(partial(self.plugins.component, name, value, path)))
+        found.raise_all()
+        return out
+
+    def _spell(self, name: str, made: Any, given: Any) -> Any:
+        if not isinstance(made, Component):
+            return given
+        kind = _KINDS.get(name) or {"backend": "backends", "validation": "data"}.get(name, name)
+        table = made.describe()
+        table["name"] = self.plugins[kind].name_of(made) or table["name"]
+        return plain(table)
+
+    # ------------------------------------------------------------------ data
+
+    def _source(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if name == "validation" and isinstance(value, int | float) and not isinstance(value, bool):
+            if not 0 < value < 1:
+                raise ConfigError(f"validation: expected a fraction > 0 and < 1, got {value!r}")
+            return float(value)
+        if isinstance(value, str):
+            value = self.as_table(name, value)
+        made: DataSource = self.plugins.component("data", value, name)
+        path = getattr(made, "path", None)
+        if isinstance(path, str) and "://" not in path and not Path(path).exists():
+            raise ConfigError(f"{name}: there is no file or folder {path!r}")
+        return made
+
+    def _reader(self, name: str, path: str) -> str:
+        """The source that reads a path: called as its ending, and npy for folders."""
+        ending = Path(path).suffix.removeprefix(".").lower()
+        if Path(path).is_dir():
+            return "npy"
+        if not Path(path).exists() and "://" not in path:
+            raise ConfigError(f"{name}: there is no file or folder {path!r}")
+        if ending == "npy":
+            raise ConfigError(
+                f"{name}: {path!r} is a single array; give the folder of .npy files it is in"
+            )
+        if ending not in self.plugins["data"]:
+            raise ConfigError(
+                f"{name}: no data source is called {ending!r}, the ending of {path!r}; "
+                f"{nearest(ending, self.plugins['data'].names())}. "
+                "Choose one: {name = …, path = …}"
+            )
+        return ending
+
+    # ------------------------------------------------------------------ losses and penalties
+
+    def _losses(self, spec: Any) -> list[Any]:
+        tables = problem.loss_tables(spec)
+        found = Problems()
+        out = []
+        for k, (_, table) in enumerate(tables):
+            path = f"loss[{k}]" if len(tables) > 1 else "loss"
+            if "object" in table:
+                out.append(table["object"])
+                continue
+            found.extend(_wrong_extras(table, path))
+            own = {key: v for key, v in table.items() if key not in _LOSS_KEYS}
+            out.append(found.collect(partial(self.plugins.component, "losses", own, path)))
+        found.raise_all()
+        return out
+
+    def _spell_losses(self, spec: Any, made: list[Any]) -> Any:
+        tables = []
+        for (_, given), loss in zip(problem.loss_tables(spec), made, strict=True):
+            extras = {key: given[key] for key in _LOSS_KEYS if key in given}
+            tables.append({**self._spell("losses", loss, given), **extras})
+        if isinstance(spec, Mapping) and "name" not in spec:
+            return dict(zip(spec, tables, strict=True))
+        if isinstance(spec, list | tuple):
+            return tuple(tables)
+        return tables[0]
+
+    def _penalties(self, spec: Any) -> tuple[problem.PenaltyTerm, ...]:
+        # Each pattern stands for itself: which parameters it fits is the model's business.
+        names = ["*"]
+        if isinstance(spec, Mapping) and "name" not in spec:
+            table = spec.get("by_parameter", spec)
+            names = list(table) if isinstance(table, Mapping) else []
+        return problem.penalty_terms(spec, names, self.plugins)
+
+    def _spell_penalties(self, spec: Any, made: tuple[problem.PenaltyTerm, ...]) -> Any:
+        if spec is None:
+            return None
+        tables = {
+            pattern: self._spell("penalties", term.penalty, None)
+            for term in made
+            for pattern in term.parameters
+        }
+        if isinstance(spec, Mapping) and "name" not in spec:
+            return {"by_parameter": tables}
+        return tables["*"]
+
+
+def _wrong_extras(table: Mapping[str, Any], path: str) -> list[str]:
+    out = []
+    for key in ("predicted", "expected", "weight"):
+        if key in table and not isinstance(table[key], str):
+            out.append(f"{path}.{key}: expected a tensor's name, got {table[key]!r}")
+    factor = table.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        out.append(f"{path}.factor: expected a number, got {factor!r}")
+    return out
+
+
+def plain(value: Any) -> Any:
+    """Nested components and sequences as what TOML has; what is None is left out."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return tuple(plain(v) for v in value)
+    return value
