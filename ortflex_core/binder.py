@@ -8,7 +8,7 @@ heap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ortflex_core.host import HostProgram
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device, Value
 from ortflex_core.session import reason
-from ortflex_core.types import Array, numpy_dtype
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 
 def fingerprint(value: Value) -> tuple[int, tuple[int, ...], int]:
@@ -63,6 +63,31 @@ class Binder:
             return
         self._binding.bind_ortvalue_output(name, value)
         self._outputs[name] = (key, value)
+        self.misses += 1
+
+    def input_at(self, spec: TensorSpec, owner: Value, device: Any, pointer: int) -> None:
+        """Bind an input to memory inside ``owner``, which is kept alive; its shape is the spec's."""
+        self._at(self._inputs, self._binding.bind_input, spec, owner, device, pointer)
+
+    def output_at(self, spec: TensorSpec, owner: Value, device: Any, pointer: int) -> None:
+        """Bind an output to memory inside ``owner``, which is kept alive; its shape is the spec's."""
+        self._at(self._outputs, self._binding.bind_output, spec, owner, device, pointer)
+
+    def _at(
+        self,
+        known: dict[str, tuple[Any, Value]],
+        bind: Callable[..., None],
+        spec: TensorSpec,
+        owner: Value,
+        device: Any,
+        pointer: int,
+    ) -> None:
+        key = (pointer, spec.shape, spec.dtype)
+        if spec.name in known and known[spec.name][0] == key:
+            self.hits += 1
+            return
+        bind(spec.name, device, spec.numpy.type, list(spec.shape or ()), pointer)
+        known[spec.name] = (key, owner)
         self.misses += 1
 
     def hosts(self, vector: HostVector) -> None:

@@ -17,15 +17,11 @@ from ortflex_core.cotangents import full
 from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
-from ortflex_core.modes import Modes
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import LossTerm, Problem, symbols
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Penalty
 from ortflex_core.types import TensorSpec
-
-RATE = Host.symbol("rate")
-STEP = Host.symbol("step")
 
 
 def parameter_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
@@ -34,15 +30,33 @@ def parameter_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
     return {n: trace.input(n, specs[n].dtype, specs[n].shape) for n in problem.parameters}
 
 
-def model_inputs(trace: Trace, problem: Problem, outputs: Iterable[str]) -> dict[str, Tensor]:
-    """An input of the graph for every input of the model that ``outputs`` depend on."""
+def buffer_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
+    """An input of the graph for every running statistic that training updates."""
+    specs = problem.model.initializers
+    return {n: trace.input(n, specs[n].dtype, specs[n].shape) for n in problem.buffers}
+
+
+def model_inputs(
+    trace: Trace,
+    problem: Problem,
+    outputs: Iterable[str],
+    suffix: str = "",
+    rows: int | None = None,
+) -> dict[str, Tensor]:
+    """An input of the graph for every input of the model that ``outputs`` depend on.
+
+    With ``rows`` the first dimension, the batch, is of that size.
+    """
     used = {name for node in problem.model.ancestors(outputs) for name in reads(node)}
     used |= set(outputs)
-    return {
-        i.name: trace.input(i.name, i.dtype, i.shape)
-        for i in problem.model.inputs
-        if i.name in used
-    }
+    out = {}
+    for spec in problem.model.inputs:
+        if spec.name in used:
+            shape = spec.shape
+            if rows is not None and shape:
+                shape = (rows, *shape[1:])
+            out[spec.name] = trace.input(spec.name + suffix, spec.dtype, shape)
+    return out
 
 
 def _input(trace: Trace, spec: TensorSpec) -> Tensor:
@@ -82,10 +96,10 @@ class TracedLoss:
         """What the term adds to the loss: factor / denominator · Σ w·l."""
         return self.term.scale * self.total  # type: ignore[no-any-return]
 
-    def gradient(self, problem: Problem) -> Tensor:
-        """The gradient of the cost with respect to the predicted tensor, of its shape."""
+    def gradient(self, problem: Problem, factor: Host | float = 1.0) -> Tensor:
+        """The gradient of factor · cost by the predicted tensor, of its shape."""
         op = self.predicted.trace.op
-        scale = self.predicted.trace.bind(self.term.scale, self.predicted.dtype)
+        scale = self.predicted.trace.bind(factor * self.term.scale, self.predicted.dtype)
         cotangent = scale if self.weight is None else scale * self.weight
         own = self._loss.gradient(op, self.predicted, self.expected, cotangent)
         if own is not None:
@@ -147,14 +161,16 @@ def _penalized(
 
 
 def penalty_gradients(
-    trace: Trace, problem: Problem, weights: Mapping[str, Tensor]
+    trace: Trace, problem: Problem, weights: Mapping[str, Tensor], factor: Host | None = None
 ) -> dict[str, Tensor]:
-    """The gradient of the penalties for every parameter that has one."""
+    """The gradient of factor · penalties for every parameter that has one."""
     out = {}
     for name, twin, weight, cost in _penalized(trace, problem, weights):
         own = twin.gradient(trace.op, weight)
         if own is None:
             own = gradients([(cost, None)], [weight], problem.rules)[0]
+        if factor is not None:
+            own = trace.op.Mul(factor, own)
         out[name] = full(trace.op, own, weight)
     return out
 
@@ -200,10 +216,12 @@ def updated(
     weight: Tensor,
     gradient: Tensor,
     slots: Mapping[str, Tensor],
+    suffix: str = "",
 ) -> dict[str, Tensor]:
     """The optimizer's formula for one parameter: ``new/<name>`` and ``new/<slot>/<name>``."""
     optimizer = symbolic(problem.optimizer, symbols("optimizer", problem.optimizer))
-    new, after = optimizer.update(trace.op, weight, gradient, RATE, STEP, slots)
+    rate, step = Host.symbol(f"rate{suffix}"), Host.symbol(f"step{suffix}")
+    new, after = optimizer.update(trace.op, weight, gradient, rate, step, slots)
     if set(after) != set(slots):
         raise GraphError(
             f"the optimizer {problem.optimizer.name!r} returns the slots {sorted(after)}, "
@@ -233,9 +251,7 @@ def _forward(
     rewrite: Rewrite | None,
 ) -> dict[str, Tensor]:
     given = parameter_inputs(trace, problem) | model_inputs(trace, problem, outputs)
-    specs = problem.model.initializers
-    for name in problem.buffers:
-        given[name] = trace.input(name, specs[name].dtype, specs[name].shape)
+    given |= buffer_inputs(trace, problem)
     return problem.model.replay(trace, outputs, given, rewrite)
 
 
@@ -251,39 +267,6 @@ def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Progra
     penalty = trace.op.Cast(penalty, to=loss.dtype)
     outputs = {"total": loss + penalty, "loss": loss, "penalty": penalty}
     return build(trace, outputs, name="training")
-
-
-def step_program(problem: Problem) -> Program:
-    """A whole training step in standard operators: forward, loss, backward, penalty, update.
-
-    Inputs: the model's inputs, labels and weights of one batch, ``<parameter>`` and
-    ``<slot>/<parameter>``; host symbols ``rate``, ``step`` and the scales. Outputs: ``loss`` and
-    ``penalty`` (if there is one), ``new/<parameter>``, ``new/<slot>/<parameter>``.
-
-    Running statistics are inputs, too, with their new values in ``new/<buffer>``.
-    """
-    trace = problem.trace()
-    mode = Modes(problem)
-    values = _forward(trace, problem, problem.predicted, mode)
-    weights = {n: trace.inputs[n] for n in problem.parameters}
-    losses = traced_losses(trace, problem, values)
-    penalty = penalty_cost(trace, problem, weights)
-    seeds = [(loss.predicted, loss.gradient(problem)) for loss in losses]
-    found = gradients(seeds, list(weights.values()), problem.rules)
-    parts = penalty_gradients(trace, problem, weights)
-    outputs: dict[str, Tensor] = {}
-    outputs["loss"] = add_up([loss.cost for loss in losses])
-    if penalty is not None:
-        outputs["penalty"] = penalty
-    for (name, weight), gradient in zip(weights.items(), found, strict=True):
-        total = gradient + parts[name] if name in parts else gradient
-        slots = {
-            s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
-            for s in problem.optimizer.slots
-        }
-        outputs.update(updated(trace, problem, name, weight, total, slots))
-    outputs.update({f"new/{name}": tensor for name, tensor in mode.updates.items()})
-    return build(trace, outputs, name="step")
 
 
 def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:

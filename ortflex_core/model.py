@@ -125,12 +125,16 @@ class Model:
         outputs: Iterable[str],
         given: Mapping[str, Tensor],
         rewrite: Rewrite | None = None,
+        *,
+        infer: bool = False,
     ) -> dict[str, Tensor]:
         """Trace the part of the graph that ``outputs`` depend on.
 
         ``given`` has tensors for graph inputs and, where they are not constants, initializers; any
         other tensor of the graph may be given too, and what lies before it is then left out.
         Large initializers that are not given become inputs of the trace, under their own names.
+        With ``infer`` types and shapes are inferred anew from the tensors given, instead of taken
+        from the model: for inputs of a known batch size.
         """
         values: dict[str, Tensor] = dict(given)
         wanted = list(outputs)
@@ -138,7 +142,7 @@ class Model:
             arguments = [self._argument(trace, name, values) for name in node.input]
             made: Sequence[Tensor] | None = rewrite(trace, node, arguments) if rewrite else None
             if made is None:
-                made = self._retrace(trace, node, arguments, values)
+                made = self._retrace(trace, node, arguments, values, infer)
             for name, tensor in zip(node.output, made, strict=False):
                 if name:
                     tensor.hint = tensor.hint or name
@@ -175,6 +179,7 @@ class Model:
         node: NodeProto,
         arguments: Sequence[Tensor | None],
         values: dict[str, Tensor],
+        infer: bool,
     ) -> tuple[Tensor, ...]:
         if node.op_type == "Constant" and not _domain(node.domain):
             constant = _constant(node)
@@ -186,7 +191,8 @@ class Model:
             if (tensor := self._argument(trace, name, values)) is not None
         }
         specs = [self._values.get(o) if o else None for o in node.output]
-        known = all(s is not None and s.dtype for s in specs)
+        standard = not _domain(node.domain)
+        known = not (infer and standard) and all(s is not None and s.dtype for s in specs)
         types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
         return trace.node(
             node.op_type,

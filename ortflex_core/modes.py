@@ -5,7 +5,7 @@ The user's file is not touched: what changes is how a node is replayed into a tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from onnx import NodeProto, TensorProto, helper
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 class Modes:
-    """Rewrites of one training graph, and the running statistics that it updates.
+    """Rewrites of one training step, and the running statistics that it updates.
 
+    ``buffers`` are the running statistics before the step;
     ``updates`` maps the names of running statistics to their new values, after the replay.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, buffers: Mapping[str, Tensor]) -> None:
         self._problem = problem
+        self._buffers = buffers
         self.updates: dict[str, Tensor] = {}
 
     def __call__(
@@ -86,7 +88,7 @@ class Modes:
         count = op.Cast(op.Size(x), to=x.dtype) / op.Cast(op.Size(mean), to=x.dtype)
         unbiased = variance * (count / op.Max(count - 1, 1.0))
         for name, batch in ((node.input[3], mean), (node.input[4], unbiased)):
-            old = trace.inputs[name]
+            old = self._buffers[name]
             fresh = op.Reshape(batch, [-1])
             self.updates[name] = momentum * old + (1 - momentum) * fresh
 

@@ -48,6 +48,8 @@ class LossTerm:
     samples: Shape
     factor: float = 1.0
     traced_back: str | None = None
+    suffix: str = ""
+    """Marks one of several steps in a graph."""
 
     @property
     def prefix(self) -> str:
@@ -57,7 +59,30 @@ class LossTerm:
     @property
     def scale(self) -> Host:
         """factor / denominator of the batch: what a per-sample value counts in the total."""
-        return Host.symbol(f"{self.prefix}/scale")
+        return Host.symbol(f"{self.prefix}/scale{self.suffix}")
+
+    def at(self, suffix: str, rows: int | None) -> LossTerm:
+        """The term in one of several steps of a graph, its batch of a known size if ``rows``."""
+
+        def moved(spec: TensorSpec, rename: bool) -> TensorSpec:
+            name = spec.name + suffix if rename else spec.name
+            return attrs.evolve(spec, name=name, shape=sized(spec.shape, rows))
+
+        return attrs.evolve(
+            self,
+            suffix=suffix,
+            predicted=moved(self.predicted, rename=False),
+            label=moved(self.label, rename=True),
+            weight=None if self.weight is None else moved(self.weight, rename=True),
+            samples=sized(self.samples, rows) or (),
+        )
+
+
+def sized(shape: Shape | None, rows: int | None) -> Shape | None:
+    """A shape with the symbol ``batch`` replaced by a number of rows, if one is given."""
+    if shape is None or rows is None:
+        return shape
+    return tuple(rows if d == "batch" else d for d in shape)
 
 
 @attrs.frozen(kw_only=True)
@@ -91,6 +116,8 @@ class Problem:
     batch_norm: Literal["train", "freeze"] = "train"
     dropout: Literal["file", "off"] | float = "file"
     seed: int = 0
+    batch_size: int = 1
+    """Rows of a whole batch, for cost models."""
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -173,8 +173,11 @@ def _node(
         proto.input.append("" if known else _name_of(argument, names, taken, counts, graph))  # type: ignore[arg-type]
     outer = {name: _name_of(t, names, taken, counts, graph) for name, t in node.captures.items()}
     proto.output.extend(_name_of(o, names, taken, counts, graph) for o in node.outputs)
-    counts[f"node {node.op_type}"] = counts.get(f"node {node.op_type}", 0) + 1
-    proto.name = node.name or f"{node.op_type}.{counts[f'node {node.op_type}']}"
+    # A model's node may be there several times, once a step: its name, then numbered.
+    label = f"node {node.name or node.op_type}"
+    counts[label] = counts.get(label, 0) + 1
+    first = bool(node.name) and counts[label] == 1
+    proto.name = node.name if first else f"{node.name or node.op_type}.{counts[label]}"
     for attribute in node.attributes.values():
         proto.attribute.append(_rename_captures(attribute, outer) if outer else attribute)
     return proto

@@ -126,7 +126,7 @@ class Trainer:
         get = self.plugins.component
         self.optimizer = errors.collect(lambda: get("optimizers", optimizer))
         self.schedule = errors.collect(lambda: get("schedules", schedule))
-        self.device: Device = errors.collect(lambda: get("devices", _device(device)))
+        self.device: Device = errors.collect(lambda: get("devices", device_spec(device)))
         listed: Sequence[Any] = [metrics] if isinstance(metrics, str) else metrics
         self.metrics = [
             errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
@@ -169,6 +169,7 @@ class Trainer:
             batch_norm=batch_norm,  # type: ignore[arg-type]
             dropout=dropout,
             seed=seed,
+            batch_size=batch_size,
         )
         self._state = {n: self.model.initializer(n) for n in trained}
         self._state |= draw(self.model, choices, reinitialize, seed)
@@ -674,7 +675,7 @@ def _check_version(model: Model, runtime: Runtime) -> None:
     )
 
 
-def _device(spec: Any) -> Any:
+def device_spec(spec: Any) -> Any:
     """``"cuda:1"`` is ``{"name": "cuda", "index": 1}``."""
     if isinstance(spec, str) and ":" in spec:
         name, _, index = spec.partition(":")

@@ -2,29 +2,42 @@
 
 Forward, loss, backward, penalty and update are one graph, run once a step. Weights and optimizer
 state exist in two versions; the graph reads one and writes the other, and two ready-made sets of
-bindings take turns, so that nothing is bound or copied between steps.
+bindings take turns, so that nothing is bound or copied between steps. Where a step is so short that
+starting a run would show, a graph holds several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
 
-from ortflex_core import compose, modes
 from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.evaluate import Evaluator
+from ortflex_core.modes import reasons as mode_reasons
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Backend, Device, Value
 from ortflex_core.runtime import Runtime
 from ortflex_core.session import session
-from ortflex_core.types import Array
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Twins, scales
+from ortflex_core.step import step_program
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.backends.buffers import ReadLosses, Twins, scales
+
+# What starting a run costs in terms of the nodes of a graph, and how many nodes of unrolled steps
+# are worth their compilation. From measurements of small networks on one thread.
+_NODES_PER_RUN = 25
+_MOST_NODES = 600
+_FLOPS_PER_NODE = 30_000
+
+
+def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError(f"FusedBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -32,14 +45,22 @@ class FusedBackend(Backend):
     """Train on any onnxruntime, inference builds included: one graph, one run a step.
 
     Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
-    gradient rule (``ortflex.gradients``).
+    gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;
+    ``"auto"`` chooses by the size of a step (never by a clock), and any value gives the same weights
+    to float32 rounding.
+
+    Raises:
+        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer.
 
     Example:
-        >>> trainer = Trainer("model.onnx", backend="fused")  # doctest: +SKIP
+        >>> FusedBackend(steps_per_run=4).steps_per_run
+        4
     """
 
     name: ClassVar[str] = "fused"
     priority: ClassVar[int] = 30
+
+    steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=_steps)
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
@@ -47,102 +68,212 @@ class FusedBackend(Backend):
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        against = modes.reasons(problem)
+        against = mode_reasons(problem)
         if against:
             return against
         try:
-            compose.step_program(problem)
+            step_program(problem)
         except (NoGradientRule, NotDifferentiable, GraphError) as error:
             return [str(error)]
         return []
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> FusedEngine:
-        return FusedEngine(problem, device)
+        return FusedEngine(problem, device, self.steps_per_run)
+
+
+def steps_per_run(problem: Problem, nodes: int) -> int:
+    """How many steps a graph should hold: so many that starting a run is a small part of it.
+
+    A step is counted in nodes, its arithmetic (6 operations a weight and row) being worth so many
+    nodes. The result only depends on the problem.
+    """
+    weights = sum(problem.model.initializer(n).size for n in problem.parameters)
+    work = nodes + 6 * weights * problem.batch_size / _FLOPS_PER_NODE
+    wanted = 20 * _NODES_PER_RUN / work
+    return max(1, min(int(wanted), _MOST_NODES // nodes, 32))
+
+
+class _Plan:
+    """A program and its bindings for batches of one shape, in both directions."""
+
+    def __init__(self, engine: FusedEngine, program: Program, batch: Batch, steps: int) -> None:
+        device = engine.device
+        self.program = program
+        self.steps = steps
+        self.hosts = HostVector(program, device, engine.problem.constants())
+        self.place = device.ort_device()
+        used = {i.name for i in program.inputs}
+        first = "@0" if steps > 1 else ""
+        self.data: list[tuple[str, Value, Array, bool]] = []
+        self._known: dict[str, tuple[Value, int]] = {}
+        for spec in engine.columns:
+            if spec.name + first not in used:
+                continue
+            shape = batch.shape(spec.name)
+            value = device.empty((steps * shape[0], *shape[1:]), spec.numpy)
+            view = device.view(value)
+            staged = np.empty((steps * shape[0], *shape[1:]), spec.numpy) if view is None else view
+            self.data.append((spec.name, value, staged, view is None))
+            size = int(np.prod(shape)) * spec.numpy.itemsize
+            for k in range(steps):
+                name = f"{spec.name}@{k}" if steps > 1 else spec.name
+                self._known[name] = (value, value.data_ptr() + k * size)
+        terms = [o for o in program.outputs if not o.name.startswith("new/")]
+        self.costs = device.empty([len(terms)], terms[0].numpy)
+        self.costs_view = device.view(self.costs)
+        item = terms[0].numpy.itemsize
+        self._costs = {
+            o.name: (self.costs, self.costs.data_ptr() + k * item) for k, o in enumerate(terms)
+        }
+        names = [o.name for o in terms]
+        per_step = [f"@{k}" for k in range(steps)] if steps > 1 else [""]
+        self.totals = np.array(
+            [[names.index(f"total/{t.index}{s}") for t in engine.problem.terms] for s in per_step]
+        )
+        self.penalties = [names.index(f"penalty{s}") for s in per_step if f"penalty{s}" in names]
+        self.binders = (self._bind(engine, batch, 0), self._bind(engine, batch, 1))
+        self.suffixes = per_step
+        self.counts_steps = any(v.startswith("step") for v in self.hosts.varying)
+        self.last: tuple[Any, Any] = (None, None)
+        self.values: dict[str, float] = {}
+        self.factors: Array = np.zeros(self.totals.shape)
+
+    def _bind(self, engine: FusedEngine, batch: Batch, old: int) -> Binder:
+        binder = Binder(session(self.program, engine.device, engine.problem.threads), "step")
+        before, after = engine.versions(old), engine.versions(1 - old)
+        sizes = {
+            f"{spec.name}{'@' + str(k) if self.steps > 1 else ''}": batch.shape(spec.name)
+            for spec in engine.columns
+            for k in range(self.steps)
+        }
+        for spec in self.program.inputs:
+            if spec.name in self._known:
+                owner, pointer = self._known[spec.name]
+                exact = attrs.evolve(spec, shape=sizes[spec.name])
+                binder.input_at(exact, owner, self.place, pointer)
+            else:
+                value = before.get(spec.name)
+                if value is None:
+                    value = engine.evaluator.frozen(spec.name)
+                binder.input_at(spec, value, self.place, value.data_ptr())
+        binder.hosts(self.hosts)
+        for spec in self.program.outputs:
+            if spec.name in self._costs:
+                owner, pointer = self._costs[spec.name]
+                binder.output_at(attrs.evolve(spec, shape=()), owner, self.place, pointer)
+            else:
+                value = after[spec.name.removeprefix("new/")]
+                binder.output_at(spec, value, self.place, value.data_ptr())
+        return binder
+
+    def fill(self, device: Device, batches: Sequence[Batch]) -> None:
+        """Copy the rows of all steps to where the graph reads them."""
+        first = batches[0]
+        if len(batches) > 1 and first.rows is not None:
+            rows = np.concatenate([b.rows for b in batches])  # type: ignore[misc]
+            first = Batch(first.columns, rows, len(rows), ())
+        for name, value, staged, copied in self.data:
+            if len(batches) > 1 and first.rows is None:
+                np.concatenate([b.columns[name] for b in batches], out=staged)
+            else:
+                first.copy(name, staged)
+            if copied:
+                device.write(value, staged)
 
 
 class FusedEngine:
     """A compiled problem in one graph (see :class:`ortflex_core.protocols.Engine`)."""
 
-    steps_per_run = 1
-
-    def __init__(self, problem: Problem, device: Device) -> None:
+    def __init__(
+        self, problem: Problem, device: Device, steps: int | Literal["auto"] = "auto"
+    ) -> None:
         self.problem = problem
         self.device = device
         model = problem.model
-        self._program = compose.step_program(problem)
-        self._session = session(self._program, device, problem.threads)
         self._weights = Twins(device, {n: model.initializer(n) for n in problem.parameters})
         zeros = {f"{s}/{p}": np.zeros_like(model.initializer(p)) for s, p in problem.slots}
         self._slots = Twins(device, zeros)
         self._buffers = Twins(device, {n: model.initializer(n) for n in problem.buffers})
         self._twins = (self._weights, self._slots, self._buffers)
         self._step = 0
-        self._evaluator = Evaluator(problem, device)
-        self._hosts = HostVector(self._program, device, problem.constants())
-        costs = {o.name: device.empty([], o.numpy) for o in self._program.outputs if o.name in ("loss", "penalty")}
-        self._costs = costs
-        self._loss = Scalar(device, costs["loss"])
-        self._penalty = Scalar(device, costs["penalty"]) if "penalty" in costs else None
+        self.evaluator = Evaluator(problem, device)
         labels = [t.label for t in problem.terms]
         weights = [t.weight for t in problem.terms if t.weight is not None]
-        used = {i.name for i in self._program.inputs}
-        self._columns = {s.name: s for s in (*model.inputs, *labels, *weights) if s.name in used}
-        self._binders: list[Binder] = []
-        self._plans: dict[tuple[Any, ...], tuple[DataBuffers, tuple[Binder, Binder]]] = {}
-        self._last: tuple[Any, int, DataBuffers, tuple[Binder, Binder]] | None = None
-        self._denominators: Sequence[float] | None = None
-        self._values: dict[str, float] = {}
+        columns: dict[str, TensorSpec] = {s.name: s for s in (*model.inputs, *labels, *weights)}
+        self.columns = tuple(columns.values())
+        self._programs: dict[tuple[int, int | None], Program] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._last: tuple[Any, int, int, _Plan] | None = None
+        self._usual: int | None = None
+        if steps == "auto":
+            steps = steps_per_run(problem, self._program(1, None).nodes)
+        self.steps_per_run = steps
 
-    def _plan(self, batch: Batch) -> tuple[DataBuffers, tuple[Binder, Binder]]:
+    def _program(self, steps: int, rows: int | None) -> Program:
+        key = (steps, rows)
+        if key not in self._programs:
+            self._programs[key] = step_program(self.problem, steps=steps, rows=rows)
+        return self._programs[key]
+
+    def versions(self, which: int) -> dict[str, Value]:
+        """One of the two versions of everything a step updates."""
+        out: dict[str, Value] = {}
+        for twins in self._twins:
+            out |= twins.versions[which]
+        return out
+
+    def _plan(self, batch: Batch, steps: int) -> _Plan:
         last = self._last
-        if last is not None and last[0] is batch.columns and last[1] == batch.size:
-            return last[2], last[3]
-        key = tuple(batch.shape(n) for n in self._columns)
+        if last is not None and last[0] is batch.columns and last[1:3] == (batch.size, steps):
+            return last[3]
+        shapes = tuple(batch.shape(s.name) for s in self.columns if s.name in batch.columns)
+        key = (steps, shapes)
         if key not in self._plans:
-            data = DataBuffers(self.device, self._columns.values(), batch)
-            self._plans[key] = (data, (self._bind(data, 0), self._bind(data, 1)))
-        data, binders = self._plans[key]
-        self._last = (batch.columns, batch.size, data, binders)
-        return data, binders
-
-    def _bind(self, data: DataBuffers, old: int) -> Binder:
-        """Bindings of a step from version ``old`` of weights and slots to the other one."""
-        binder = Binder(self._session, "step")
-        self._binders.append(binder)
-        known = dict(data.values)
-        for twins in self._twins:
-            known |= twins.versions[old]
-        for spec in self._program.inputs:
-            value = known.get(spec.name)
-            binder.input(spec.name, self._evaluator.frozen(spec.name) if value is None else value)
-        binder.hosts(self._hosts)
-        for name, value in self._costs.items():
-            binder.output(name, value)
-        for twins in self._twins:
-            for name, value in twins.versions[1 - old].items():
-                binder.output(f"new/{name}", value)
-        return binder
+            # The usual batch gets a graph of constant sizes; odd ones share a dynamic one.
+            if self._usual is None:
+                self._usual = batch.size
+            rows = batch.size if batch.size == self._usual else None
+            self._plans[key] = _Plan(self, self._program(steps, rows), batch, steps)
+        self._last = (batch.columns, batch.size, steps, self._plans[key])
+        return self._plans[key]
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
-        out = []
-        values = self._values
+        whole = self.steps_per_run
+        if len(batches) == whole and batches[-1].size == batches[0].size:
+            return ReadLosses(self._run(batches, rates))
+        out: list[tuple[float, float]] = []
         for batch, rate in zip(batches, rates, strict=True):
-            data, binders = self._plan(batch)
-            data.fill(batch)
-            if batch.denominators is not self._denominators:
-                self._denominators = batch.denominators
-                values.update(scales(self.problem, batch))
-            values["rate"] = rate
-            values["step"] = self._step + 1
-            self._hosts.update(values)
-            now = self._weights.current
-            binders[now].run()
-            for twins in self._twins:
-                twins.current = 1 - now
-            self._step += 1
-            penalty = self._penalty.read() if self._penalty is not None else 0.0
-            out.append((self._loss.read(), penalty))
+            out.extend(self._run((batch,), (rate,)))
         return ReadLosses(out)
+
+    def _run(self, batches: Sequence[Batch], rates: Sequence[float]) -> list[tuple[float, float]]:
+        plan = self._plan(batches[0], len(batches))
+        plan.fill(self.device, batches)
+        denominators = [b.denominators for b in batches]
+        if plan.counts_steps or plan.last != (rates, denominators):
+            self._set_hosts(plan, batches, rates)
+            plan.last = (list(rates), denominators)
+        now = self._weights.current
+        plan.binders[now].run()
+        for twins in self._twins:
+            twins.current = 1 - now
+        self._step += len(batches)
+        view = plan.costs_view
+        costs = self.device.read(plan.costs) if view is None else view
+        losses = (costs[plan.totals] * plan.factors).sum(axis=1).tolist()
+        if plan.penalties:
+            return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
+        return [(loss, 0.0) for loss in losses]
+
+    def _set_hosts(self, plan: _Plan, batches: Sequence[Batch], rates: Sequence[float]) -> None:
+        values = plan.values
+        for k, (suffix, batch, rate) in enumerate(zip(plan.suffixes, batches, rates, strict=True)):
+            factors = scales(self.problem, batch)
+            values.update({name + suffix: value for name, value in factors.items()})
+            values[f"rate{suffix}"] = rate
+            values[f"step{suffix}"] = self._step + k + 1
+            plan.factors[k] = list(factors.values())
+        plan.hosts.update(values)
 
     @property
     def _now(self) -> dict[str, Value]:
@@ -151,10 +282,10 @@ class FusedEngine:
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        return self._evaluator.evaluate(self._now, batch, outputs)
+        return self.evaluator.evaluate(self._now, batch, outputs)
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self._evaluator.predict(self._now, batch, outputs)
+        return self.evaluator.predict(self._now, batch, outputs)
 
     def state(self) -> dict[str, Array]:
         return self._weights.read()
@@ -176,13 +307,17 @@ class FusedEngine:
         self._step = int(slots.get("step", self._step))
 
     def programs(self) -> dict[str, Program | bytes]:
-        graphs: dict[str, Program | bytes] = {"step": self._program}
-        return graphs | {p.name: p for p in self._evaluator.programs.values()}
+        graphs: dict[str, Program | bytes] = {}
+        for (steps, rows), program in self._programs.items():
+            label = "step" if rows is None else f"step-{rows}-rows"
+            graphs[f"{label}-{steps}-at-once" if steps > 1 else label] = program
+        return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
+        binders = [b for plan in self._plans.values() for b in plan.binders]
         return {
-            "bindings_made": sum(b.misses for b in self._binders),
-            "bindings_reused": sum(b.hits for b in self._binders),
+            "bindings_made": sum(b.misses for b in binders),
+            "bindings_reused": sum(b.hits for b in binders),
             "steps": self._step,
         }
 

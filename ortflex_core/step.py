@@ -1,0 +1,146 @@
+"""Whole training steps as one graph: forward, loss, backward, penalty, update; one or several.
+
+What happens to a weight between two steps is a formula like any other, so a graph may hold several
+steps: each reads the weights that the one before it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from ortflex_core import compose, passes
+from ortflex_core.autodiff import gradients
+from ortflex_core.component import symbolic
+from ortflex_core.host import Host
+from ortflex_core.modes import Modes
+from ortflex_core.ops import Tensor, Trace
+from ortflex_core.problem import Problem, symbols
+from ortflex_core.program import Program, build
+
+
+def step_program(problem: Problem, *, steps: int = 1, rows: int | None = None) -> Program:
+    """A graph of ``steps`` training steps in standard operators.
+
+    Inputs: the model's inputs, labels and weights, ``<parameter>``, ``<slot>/<parameter>``, running
+    statistics; host symbols ``rate``, ``step`` and the scales. Outputs: ``total/<term>``, the Σ w·l
+    of each loss term, ``penalty`` if there is one, ``new/<parameter>``, ``new/<slot>/<parameter>``,
+    ``new/<statistic>``. With several steps everything that belongs to step k (data, host symbols,
+    totals) has the suffix ``@k``.
+
+    Args:
+        problem: what is trained.
+        steps: how many.
+        rows: the batch size, where it is known and always the same: sizes then are constants of
+            the graph. None keeps the batch dimension symbolic.
+    """
+    trace = problem.trace()
+    now = _Now(
+        compose.parameter_inputs(trace, problem),
+        {
+            f"{s}/{p}": trace.input(f"{s}/{p}", spec.dtype, spec.shape)
+            for s, p in problem.slots
+            for spec in (problem.model.initializers[p],)
+        },
+        compose.buffer_inputs(trace, problem),
+    )
+    factor = gradient_factor(problem)
+    outputs: dict[str, Tensor] = {}
+    replaced: dict[Tensor, Tensor] = {}
+    for k in range(steps):
+        suffix = f"@{k}" if steps > 1 else ""
+        now = _step(trace, problem, now, suffix, rows, factor, outputs, replaced)
+    for group in (now.weights, now.slots, now.buffers):
+        outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
+    flat = rows is not None
+    trace, outputs = passes.optimize(trace, outputs, replaced, parameters=problem.parameters if flat else ())
+    return build(trace, outputs, name="step")
+
+
+@attrs.frozen
+class _Now:
+    """What a step reads, and the next one after it."""
+
+    weights: Mapping[str, Tensor]
+    slots: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+def _step(
+    trace: Trace,
+    problem: Problem,
+    now: _Now,
+    suffix: str,
+    rows: int | None,
+    factor: Host | None,
+    outputs: dict[str, Tensor],
+    replaced: dict[Tensor, Tensor],
+) -> _Now:
+    """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
+    local = attrs.evolve(problem, terms=tuple(t.at(suffix, rows) for t in problem.terms))
+    mode = Modes(problem, now.buffers)
+    given = {**now.weights, **now.buffers}
+    given |= compose.model_inputs(trace, problem, problem.predicted, suffix, rows)
+    values = problem.model.replay(trace, problem.predicted, given, mode, infer=rows is not None)
+    losses = compose.traced_losses(trace, local, values)
+    outputs.update({f"total/{t.term.index}{suffix}": t.total for t in losses})
+    cost = compose.penalty_cost(trace, problem, now.weights)
+    if cost is not None:
+        outputs[f"penalty{suffix}"] = cost
+    here = None if factor is None else _at(factor, suffix)
+    seeds = [(t.predicted, t.gradient(local, 1.0 if here is None else here)) for t in losses]
+    found = gradients(seeds, list(now.weights.values()), problem.rules)
+    penalties = compose.penalty_gradients(trace, problem, now.weights, here)
+    weights: dict[str, Tensor] = {}
+    slots: dict[str, Tensor] = {}
+    for (name, weight), gradient in zip(now.weights.items(), found, strict=True):
+        total = gradient + penalties[name] if name in penalties else gradient
+        own = {s: now.slots[f"{s}/{name}"] for s in problem.optimizer.slots}
+        if here is None:
+            after = compose.updated(trace, problem, name, weight, total, own, suffix)
+        else:
+            # The gradient is scaled already: the product that the formula makes is replaced by it.
+            stand_in = trace.input(f"gradient/{name}{suffix}", weight.dtype, weight.shape)
+            after = compose.updated(trace, problem, name, weight, stand_in, own, suffix)
+            replaced[_product(trace, stand_in)] = total
+        weights[name] = after[f"new/{name}"]
+        slots.update({f"{s}/{name}": after[f"new/{s}/{name}"] for s in own})
+    return _Now(weights, slots, {n: mode.updates.get(n, b) for n, b in now.buffers.items()})
+
+
+def gradient_factor(problem: Problem) -> Host | None:
+    """The host scalar that the update multiplies its gradient with, if that is all it does with both.
+
+    Plain gradient descent uses rate · gradient and neither of them elsewhere. Then the rate can be
+    the seed of the reverse walk, and no tensor of a weight's size has to be multiplied by it.
+    """
+    trace = problem.trace()
+    spec = problem.model.initializers[problem.parameters[0]]
+    weight = trace.input("weight", spec.dtype, spec.shape)
+    gradient = trace.input("gradient", spec.dtype, spec.shape)
+    slots = {s: trace.input(s, spec.dtype, spec.shape) for s in problem.optimizer.slots}
+    twin = symbolic(problem.optimizer, symbols("optimizer", problem.optimizer))
+    twin.update(trace.op, weight, gradient, Host.symbol("rate"), Host.symbol("step"), slots)
+    users = [n for n in trace.nodes if gradient in n.arguments]
+    if len(users) != 1 or users[0].op_type != "Mul":
+        return None
+    (scalar,) = [a for a in users[0].arguments if a is not gradient] or [gradient]
+    if scalar.host is None or sum(scalar in n.arguments for n in trace.nodes) != 1:
+        return None
+    return scalar.host
+
+
+def _product(trace: Trace, stand_in: Tensor) -> Tensor:
+    return next(n.outputs[0] for n in reversed(trace.nodes) if stand_in in n.arguments)
+
+
+def _at(expression: Host, suffix: str) -> Host:
+    """The expression with the symbols of one step: ``rate`` becomes ``rate@3``."""
+    if not suffix:
+        return expression
+    if expression.op == "symbol":
+        (name,) = expression.args
+        return Host.symbol(name + suffix) if name in ("rate", "step") else expression
+    args = [_at(a, suffix) if isinstance(a, Host) else a for a in expression.args]
+    return Host.apply(expression.op, *args)
