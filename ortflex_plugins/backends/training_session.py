@@ -180,11 +180,15 @@ class TrainingSessionEngine:
         parameters.optimizer_attributes_map = {n: dict(native.floats) for n in trained}
         parameters.optimizer_int_attributes_map = {n: dict(native.ints) for n in trained}
         self._parameters = parameters
+        options = session_options(problem.threads)
+        # SGDOptimizer updates in place. In the default order it does so before the backward pass
+        # has read the weight: the gradients of all earlier layers would see the new one.
+        options.execution_order = state.ExecutionOrder.PRIORITY_BASED
         try:
             return TrainingSession(
                 proto.SerializeToString(),
                 parameters,
-                session_options(problem.threads),
+                options,
                 providers=self.device.providers(),
             )
         except Exception as error:  # onnxruntime raises classes of its own, made in C++
