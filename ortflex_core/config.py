@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -294,3 +295,15 @@ def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
         inner[key] = below
         inner = below
     inner[keys[-1]] = value
+
+
+def choices(key: str) -> list[str]:
+    """The texts that a key takes; none where any will do.
+
+    >>> choices("reduction"), choices("epochs")
+    (['mean', 'sum'], [])
+    """
+    annotation = field_types(Recipe)[key]
+    nested = [annotation, *typing.get_args(annotation)]
+    literals = [a for a in nested if typing.get_origin(a) is Literal]
+    return [text for literal in literals for text in typing.get_args(literal)]

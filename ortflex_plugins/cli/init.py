@@ -1,0 +1,219 @@
+"""``ortflex init``: a complete, commented TOML file for a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ortflex_core.model import Model
+    from ortflex_core.registry import Plugins
+    from ortflex_core.types import TensorSpec
+
+_WIDTH = 98
+_LISTED = 40
+_KINDS = {
+    "loss": "losses",
+    "penalty": "penalties",
+    "optimizer": "optimizers",
+    "schedule": "schedules",
+    "device": "devices",
+    "backend": "backends",
+    "metrics": "metrics",
+    "callbacks": "callbacks",
+}
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("train.toml"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def init(model: Path, output: Path, force: bool) -> None:
+    """Write a commented TOML file for a model.
+
+    It says what the model takes, what can be trained and why the rest is not, and has every key
+    with its default. Put the data where its `data` says, and run `ortflex train`.
+    """
+    from ortflex_core.errors import ConfigError
+    from ortflex_core.files import write_bytes
+    from ortflex_core.model import Model
+    from ortflex_core.registry import Plugins
+
+    if output.exists() and not force:
+        raise ConfigError(f"{output} exists and is left as it is; overwrite it with --force")
+    text = template(Model(model), output.parent, Plugins.discover())
+    write_bytes(output, text.encode())
+    click.echo(f"wrote {output}; put the data where it says, then: ortflex train {output}")
+
+
+def template(model: Model, folder: Path, plugins: Plugins) -> str:
+    """The file for a model; its path is written relative to ``folder``.
+
+    Raises:
+        ModelError: the model has no float output or nothing to train.
+    """
+    from ortflex_core import parameters
+
+    output, loss, why = suggest_loss(model)
+    choices = parameters.choose(model, [output], None)
+    path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
+    lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
+    lines += ["#", "# The model takes:", *(f"#   {spec}" for spec in model.inputs)]
+    lines += ["# and gives:", *(f"#   {spec}" for spec in model.outputs)]
+    trained = [c for c in choices if c.trained]
+    left = [c for c in choices if not c.trained]
+    specs = model.initializers
+    lines += ["#", f"# Trained, unless params says otherwise ({len(trained)}):"]
+    lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in trained)
+    if left:
+        lines += [f"# Not trained ({len(left)}):"]
+        lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in left)
+    lines += ["", *_model_keys(model, path, output, loss, why, plugins)]
+    lines += ["# Every other key with its default.", "", *_default_keys(plugins)]
+    return "\n".join(lines)
+
+
+def suggest_loss(model: Model) -> tuple[str, str, str]:
+    """(tensor, loss, why) of the loss that a model most likely was made for.
+
+    A classifier is known by the Softmax or Sigmoid it ends with; anything else is a regression.
+    """
+    from ortflex_core import targets
+
+    found = []
+    for spec in candidates(model):
+        scores, operator = targets.raw_scores(model, spec.name)
+        if operator in ("Softmax", "LogSoftmax"):
+            why = f"{spec.name!r} comes from a {operator}; the loss sees its scores, {scores!r}"
+            return spec.name, "softmax_cross_entropy", why
+        if operator == "Sigmoid":
+            why = f"{spec.name!r} comes from a Sigmoid; the loss sees its scores, {scores!r}"
+            found.append((spec.name, "log_loss", why))
+        else:
+            found.append((spec.name, "squared_error", f"{spec.name!r} ends with no Softmax"))
+    if not found:
+        # Raises with what there is instead.
+        targets.default_output(model)
+    return sorted(found, key=lambda f: f[1])[0]
+
+
+def candidates(model: Model) -> list[TensorSpec]:
+    """The float outputs, which a loss can be on."""
+    from ortflex_core.ops import FLOATS
+
+    return [spec for spec in model.outputs if spec.dtype in FLOATS]
+
+
+def _model_keys(
+    model: Model, path: str, output: str, loss: str, why: str, plugins: Plugins
+) -> Iterator[str]:
+    from ortflex_core.targets import file_classes
+    from ortflex_core.toml import to_toml
+
+    names = [spec.name for spec in model.inputs]
+    arrays = "X" if len(names) == 1 else ", ".join(names)
+    yield from _comment(_help("model"))
+    yield f"model = {to_toml(path)}"
+    yield ""
+    yield from _comment(
+        f"{_help('data')}: an .npz file with the arrays {arrays} and y (and sample_weight), a "
+        f"folder with a .npy file for each, or a .csv file with a header. y: {_labels(model, loss)}."
+    )
+    yield '# data = { name = "csv", path = "data.csv", target = "y" }'
+    yield 'data = "data.npz"'
+    yield ""
+    yield from _comment(f"{_help('loss')}. {why}.")
+    yield from _choices("loss", plugins)
+    several = candidates(model)
+    if len(several) == 1:
+        yield f"loss = {to_toml(loss)}"
+    else:
+        shown = ", ".join(spec.name for spec in several)
+        yield from _comment(f"It can be on: {shown}.")
+        yield f"loss = {to_toml({'name': loss, 'predicted': output})}"
+    yield ""
+    classes = file_classes(model)
+    if classes is not None:
+        yield from _comment(f"The file has the class labels {to_toml(classes[:20])}.")
+        yield ""
+
+
+def _labels(model: Model, loss: str) -> str:
+    from ortflex_core.types import shape_text
+
+    output, _, _ = suggest_loss(model)
+    shape = model.value(output).shape
+    if loss == "softmax_cross_entropy":
+        return "class labels, one a row; or one column a class"
+    if loss == "log_loss":
+        return "0 and 1, in the shape of the scores"
+    columns = ' (from a csv: target = ["y"])' if shape and len(shape) == 2 else ""
+    return f"numbers of shape {shape_text(shape)}{columns}"
+
+
+def _default_keys(plugins: Plugins) -> Iterator[str]:
+    import attrs
+
+    from ortflex_core.config import Recipe
+    from ortflex_core.toml import to_toml
+
+    examples: dict[str, Any] = {
+        "validation": 0.2,
+        "output": "runs/first",
+        "params": ["*", "!bias*"],
+        "penalty": {"name": "l2", "l2": 1e-4},
+        "learning_rate": 0.01,
+        "classes": ["no", "yes"],
+        "progress": False,
+    }
+    for field in attrs.fields(Recipe):
+        if field.name in ("model", "data", "loss"):
+            continue
+        yield from _comment(_help(field.name))
+        yield from _choices(field.name, plugins)
+        if field.default is None:
+            yield f"# {field.name} = {to_toml(examples[field.name])}  # not set by default"
+        else:
+            yield f"# {field.name} = {to_toml(field.default)}"
+        yield ""
+
+
+def _choices(key: str, plugins: Plugins) -> Iterator[str]:
+    from ortflex_core.config import choices
+
+    names = plugins[_KINDS[key]].names() if key in _KINDS else choices(key)
+    if key == "backend":
+        names = ["auto", *names]
+    if names:
+        yield from _comment(f"Choices: {', '.join(names)}.")
+
+
+def _help(key: str) -> str:
+    import attrs
+
+    from ortflex_core.config import Recipe
+
+    return str(getattr(attrs.fields(Recipe), key).metadata["help"])
+
+
+def _comment(text: str) -> Iterator[str]:
+    import textwrap
+
+    yield from (f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_long_words=False))
+
+
+def _listed(lines: Iterator[str]) -> list[str]:
+    shown = list(lines)
+    more = len(shown) - _LISTED
+    return shown if more <= 0 else [*shown[:_LISTED], f"#   and {more} more"]

@@ -1,0 +1,81 @@
+"""``ortflex``: the commands, each imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from ortflex_core import __version__
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "train": ("ortflex_plugins.cli.train:train", "Train a model as a TOML file says."),
+    "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
+    "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
+    "doctor": (
+        "ortflex_plugins.cli.doctor:doctor",
+        "Show the runtime, what works here, and how to mend what does not.",
+    ),
+}
+"""Where each command is, and its line of help: ``ortflex --help`` imports none of them."""
+
+
+class LazyGroup(click.Group):
+    """Commands that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order of their use."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The table of commands, from its lines alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; errors that ortflex raises on purpose are for people, not tracebacks."""
+        return guarded(lambda: click.Group.invoke(self, ctx))
+
+
+def guarded(command: Callable[[], Any]) -> Any:
+    """Print an ortflex error and exit with 1; ORTFLEX_DEBUG=1 shows the traceback instead."""
+    from ortflex_core.errors import ConfigError, OrtflexError
+
+    if os.environ.get("ORTFLEX_DEBUG", "") not in ("", "0"):
+        return command()
+    try:
+        return command()
+    except ConfigError as error:
+        head = "" if len(error.problems) == 1 else f"{len(error.problems)} problems\n"
+        click.echo(f"error: {head}{error}", err=True)
+    except OrtflexError as error:
+        click.echo(f"error: {error}", err=True)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise SystemExit(130) from None
+    raise SystemExit(1)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ortflex")
+def main() -> None:
+    """Train ONNX models with onnxruntime; every part is a plugin.
+
+    Exits with 0 if all went well, with 1 after an error (ORTFLEX_DEBUG=1 shows where it came from),
+    with 2 if the command line makes no sense, with 130 after Ctrl-C.
+    """
+
+
+if __name__ == "__main__":
+    sys.exit(main())

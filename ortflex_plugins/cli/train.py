@@ -1,0 +1,112 @@
+"""``ortflex train``: a training as a TOML file says, into a run folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ortflex_core.types import History
+
+_RESULTS = ("loss", "penalty", "validation_")
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def train(recipe: Path, overrides: Sequence[str]) -> None:
+    """Train a model as a TOML file says.
+
+    RECIPE is the file (`ortflex init` writes one); KEY=VALUE overrides it, for example epochs=5,
+    optimizer.beta1=0.8 or optimizer=adam. The run folder gets recipe.toml (every default spelled
+    out), versions.json, trained.onnx, history.csv and, where matplotlib is installed, loss.png.
+
+    Ctrl-C ends the training and keeps what there is.
+    """
+    from ortflex_core.config import Recipe
+    from ortflex_core.errors import TrainingDiverged
+    from ortflex_core.registry import Plugins
+    from ortflex_plugins.cli import run_folder
+
+    plugins = Plugins.discover()
+    loaded = Recipe.load(recipe, overrides, plugins)
+    with _messages():
+        trainer = loaded.trainer(plugins, callbacks=_lines(loaded.progress))
+        # Before the training: a folder that cannot be written to must not cost its result.
+        folder = run_folder.make(loaded)
+        run_folder.begin(folder, loaded.resolved(plugins), trainer)
+        try:
+            history = loaded.run(trainer)
+        except TrainingDiverged:
+            trainer.export(folder / "last_good.onnx")
+            click.echo(f"the last good weights are in {folder / 'last_good.onnx'}", err=True)
+            raise
+        run_folder.finish(folder, trainer, history)
+    _show(history, folder)
+    if history.interrupted:
+        click.echo("interrupted: this is what there is", err=True)
+        raise SystemExit(130)
+
+
+def _lines(bar: bool | None) -> list[Any]:
+    """The callback that prints one line an epoch, where there is no progress bar."""
+    from rich.console import Console
+
+    from ortflex_core.display import summary
+    from ortflex_core.hookspecs import hook
+
+    class Lines:
+        @hook
+        def epoch_end(self, record: Mapping[str, float]) -> None:
+            click.echo(summary(record))
+
+    shown = Console(stderr=True).is_terminal if bar is None else bar
+    return [] if shown else [Lines()]
+
+
+@contextmanager
+def _messages() -> Iterator[None]:
+    """What the library logs is what a person at the command line wants to read."""
+
+    class Echo(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warning = record.levelno >= logging.WARNING
+            click.echo(("warning: " if warning else "") + record.getMessage(), err=warning)
+
+    logger = logging.getLogger("ortflex")
+    handler, level, propagate = Echo(), logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def _show(history: History, folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if len(history):
+        table = Table("", box=None, padding=(0, 2, 0, 0))
+        for column in ("first epoch", "last epoch", "lowest", "highest"):
+            table.add_column(column, justify="right")
+        for name in history.columns:
+            if name.startswith(_RESULTS):
+                values: list[Any] = history[name]
+                shown = (values[0], values[-1], min(values), max(values))
+                table.add_row(name, *(f"{v:.5g}" for v in shown))
+        seconds, rows = sum(history["seconds"]), sum(history["rows"])
+        console = Console(highlight=False)
+        console.print(table)
+        speed = rows / seconds if seconds else 0.0
+        console.print(f"{len(history)} epochs in {seconds:.2f} s, {speed:,.0f} rows/s")
+    click.echo(f"wrote {folder}")
