@@ -116,7 +116,7 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
             if node.op_type in _THROUGH and place == 0:
                 carries[node.output[0]] = source
                 continue
-            where = f"{node.op_type} {node.name!r}".strip()
+            where = f"{node.op_type} {node.name!r}" if node.name else node.op_type
             others = [i for i in node.input if i and i != name]
             if place in product:
                 bias = node.op_type in _BIASED and place == 2

@@ -12,7 +12,6 @@ from typing import Any
 import attrs
 import numpy as np
 import onnx
-import pluggy
 
 from ortflex_core import compose, data, hookspecs, parameters, preparation, problem
 from ortflex_core.data import ArrayBatches, Batch, Columns
@@ -178,7 +177,7 @@ class Trainer:
         self._manual = Progress()
         self._fits = 0
         self.history_ = History()
-        self._hooks = self._plugin_manager()
+        self._hooks = hookspecs.manager(self.plugins[HOOKS], self._callbacks)
 
     # ------------------------------------------------------------------ construction
 
@@ -207,27 +206,10 @@ class Trainer:
                 _log.warning("%s", error)
         return sorted(found, key=lambda b: -b.priority)
 
-    def _plugin_manager(self) -> pluggy.PluginManager:
-        manager = pluggy.PluginManager(hookspecs.PROJECT)
-        manager.add_hookspecs(hookspecs.Hooks)
-        for entry in self.plugins[HOOKS]:
-            try:
-                manager.register(entry.load(), name=f"{entry.distribution}:{entry.name}")
-            except OrtflexError as error:
-                _log.warning("%s", error)
-        for callback in self._callbacks:
-            manager.register(callback)
-        try:
-            manager.check_pending()
-        except pluggy.PluginValidationError as error:
-            known = [n for n in dir(hookspecs.Hooks) if not n.startswith("_")]
-            raise ConfigError(f"callbacks: {error}; the hooks are {', '.join(known)}") from error
-        return manager
-
     def _hook_callables(self) -> dict[str, Callable[..., Any]]:
         """The hooks that somebody implements; the others cost nothing."""
         out: dict[str, Callable[..., Any]] = {}
-        for name in (n for n in dir(hookspecs.Hooks) if not n.startswith("_")):
+        for name in hookspecs.NAMES:
             caller = getattr(self._hooks.hook, name)
             if caller.get_hookimpls():
                 out[name] = lambda caller=caller, **kw: caller(trainer=self, **kw)
@@ -236,7 +218,8 @@ class Trainer:
     @property
     def installed_hooks(self) -> list[str]:
         """Hook plugins that are active because they are installed."""
-        return [entry.distribution for entry in self.plugins[HOOKS]]
+        active = {name for name, _ in self._hooks.list_name_plugin()}
+        return [e.distribution for e in self.plugins[HOOKS] if hookspecs.label(e) in active]
 
     @property
     def problem(self) -> Problem:
@@ -328,6 +311,7 @@ class Trainer:
         if _is_iterable_source(X, y):
             source = batches = IterableBatches(X, self._open, steps_per_epoch)
             preparing = self._build(batches.first)
+            self._announce()
             batches.use(preparing)
             if isinstance(validation_data, float):
                 raise DataError("an iterable cannot be split; give validation_data=(X, y)")
@@ -337,10 +321,10 @@ class Trainer:
                 columns, validation = data.split(columns, validation_data, self.seed)
                 validation_data = None
             preparing = self._build(columns)
+            self._announce()
             source = self._array_source(preparing, columns)
         if validation_data is not None:
             validation = self._open_validation(validation_data)
-        self._announce(source)
         return self._train(source, self._judge(validation) if validation is not None else None)
 
     def _train(
@@ -628,7 +612,7 @@ class Trainer:
                 text += f"; {request.loss.name} sees {request.predicted!r}, the scores before the {request.traced_back}"
         return text
 
-    def _announce(self, source: Source) -> None:
+    def _announce(self) -> None:
         _log.info("%s", self.describe())
         _log.info("backend %s on %s, %s", self.backend_, self.device.name, self.runtime)
         if self.installed_hooks:
