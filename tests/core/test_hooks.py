@@ -1,0 +1,194 @@
+"""Hooks: when each is called, with what, and what its answer does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import hookspecs
+from ortflex_core.errors import ConfigError
+from ortflex_core.hookspecs import Hooks, hook
+from ortflex_core.program import Program
+from ortflex_core.types import Progress
+from tests import models
+from tests.training import Recorder, every_backend, make, regression
+
+HOOKS = [n for n in dir(Hooks) if not n.startswith("_")]
+
+
+def trained(*callbacks: Any, **options: Any) -> Any:
+    x, y = regression(rows=25)
+    options = {"epochs": 2, "batch_size": 10} | options
+    trainer = make(models.linear(), callbacks=list(callbacks), **options)
+    trainer.fit(x, y, validation_data=(x, y))
+    return trainer
+
+
+@every_backend
+def test_hooks_are_called_in_order(backend: str) -> None:
+    recorder = Recorder()
+    trained(recorder, backend=backend)
+    epoch = ["epoch_start", *["step_end"] * 3, "validation_end", "epoch_end"]
+    names = [n for n in recorder.names() if n != "graph_built"]
+    assert names == ["train_start", *epoch, *epoch, "train_end"]
+    first = recorder.names().index("train_start")
+    assert "graph_built" in recorder.names()[:first]
+
+
+@every_backend
+def test_hooks_are_told_what_their_names_say(backend: str) -> None:
+    recorder = Recorder()
+    trainer = trained(recorder, backend=backend, learning_rate=0.05)
+    assert all(values["trainer"] is trainer for _, values in recorder.calls)
+    for built in recorder.all("graph_built"):
+        assert isinstance(built["program"], Program | bytes)
+        assert isinstance(built["name"], str)
+    total = {"epochs": 2, "steps_per_epoch": 3, "rows_per_epoch": 25}
+    assert recorder.all("train_start")[0]["progress"] == Progress(**total)
+    starts = [c["progress"] for c in recorder.all("epoch_start")]
+    assert starts == [Progress(**total), Progress(step=3, epoch=1, rows=25, **total)]
+    steps = recorder.all("step_end")
+    assert [s["progress"].step for s in steps] == [1, 2, 3, 4, 5, 6]
+    assert [s["progress"].rows for s in steps] == [10, 20, 25, 35, 45, 50]
+    assert {s["rate"] for s in steps} == {0.05}
+    ends = recorder.all("epoch_end")
+    assert [e["progress"].epoch for e in ends] == [1, 2]
+    for end, scores in zip(ends, recorder.all("validation_end"), strict=True):
+        assert end["record"]["validation_loss"] == scores["scores"]["loss"]
+    assert [dict(r) for r in trainer.history_] == [e["record"] for e in ends]
+    assert recorder.all("train_end")[0]["progress"].step == 6
+    np.testing.assert_allclose(
+        trainer.history_["loss"][0],
+        np.average([s["loss"] for s in steps[:3]], weights=[10, 10, 5]),
+        rtol=1e-9,
+    )
+
+
+@pytest.mark.parametrize(("at", "steps"), [(1, 1), (2, 2), (5, 5), (99, 6)])
+def test_a_step_hook_that_says_true_ends_the_training(at: int, steps: int) -> None:
+    class Stop:
+        @hook
+        def step_end(self, progress: Progress) -> bool:
+            return progress.step >= at
+
+    recorder = Recorder()
+    trained(Stop(), recorder)
+    assert len(recorder.all("step_end")) == steps
+    assert recorder.names()[-1] == "train_end"
+
+
+def test_an_epoch_hook_that_says_true_ends_the_training() -> None:
+    class Stop:
+        @hook
+        def epoch_end(self, record: Any) -> Any:
+            return record["epoch"] == 1 or None
+
+    assert len(trained(Stop(), epochs=10).history_) == 2
+
+
+def test_a_callback_by_name_and_mapping() -> None:
+    recorder = Recorder()
+    trained({"name": "example_stop", "steps": 4}, recorder)
+    assert len(recorder.all("step_end")) == 4
+    trained("example_stop")
+    with pytest.raises(
+        ConfigError, match=r"callbacks\[0\]\.stps: unknown parameter; did you mean 'steps"
+    ):
+        trained({"name": "example_stop", "stps": 4})
+
+
+def test_a_misspelt_hook_is_an_error_that_lists_the_hooks() -> None:
+    class Typo:
+        @hook
+        def epoch_ends(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"epoch_ends.*the hooks are .*epoch_end, ") as caught:
+        make(models.linear(), callbacks=[Typo()])
+    assert all(name in str(caught.value) for name in HOOKS)
+
+
+def test_a_misspelt_argument_is_an_error() -> None:
+    class Typo:
+        @hook
+        def epoch_end(self, recrod: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="recrod"):
+        make(models.linear(), callbacks=[Typo()])
+
+
+def test_an_object_without_hooks_is_an_error() -> None:
+    class Nothing: ...
+
+    with pytest.raises(ConfigError, match=r"callbacks.*Nothing.*no hook"):
+        make(models.linear(), callbacks=[Nothing()])
+
+
+def test_hooks_nobody_implements_are_not_called() -> None:
+    class One:
+        @hook
+        def epoch_end(self) -> None: ...
+
+    # The fixture distribution has one hook of its own.
+    assert set(make(models.linear())._hook_callables()) == {"train_end"}
+    both = make(models.linear(), callbacks=[One()])._hook_callables()
+    assert set(both) == {"epoch_end", "train_end"}
+
+
+class Installed:
+    """An entry of the registry, for what is easier to write than to install."""
+
+    distribution, name = "strange", "hooks"
+
+    def __init__(self, plugin: Any) -> None:
+        self.plugin = plugin
+
+    def load(self) -> Any:
+        return self.plugin
+
+
+def test_an_installed_plugin_with_bad_hooks_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Typo:
+        @hook
+        def epoch_ends(self) -> None: ...
+
+        @hook
+        def epoch_end(self) -> None:
+            raise AssertionError
+
+    recorder = Recorder()
+    manager = hookspecs.manager([Installed(Typo())], [recorder])  # type: ignore[list-item]
+    assert "the hooks of strange are left out: " in caplog.text
+    assert "epoch_ends" in caplog.text
+    manager.hook.epoch_end(trainer=None, progress=Progress(), record={})
+    assert recorder.names() == ["epoch_end"]
+
+
+def test_installed_hook_plugins_are_active() -> None:
+    from ortflex_example import log
+
+    assert "ortflex-example" in make(models.linear()).installed_hooks
+    before = log.trainings["sgd"]
+    trained()
+    assert log.trainings["sgd"] == before + 1
+
+
+def test_an_error_in_a_hook_is_told_to_the_others_and_raised() -> None:
+    class Fail:
+        @hook
+        def step_end(self, progress: Progress) -> None:
+            if progress.step == 2:
+                raise ZeroDivisionError("mine")
+
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trained(Fail(), recorder)
+    assert recorder.names()[-2:] == ["exception", "train_end"]
+    assert isinstance(recorder.all("exception")[0]["error"], ZeroDivisionError)
+
+
+def test_every_hook_says_when_it_is_called() -> None:
+    for name in HOOKS:
+        assert (getattr(Hooks, name).__doc__ or "").strip().endswith("."), name
+    assert hookspecs.PROJECT == "ortflex"

@@ -1,0 +1,255 @@
+"""Plugins: found without imports, isolated when broken, refused when ambiguous."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from ortflex_core.errors import ConfigError, PluginError
+from ortflex_core.protocols import Loss
+from ortflex_core.registry import KINDS, Plugins
+from tests import models
+from tests.training import make, plugins, regression
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Put a distribution of one module onto sys.path; entry points as {group: {name: target}}."""
+
+    def add(name: str, code: str, groups: dict[str, dict[str, str]], version: str = "1.0") -> None:
+        folder = tmp_path / name
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{name}_module.py").write_text(code)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = [
+            line
+            for group, entries in groups.items()
+            for line in (f"[{group}]", *(f"{k} = {v}" for k, v in entries.items()))
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(str(folder))
+        added.append(f"{name}_module")
+
+    added: list[str] = []
+    yield add
+    for module in added:
+        sys.modules.pop(module, None)
+
+
+GOOD = """
+import attrs
+from ortflex_core.protocols import Loss
+
+@attrs.frozen(kw_only=True)
+class Cubed(Loss):
+    name = "cubed"
+    def per_sample(self, op, predicted, expected):
+        return op.Abs(predicted - expected) ** 3
+"""
+
+
+def test_listing_names_imports_no_plugin() -> None:
+    code = (
+        "import sys\n"
+        "from ortflex_core.registry import Plugins\n"
+        "plugins = Plugins.discover()\n"
+        "assert 'elastic' in plugins['losses'] and 'example_cauchy' in plugins['losses']\n"
+        "for registry in plugins:\n"
+        "    for entry in registry: str(entry)\n"
+        "bad = [m for m in sys.modules if m.startswith(('ortflex_plugins', 'ortflex_example'))]\n"
+        "bad += [m for m in ('onnxruntime', 'onnx', 'torch', 'sklearn') if m in sys.modules]\n"
+        "print(bad)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (out.stdout.strip(), out.returncode) == ("[]", 0), out.stderr
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_everything_installed_loads_and_is_what_its_kind_asks_for(kind: str) -> None:
+    registry = plugins()[kind]
+    assert registry.names() == sorted(registry.names())
+    for name in registry.names():
+        loaded = registry.load(name)
+        if isinstance(loaded, type) and attrs.has(loaded) and hasattr(loaded, "name"):
+            assert loaded.name == name
+
+
+def test_another_s_plugin_comes_in_by_the_same_door(install: Install) -> None:
+    install("cube", GOOD, {"ortflex.losses": {"cubed": "cube_module:Cubed"}})
+    found = Plugins.discover()
+    entry = found["losses"].entry("cubed")
+    assert (entry.distribution, entry.version) == ("cube", "1.0")
+    trainer = make(models.linear(), loss="cubed", plugins=found, epochs=3)
+    history = trainer.fit(*regression())
+    assert history.losses[-1] < history.losses[0]
+
+
+def test_a_broken_plugin_hurts_only_who_asks_for_it(install: Install) -> None:
+    install(
+        "wreck",
+        "raise RuntimeError('no such card')",
+        {
+            "ortflex.losses": {"wrecked": "wreck_module:Loss"},
+            "ortflex.backends": {"wrecked": "wreck_module:Backend"},
+            "ortflex": {"wrecked": "wreck_module"},
+        },
+    )
+    found = Plugins.discover()
+    assert "wrecked" in found["losses"]
+    text = (
+        r"the loss 'wrecked' \(wreck_module:Loss, from wreck 1.0\) cannot be imported: "
+        r"RuntimeError: no such card\. Mend or uninstall wreck, or set "
+        "ORTFLEX_DISABLE_PLUGINS=wreck"
+    )
+    with pytest.raises(PluginError, match=text):
+        make(models.linear(), loss="wrecked", plugins=found)
+    # Its hook and its backend are left out of "auto", with a warning, and the others train.
+    trainer = make(models.linear(), plugins=found, backend="auto", epochs=1)
+    assert len(trainer.fit(*regression())) == 1
+
+
+def test_a_missing_attribute_is_a_broken_plugin(install: Install) -> None:
+    install("typo", GOOD, {"ortflex.losses": {"cubed": "typo_module:Cubde"}})
+    with pytest.raises(PluginError, match=r"AttributeError: .*Cubde"):
+        Plugins.discover()["losses"].load("cubed")
+
+
+def test_two_of_one_name_are_refused_with_both_owners(install: Install) -> None:
+    for owner in ("first", "second"):
+        install(owner, GOOD, {"ortflex.losses": {"cubed": f"{owner}_module:Cubed"}})
+    found = Plugins.discover()
+    with pytest.raises(PluginError) as caught:
+        found.component("losses", "cubed")
+    text = str(caught.value)
+    assert "two plugins are called 'cubed' among the losses" in text
+    assert "first (first_module:Cubed)" in text
+    assert "second (second_module:Cubed)" in text
+    assert "ORTFLEX_DISABLE_PLUGINS=" in text
+    # The others are as good as before, and switching one off leaves the other.
+    assert found.component("losses", "huber").name == "huber"
+    assert Plugins.discover(["first"]).component("losses", "cubed").name == "cubed"
+
+
+def test_a_name_of_ours_taken_by_another_is_refused_too(install: Install) -> None:
+    install("grab", GOOD, {"ortflex.losses": {"huber": "grab_module:Cubed"}})
+    with pytest.raises(PluginError, match=r"ortflex \(ortflex_plugins.*grab|grab.*ortflex \("):
+        Plugins.discover().component("losses", "huber")
+
+
+def test_one_distribution_seen_twice_is_one(install: Install, tmp_path: Path) -> None:
+    install("cube", GOOD, {"ortflex.losses": {"cubed": "cube_module:Cubed"}})
+    import shutil
+
+    shutil.copytree(tmp_path / "cube", tmp_path / "copy")
+    sys.path.insert(0, str(tmp_path / "copy"))
+    try:
+        assert Plugins.discover().component("losses", "cubed").name == "cubed"
+    finally:
+        sys.path.remove(str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("written", ["cube", "other, Cube ", "CUBE,"])
+def test_distributions_can_be_switched_off(
+    install: Install, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    install("cube", GOOD, {"ortflex.losses": {"cubed": "cube_module:Cubed"}})
+    assert "cubed" in Plugins.discover()["losses"]
+    monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", written)
+    assert "cubed" not in Plugins.discover()["losses"]
+    assert "huber" in Plugins.discover()["losses"]
+
+
+@pytest.mark.parametrize("target", ["Plain", "value", "function", "Other"])
+def test_what_is_of_the_wrong_type_is_refused(install: Install, target: str) -> None:
+    code = (
+        "class Plain: ...\n"
+        "value = 3\n"
+        "def function(): ...\n"
+        "from ortflex_core.protocols import Penalty as Other\n"
+    )
+    install("wrong", code, {"ortflex.losses": {"odd": f"wrong_module:{target}"}})
+    with pytest.raises(
+        PluginError, match=r"the loss 'odd' of wrong is .*expected a subclass.*Loss"
+    ):
+        Plugins.discover()["losses"].load("odd")
+
+
+def test_gradient_families_are_objects_of_their_own_type(install: Install) -> None:
+    install("wrong", "RULES = {}", {"ortflex.gradients": {"odd": "wrong_module:RULES"}})
+    with pytest.raises(PluginError, match=r"the gradient family 'odd' of wrong .*Rules"):
+        Plugins.discover()["gradients"].load("odd")
+
+
+def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install) -> None:
+    code = (
+        "from ortflex_core.autodiff import Rules\n"
+        "RULES = Rules()\n"
+        "@RULES.rule('MatMul')\n"
+        "def matmul(op, node, g): raise ZeroDivisionError('ours')\n"
+    )
+    install("mine", code, {"ortflex.gradients": {"mine": "mine_module:RULES"}})
+    found = Plugins.discover()
+    with pytest.raises(PluginError, match=r"two gradient rules for MatMul.*'matmul' and 'mine'"):
+        make(models.linear(), plugins=found)
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        make(models.linear(), plugins=found, gradients=["mine"]).fit(*regression())
+    make(models.linear(), plugins=found, gradients=["matmul"], epochs=1).fit(*regression())
+    with pytest.raises(PluginError, match=r"unknown gradient family 'mime'; did you mean 'mine'"):
+        make(models.linear(), plugins=found, gradients=["mime"])
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(PluginError, match="unknown optimizer 'adm'; did you mean 'adam'"):
+        plugins().component("optimizers", "adm")
+    with pytest.raises(PluginError, match="unknown kind of plugin 'loses'; did you mean 'losses'"):
+        plugins()["loses"]
+
+
+def test_name_mapping_and_object_are_the_same_component() -> None:
+    by_mapping = plugins().component("losses", {"name": "elastic", "l1_weight": 0.1})
+    assert plugins().component("losses", by_mapping) is by_mapping
+    assert by_mapping == type(by_mapping)(l1_weight=0.1)
+    assert plugins().component("losses", "elastic") == type(by_mapping)()
+    assert plugins().component("losses", by_mapping.describe()) == by_mapping
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (3, "loss: expected a name, a mapping with the key 'name', or an object, got 3"),
+        ({"l1_weight": 0.1}, "loss: the key 'name' is missing"),
+        ({"name": "elastic", "l1_wait": 1}, "loss.l1_wait: unknown parameter; did you mean 'l1_w"),
+        ({"name": "elastic", "l1_weight": "1"}, "loss.l1_weight: expected a number, got '1'"),
+        ({"name": "elastic", "l1_weight": True}, "loss.l1_weight: expected a number, got True"),
+        ({"name": "elastic", "l1_weight": -1}, "l1_weight:? must be a number >= 0, got -1"),
+    ],
+)
+def test_parameters_are_checked_strictly(spec: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        plugins().component("losses", spec)
+
+
+def test_all_problems_of_a_component_are_told_at_once() -> None:
+    spec = {"name": "adam", "bta1": 0.9, "beta2": "0.9", "epz": 1}
+    with pytest.raises(ConfigError) as caught:
+        plugins().component("optimizers", spec)
+    text = "\n".join(caught.value.problems)
+    assert len(caught.value.problems) == 3
+    for part in ("optimizer.bta1", "optimizer.beta2", "optimizer.epz"):
+        assert part in text
+
+
+def test_a_class_instead_of_an_object_is_told_apart() -> None:
+    cls = plugins()["losses"].load("huber")
+    assert issubclass(cls, Loss)
+    with pytest.raises(ConfigError, match=r"expected an instance: Huber\(\)"):
+        plugins().component("losses", cls)
