@@ -33,12 +33,13 @@ _UNDEFINED = onnx.TensorProto.UNDEFINED
 class NodeView:
     """What a rule sees of its node."""
 
-    __slots__ = ("_node", "_wanted", "inputs", "outputs", "trace")
+    __slots__ = ("_node", "_rules", "_wanted", "inputs", "outputs", "trace")
 
-    def __init__(self, trace: Trace, node: Node, wanted: frozenset[int]) -> None:
+    def __init__(self, trace: Trace, node: Node, wanted: frozenset[int], rules: RuleTable) -> None:
         self.trace = trace
         self._node = node
         self._wanted = wanted
+        self._rules = rules
         # Any, not Tensor | None: a rule knows which inputs its operator may leave out.
         self.inputs: tuple[Any, ...] = node.inputs
         self.outputs = node.outputs
@@ -74,6 +75,20 @@ class NodeView:
         """The node's outputs, optional ones included, up to ``count``."""
         self.outputs = self.trace.more_outputs(self._node, count)
         return self.outputs
+
+    def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
+        """The rule's answers by way of the same outputs, computed from the inputs by other means.
+
+        For an operator that the standard defines by simpler ones: ``outputs`` are traced from
+        ``inputs`` with those, and differentiated by their rules.
+        """
+        pairs = [(y, g) for y, g in zip(outputs, gs, strict=False) if g is not None]
+        distinct = list({id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}.values())
+        found = dict(zip(map(id, distinct), _along(pairs, distinct, self._rules), strict=True))
+        # An input that stands in two places is told once: its gradient is that of both.
+        return [
+            found.pop(id(i), None) if k in self._wanted else None for k, i in enumerate(self.inputs)
+        ]
 
 
 @attrs.frozen
@@ -171,9 +186,36 @@ def gradients(
     """
     if not roots:
         raise GraphError("there is nothing to differentiate: no roots")
+    nodes = _between(roots[0][0].trace, [root for root, _ in roots], wrt)
+    collected, stopped = _walk(roots, wrt, nodes, rules)
+    op = roots[0][0].trace.op
+    out = []
+    for tensor in wrt:
+        total = _total(op, collected.get(id(tensor)))
+        if total is None:
+            raise _unreached(tensor, nodes, stopped)
+        out.append(full(op, total, tensor))
+    return out
+
+
+def _along(
+    roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor], rules: RuleTable
+) -> list[Tensor | None]:
+    """Gradients by ``wrt``, each taken for independent of the others; None where there is none."""
+    nodes = _between(roots[0][0].trace, [root for root, _ in roots], wrt, cut=True)
+    collected, _ = _walk(roots, wrt, nodes, rules)
+    return [_total(roots[0][0].trace.op, collected.get(id(tensor))) for tensor in wrt]
+
+
+def _walk(
+    roots: Sequence[tuple[Tensor, Tensor | None]],
+    wrt: Sequence[Tensor],
+    nodes: Sequence[Node],
+    rules: RuleTable,
+) -> tuple[dict[int, list[Tensor]], dict[int, Node]]:
+    """Contributions to the gradient of each of ``wrt``, and the nodes where others ended."""
     trace = roots[0][0].trace
     op = trace.op
-    nodes = _between(trace, [root for root, _ in roots], wrt)
     live = set(map(id, wrt))
     for node in nodes:
         live.update(map(id, node.outputs))
@@ -199,7 +241,9 @@ def gradients(
             raise NoGradientRule(_no_rule(trace, node, wrt))
         wanted = frozenset(k for k in leading if rule is not None and _varies(node.inputs[k]))
         try:
-            answers = rule(op, NodeView(trace, node, wanted), *arrived) if rule and wanted else ()
+            answers = (
+                rule(op, NodeView(trace, node, wanted, rules), *arrived) if rule and wanted else ()
+            )
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
             raise NoGradientRule(_no_rule(trace, node, wrt, f" {error}")) from None
         passed = _answered(op, node, wanted, answers)
@@ -208,13 +252,7 @@ def gradients(
         through = {id(argument) for argument, _ in passed}
         ends = {id(node.inputs[k]) for k in leading} - through
         stopped.update(dict.fromkeys(ends, node))
-    out = []
-    for tensor in wrt:
-        total = _total(op, collected.get(id(tensor)))
-        if total is None:
-            raise _unreached(tensor, nodes, stopped)
-        out.append(full(op, total, tensor))
-    return out
+    return collected, stopped
 
 
 def _varies(argument: Tensor | None) -> bool:
@@ -248,15 +286,23 @@ def _answered(
     return out
 
 
-def _between(trace: Trace, roots: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Node]:
-    """The nodes that depend on ``wrt`` and that a root depends on, in the order of the trace."""
+def _between(
+    trace: Trace, roots: Sequence[Tensor], wrt: Sequence[Tensor], *, cut: bool = False
+) -> list[Node]:
+    """The nodes that depend on ``wrt`` and that a root depends on, in the order of the trace.
+
+    With ``cut`` what lies before one of ``wrt`` does not count.
+    """
     needed: set[int] = set()
-    pending = [root.node for root in roots if root.node is not None]
+    ends = set(map(id, wrt)) if cut else set()
+    pending = [root.node for root in roots if root.node is not None and id(root) not in ends]
     while pending:
         node = pending.pop()
         if id(node) not in needed:
             needed.add(id(node))
-            pending.extend(a.node for a in node.arguments if a.node is not None)
+            pending.extend(
+                a.node for a in node.arguments if a.node is not None and id(a) not in ends
+            )
     reached = set(map(id, wrt))
     found = []
     for node in trace.nodes:
