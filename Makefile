@@ -4,7 +4,7 @@
 NOX := .venv/bin/nox
 REPORTS := .nox/reports
 
-.PHONY: help demo test test-all lint types bench clean
+.PHONY: help demo test test-all lint types bench docs clean
 
 help:
 	@echo "make demo      fine-tune a classifier on handwritten digits"
@@ -12,12 +12,13 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     microseconds a step, beside torch and scikit-learn"
 	@echo "make lint types"
+	@echo "make docs      docs/reference, from the classes"
 	@echo "make clean     remove the environments"
 
 $(NOX): .ci/bootstrap
 	@.ci/bootstrap && touch $(NOX)
 
-demo lint types: $(NOX)
+demo lint types docs: $(NOX)
 	@$(NOX) --session $@
 
 bench: $(NOX)

@@ -185,3 +185,10 @@ def demo(session: nox.Session) -> None:
     """Fine-tune a classifier on handwritten digits."""
     prepare(session, "default", "sklearn", "plot")
     session.run("python", "docs/examples/demo.py", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The reference pages, from the classes."""
+    prepare(session, "default")
+    session.run("python", "-m", "ortflex_plugins.cli.reference", "docs/reference")

@@ -105,9 +105,11 @@ class Parts:
         if not isinstance(made, Component):
             return given
         kind = _KINDS.get(name) or {"backend": "backends", "validation": "data"}.get(name, name)
-        table = made.describe()
-        table["name"] = self.plugins[kind].name_of(made) or table["name"]
-        return plain(table)
+        table = plain({**made.describe(), "name": self.plugins[kind].name_of(made) or made.name})
+        if self.plugins.component(kind, table, name) != made:
+            # None in place of another default, or an object that its fields do not tell apart.
+            raise ConfigError(f"{name}: {made!r} cannot be written to a file")
+        return table
 
     # ------------------------------------------------------------------ data
 

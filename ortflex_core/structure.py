@@ -270,7 +270,8 @@ def component_schema(cls: type) -> list[dict[str, Any]]:
         required = field.default is attrs.NOTHING
         default: Any = None if required else field.default
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function to mypy
-            default = None if default.takes_self else default.factory()
+            # It may depend on other fields: an object of defaults alone knows it.
+            default = getattr(cls(), field.name)
         rows.append(
             {
                 "name": field.alias or field.name,

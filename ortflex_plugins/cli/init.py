@@ -128,7 +128,8 @@ def _model_keys(
     yield ""
     yield from _comment(
         f"{_help('data')}: an .npz file with the arrays {arrays} and y (and sample_weight), a "
-        f"folder with a .npy file for each, or a .csv file with a header. y: {_labels(model, loss)}."
+        "folder with a .npy file for each, or a .csv file with a header. "
+        f"y: {_labels(model, loss)}."
     )
     yield '# data = { name = "csv", path = "data.csv", target = "y" }'
     yield 'data = "data.npz"'
