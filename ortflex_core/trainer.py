@@ -30,7 +30,7 @@ from ortflex_core.initialize import reinitialize as draw
 from ortflex_core.loop import Loop, Plan, Source
 from ortflex_core.model import Model
 from ortflex_core.preparation import IterableBatches, Preparation
-from ortflex_core.problem import Problem, Reduction
+from ortflex_core.problem import LossTerm, Problem, Reduction
 from ortflex_core.program import Program
 from ortflex_core.protocols import Backend, DataSource, Device, Engine, ScheduleContext
 from ortflex_core.registry import HOOKS, Plugins
@@ -135,7 +135,7 @@ class Trainer:
             errors.collect(partial(self._callback, c, f"callbacks[{k}]"))
             for k, c in enumerate(callbacks)
         ]
-        self._backends = errors.collect(lambda: self._choose_backends(backend)) or []
+        self._backends: list[Backend] = errors.collect(lambda: self._choose_backends(backend)) or []
         self._requests = errors.collect(
             lambda: problem.loss_requests(self.model, loss, self.plugins)
         )
@@ -255,7 +255,7 @@ class Trainer:
             self._tell_graphs(engine)
         return Preparation(self._problem, self.device, self.check_finite)
 
-    def _terms(self, columns: Columns) -> tuple[problem.LossTerm, ...]:
+    def _terms(self, columns: Columns) -> tuple[LossTerm, ...]:
         """The losses for these kinds of labels and weights."""
         labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
         weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
@@ -490,7 +490,7 @@ class Trainer:
 
     def _scores(
         self,
-        terms: Sequence[problem.LossTerm],
+        terms: Sequence[LossTerm],
         batches: Sequence[Batch],
         evaluate: Callable[..., tuple[list[float], dict[str, Array]]],
     ) -> dict[str, float]:
