@@ -70,8 +70,8 @@ def _configuration() -> Iterator[str]:
     yield from _wrapped(
         '`loss = { mean = "huber", share = "log_loss" }` puts a loss on each of two tensors. '
         "A list of tables says more: `predicted` (the tensor), `expected` (the name of the labels, "
-        "`label/<tensor>` by default), `weight` (the name of the sample weights) and `factor` (what "
-        "the loss counts among the others)."
+        "`label/<tensor>` by default), `weight` (the name of the sample weights) and `factor` "
+        "(what the loss counts among the others)."
     )
     yield ""
     yield "## Penalties by parameter"

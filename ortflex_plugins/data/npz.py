@@ -56,10 +56,13 @@ class Npz(DataSource):
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: numpy leaves the file of a broken archive open.
+        with path.open("rb") as raw:
+            file = np.load(raw, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: expected an .npz file, this holds a single array")
-            return {name: _array(file, name, path) for name in file.files}
+            with file:
+                return {name: _array(file, name, path) for name in file.files}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (zipfile.BadZipFile, EOFError, ValueError) as error:

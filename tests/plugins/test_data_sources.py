@@ -1,0 +1,206 @@
+"""npz, npy and csv: what comes out as which column, and what is said about broken files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from ortflex_core.data import Columns
+from ortflex_core.errors import ConfigError, DataError
+from ortflex_plugins.data.csv import Csv
+from ortflex_plugins.data.npy import NpyFolder
+from ortflex_plugins.data.npz import Npz
+from tests.training import plugins
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+Y = np.array([1, 0, 1, 1])
+
+
+@pytest.fixture(params=["npz", "npy"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Save arrays as one kind of source and open them: ``store(options, **arrays)``."""
+
+    def save(options: dict[str, Any] | None = None, **arrays: Any) -> Columns:
+        if request.param == "npz":
+            path = tmp_path / "data.npz"
+            np.savez(path, **arrays)
+        else:
+            path = tmp_path / "data"
+            path.mkdir()
+            for name, array in arrays.items():
+                np.save(path / f"{name}.npy", array)
+        spec = {"name": request.param, "path": str(path), **(options or {})}
+        source = plugins().component("data", spec)
+        return source.load()  # type: ignore[no-any-return]
+
+    return save
+
+
+def test_arrays_are_inputs_but_for_labels_and_weights(store: Any) -> None:
+    columns = store(X=X, y=Y, sample_weight=np.full(4, 2.0))
+    assert (list(columns.inputs), list(columns.labels), list(columns.weights)) == (
+        ["X"],
+        ["y"],
+        ["weight"],
+    )
+    assert_array_equal(columns.inputs["X"], X)
+    assert_array_equal(columns.labels["y"], Y)
+    assert_array_equal(columns.weights["weight"], [2, 2, 2, 2])
+
+
+def test_several_inputs_and_labels_by_name(store: Any) -> None:
+    options = {"target": {"label/a": "ya", "label/b": "yb"}, "weight": "importance"}
+    columns = store(options, left=X, right=X + 1, ya=Y, yb=X[:, :1], importance=np.ones(4))
+    assert sorted(columns.inputs) == ["left", "right"]
+    assert_array_equal(columns.labels["label/a"], Y)
+    assert columns.labels["label/b"].shape == (4, 1)
+    assert list(columns.weights) == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("options", "arrays", "text"),
+    [
+        ({"target": "lable"}, {"label": Y}, "target names 'lable'; did you mean 'label'?"),
+        ({"weight": "w"}, {"y": Y}, "weight names 'w'; Known: X, y"),
+        ({}, {"y": Y[:3]}, "different numbers of rows: X has 4, y has 3"),
+        ({}, {"y": Y, "k": np.float32(3)}, "'k' is a single value, expected one row at least"),
+    ],
+)
+def test_names_and_lengths_are_checked(store: Any, options: Any, arrays: Any, text: str) -> None:
+    with pytest.raises(DataError, match=re.escape(text)):
+        store(options, X=X, **arrays)
+
+
+def test_labels_alone_are_no_data(store: Any) -> None:
+    with pytest.raises(DataError, match="nothing is left for the model's inputs besides y"):
+        store(y=Y)
+
+
+def test_empty_data_are_refused(store: Any) -> None:
+    with pytest.raises(DataError, match="the data are empty: 0 rows"):
+        store(X=X[:0], y=Y[:0])
+
+
+def test_python_objects_are_never_unpickled(store: Any) -> None:
+    with pytest.raises(DataError, match="Python objects, which are never loaded"):
+        store(X=X, y=np.array([object(), 1, 2, 3]))
+
+
+def test_a_folder_is_mapped_not_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    columns = NpyFolder(path=str(tmp_path)).load()
+    assert isinstance(columns.inputs["X"], np.memmap)
+
+
+def test_broken_archives_and_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.npz: no such file"):
+        Npz(path=str(tmp_path / "none.npz")).load()
+    (tmp_path / "text.npz").write_text("X,y\n1,2\n")
+    with pytest.raises(DataError, match=r"expected an \.npz file \(numpy\.savez writes one\)"):
+        Npz(path=str(tmp_path / "text.npz")).load()
+    np.savez(tmp_path / "cut.npz", X=X, y=Y)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:200])
+    with pytest.raises(DataError, match=r"cut\.npz: expected an \.npz file"):
+        Npz(path=str(tmp_path / "cut.npz")).load()
+    np.save(tmp_path / "one.npy", X)
+    with pytest.raises(DataError, match="this holds a single array"):
+        Npz(path=str(tmp_path / "one.npy")).load()
+    with pytest.raises(DataError, match=r"expected a folder of \.npy files, there is a file"):
+        NpyFolder(path=str(tmp_path / "one.npy")).load()
+    with pytest.raises(DataError, match="there is nothing"):
+        NpyFolder(path=str(tmp_path / "nowhere")).load()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"expected \.npy files"):
+        NpyFolder(path=str(tmp_path / "empty")).load()
+    (tmp_path / "empty" / "X.npy").write_bytes(b"")
+    with pytest.raises(DataError, match=r"X\.npy: is no whole \.npy file"):
+        NpyFolder(path=str(tmp_path / "empty")).load()
+
+
+# ---------------------------------------------------------------------- csv
+
+
+def table(folder: Path, text: str, **options: Any) -> Columns:
+    path = folder / "data.csv"
+    path.write_text(text, encoding="utf-8")
+    return Csv(path=str(path), **options).load()
+
+
+def test_features_side_by_side_and_labels_of_their_own_type(tmp_path: Path) -> None:
+    text = "a,b,y,w\n1,2.5,3,1\n4,-5e-1,6,0.5\n"
+    columns = table(tmp_path, text, weight="w")
+    assert columns.inputs["X"].dtype == np.float32
+    assert_array_equal(columns.inputs["X"], np.float32([[1, 2.5], [4, -0.5]]))
+    assert (columns.labels["y"].dtype, columns.labels["y"].tolist()) == (np.int64, [3, 6])
+    assert_array_equal(columns.weights["weight"], np.float32([1, 0.5]))
+
+
+def test_labels_are_integers_numbers_or_text(tmp_path: Path) -> None:
+    for fields, wanted in ((("1", "2.5"), np.float32([1, 2.5])), (("cat", "dog"), ["cat", "dog"])):
+        columns = table(tmp_path, f"a,y\n0,{fields[0]}\n0,{fields[1]}\n")
+        assert_array_equal(columns.labels["y"], wanted)
+
+
+def test_a_list_of_targets_is_a_matrix_and_a_mapping_several_labels(tmp_path: Path) -> None:
+    text = "a,p,q\n1,2,3\n4,5,6\n"
+    assert table(tmp_path, text, target=["q"]).labels["y"].tolist() == [[3], [6]]
+    assert table(tmp_path, text, target=["q", "p"]).labels["y"].tolist() == [[3, 2], [6, 5]]
+    columns = table(tmp_path, text, target={"label/P": "p", "label/Q": "q"})
+    assert {k: v.tolist() for k, v in columns.labels.items()} == {
+        "label/P": [2, 5],
+        "label/Q": [3, 6],
+    }
+
+
+def test_columns_are_chosen_and_ordered_by_name(tmp_path: Path) -> None:
+    text = "a;id;b;y\n1;x;2;0\n3;x;4;1\n"
+    columns = table(tmp_path, text, columns=["b", "a"], delimiter=";", input="features")
+    assert columns.inputs["features"].tolist() == [[2, 1], [4, 3]]
+
+
+def test_what_spreadsheets_write_is_read(tmp_path: Path) -> None:
+    # A byte-order mark, quotes, a line break inside quotes, blank lines, Windows line ends.
+    path = tmp_path / "data.csv"
+    path.write_bytes('\ufeff"a","y"\r\n"1","x ""1"""\r\n\r\n2,"two\nlines"\r\n'.encode())
+    columns = Csv(path=str(path)).load()
+    assert columns.inputs["X"].tolist() == [[1], [2]]
+    assert columns.labels["y"].tolist() == ['x "1"', "two\nlines"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("a,y\n1,2\n3,x\n", {}, "line 3, column 'y': expected a number as in the other rows"),
+        ("a,y\n1,cat\n3,7\n", {}, "line 3, column 'y': expected a class name as in the other"),
+        ("a,y\n1,2\n,3\n", {}, "line 3, column 'a': expected a number, got ''"),
+        ("a,y\n\n1,2\n3,4\nx,5\n", {}, "line 5, column 'a': expected a number, got 'x'"),
+        ("a,y\n1,2\n3\n", {}, "line 3: expected 2 fields as in the header, got 1 with the"),
+        ("a,y\n1,2\n", {"target": "z"}, "no column 'z'; Known: a, y"),
+        ("alpha,y\n1,2\n", {"columns": ["alfa"]}, "no column 'alfa'; did you mean 'alpha'?"),
+        ("a,y\n1,2\n", {"weight": "w"}, "no column 'w'; Known: a, y"),
+        ("a,a,y\n1,2,3\n", {}, "line 1: two columns are called 'a'"),
+        ("a,y\n", {}, "expected a header and rows, found only a header"),
+        ("", {}, "expected a header and rows, found nothing"),
+        ("y\n1\n", {}, "no column is left for the features"),
+    ],
+)
+def test_errors_say_where(tmp_path: Path, text: str, options: Any, message: str) -> None:
+    with pytest.raises(DataError, match=re.escape(message)) as raised:
+        table(tmp_path, text, **options)
+    assert str(tmp_path / "data.csv") in str(raised.value)
+
+
+def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.csv: no such file"):
+        Csv(path=str(tmp_path / "none.csv")).load()
+    (tmp_path / "latin.csv").write_bytes("a,y\nä,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="expected text in UTF-8"):
+        Csv(path=str(tmp_path / "latin.csv")).load()
+    with pytest.raises(ConfigError, match=r"^data\.delimiter: must be one character, got ';;'$"):
+        plugins().component("data", {"name": "csv", "path": "x", "delimiter": ";;"}, "data")
