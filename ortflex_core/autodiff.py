@@ -63,18 +63,39 @@ class NodeView:
         """The operator's name."""
         return self._node.op_type
 
+    @property
+    def captures(self) -> Mapping[str, Tensor]:
+        """Outer values that the node's subgraphs read, by the names they have there.
+
+        A rule answers for them after its inputs, in this order.
+        """
+        return self._node.captures
+
     def input(self, index: int) -> Any:
         """An input, or None where the node leaves it out."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def needs(self, index: int) -> bool:
-        """Whether anybody waits for the gradient of this input."""
+        """Whether anybody waits for the gradient of this input (or, counted on, this capture)."""
         return index in self._wanted
 
     def more_outputs(self, count: int) -> tuple[Tensor, ...]:
         """The node's outputs, optional ones included, up to ``count``."""
         self.outputs = self.trace.more_outputs(self._node, count)
         return self.outputs
+
+    def replace(self, attributes: Mapping[str, Any], more: Sequence[Tensor]) -> None:
+        """Let the node compute ``more`` outputs: its subgraphs are replaced by larger ones."""
+        self._node.attributes = {**self._node.attributes, **attributes}
+        self._node.outputs = self.outputs = (*self._node.outputs, *more)
+        for index, output in enumerate(more, start=len(self.outputs) - len(more)):
+            output.node, output.index = self._node, index
+
+    def differentiate(
+        self, roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Gradients by ``wrt``, in the graph of the roots: a subgraph's, say. None: there is none."""
+        return _along(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
 
     def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
         """The rule's answers by way of the same outputs, computed from the inputs by other means.
@@ -109,6 +130,14 @@ class Rules:
     """
 
     table: dict[tuple[str, str], list[tuple[int, Rule | None]]] = attrs.field(factory=dict)
+    rounding: set[tuple[str, str]] = attrs.field(factory=set)
+
+    def straight_through(self, *op_types: str, domain: str = "") -> None:
+        """Declare operators whose first output, whole numbers, stands for real ones.
+
+        What reads it may then pass a float gradient on to it, of one unit of those numbers.
+        """
+        self.rounding.update((domain, op_type) for op_type in op_types)
 
     def rule(self, *op_types: str, domain: str = "", since: int = 1) -> Callable[[Rule], Rule]:
         """Register the decorated function for one or several operators."""
@@ -143,6 +172,7 @@ class RuleTable:
                     f"no family of gradient rules {name!r}; {nearest(name, families)}"
                 )
         order = [*first, *(name for name in families if name not in first)]
+        self._rounding = frozenset().union(*(family.rounding for family in families.values()))
         self._entries: dict[tuple[str, str], tuple[str, list[tuple[int, Rule | None]]]] = {}
         for name in order:
             for key, entries in families[name].table.items():
@@ -160,6 +190,15 @@ class RuleTable:
         _, entries = self._entries.get((domain, op_type), ("", []))
         fitting = [rule for since, rule in entries if since <= opset]
         return (True, fitting[-1]) if fitting else (False, None)
+
+    def rounds(self, domain: str, op_type: str) -> bool:
+        """Whether an operator's first output stands for real numbers although it is an integer."""
+        return (domain, op_type) in self._rounding
+
+    def family(self, domain: str, op_type: str) -> str | None:
+        """The family that an operator's rules come from."""
+        found = self._entries.get((domain, op_type))
+        return None if found is None else found[0]
 
     def operators(self) -> list[tuple[str, str]]:
         """(domain, operator) of everything known, sorted."""
@@ -235,49 +274,66 @@ def _walk(
                 collected.pop(id(output), None)
         if all(g is None for g in arrived):
             continue
-        leading = [k for k, i in enumerate(node.inputs) if i is not None and id(i) in live]
+        arguments = (*node.inputs, *node.captures.values())
+        leading = [k for k, i in enumerate(arguments) if i is not None and id(i) in live]
         known, rule = rules.lookup(node.domain, node.op_type, trace.opsets.get(node.domain, 1))
         if not known:
-            raise NoGradientRule(_no_rule(trace, node, wrt))
-        wanted = frozenset(k for k in leading if rule is not None and _varies(node.inputs[k]))
+            raise NoGradientRule(_no_rule(trace, node, wrt), complete=True)
+        wanted = frozenset(k for k in leading if rule is not None and _varies(arguments[k], rules))
         try:
             answers = (
                 rule(op, NodeView(trace, node, wanted, rules), *arrived) if rule and wanted else ()
             )
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
-            raise NoGradientRule(_no_rule(trace, node, wrt, f" {error}")) from None
-        passed = _answered(op, node, wanted, answers)
+            if error.complete:  # an operator inside a subgraph, which was named there
+                raise
+            text = _no_rule(trace, node, wrt, f" {error}")
+            raise NoGradientRule(text, complete=True) from None
+        passed = _answered(op, node, arguments, wanted, answers, rules)
         for argument, gradient in passed:
             collected.setdefault(id(argument), []).append(gradient)
         through = {id(argument) for argument, _ in passed}
-        ends = {id(node.inputs[k]) for k in leading} - through
+        ends = {id(arguments[k]) for k in leading} - through
         stopped.update(dict.fromkeys(ends, node))
     return collected, stopped
 
 
-def _varies(argument: Tensor | None) -> bool:
+def _varies(argument: Tensor | None, rules: RuleTable) -> bool:
     """Whether a value changes by small steps; an operator nobody declared may give any type."""
-    return argument is not None and (argument.is_float or argument.dtype == _UNDEFINED)
+    return argument is not None and (
+        argument.is_float or argument.dtype == _UNDEFINED or _quantized(argument, rules)
+    )
+
+
+def _quantized(argument: Tensor, rules: RuleTable) -> bool:
+    """Whether whole numbers stand for real ones, so that a gradient may go straight through."""
+    node = argument.node
+    return node is not None and argument.index == 0 and rules.rounds(node.domain, node.op_type)
 
 
 def _answered(
-    op: Ops, node: Node, wanted: frozenset[int], answers: Sequence[Gradient]
+    op: Ops,
+    node: Node,
+    arguments: Sequence[Tensor | None],
+    wanted: frozenset[int],
+    answers: Sequence[Gradient],
+    rules: RuleTable,
 ) -> list[tuple[Tensor, Tensor]]:
     """Pairs (input, its gradient) of a rule's answers, broadcasting undone."""
     out = []
     for k in sorted(wanted):
-        argument = node.inputs[k]
+        argument = arguments[k]
         if k >= len(answers):
             raise PluginError(
                 f"the gradient rule for {node.op_type} answers for {len(answers)} inputs, but "
-                f"the node has {len(node.inputs)}; give None where there is no gradient"
+                f"the node has {len(arguments)}; give None where there is no gradient"
             )
         answer = answers[k]
         if callable(answer) and not isinstance(answer, Tensor):
             answer = answer()
         if answer is None or argument is None:
             continue
-        if argument.dtype not in (answer.dtype, _UNDEFINED):
+        if argument.dtype not in (answer.dtype, _UNDEFINED) and not _quantized(argument, rules):
             raise PluginError(
                 f"the gradient rule for {node.op_type} gives input {k} a gradient of type "
                 f"{dtype_name(answer.dtype)}, but the input is {dtype_name(argument.dtype)}"
@@ -346,8 +402,7 @@ def _no_rule(trace: Trace, node: Node, wrt: Iterable[Tensor], form: str = "") ->
         f"no gradient rule for the operator {node.op_type}{form} of {node.domain or 'ai.onnx'} "
         f"opset {opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the "
         "parameters before it (params=['*', '!name']), or write a rule: an entry point of "
-        "'ortflex.gradients' with about ten lines (docs/explanation/architecture.md, "
-        "'Gradient rules')."
+        "'ortflex.gradients' with about ten lines (docs/howto/write-a-gradient-rule.md)."
     )
 
 

@@ -8,7 +8,7 @@ buffers, or keep the columns on the device and gather there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import attrs
 import numpy as np
@@ -98,6 +98,53 @@ class Batch:
         return column if self.rows is None else column[self.rows]
 
 
+class Block(Sequence[Batch]):
+    """Several batches of the same size, their rows side by side.
+
+    Attributes:
+        columns: arrays by the name of the graph input they feed.
+        rows: the row numbers of all batches, one batch after the other.
+        size: rows a batch.
+        denominators: for every batch, one number per loss term.
+    """
+
+    __slots__ = ("columns", "denominators", "rows", "size")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Array],
+        rows: Array,
+        size: int,
+        denominators: Sequence[Sequence[float]],
+    ) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.size = size
+        self.denominators = denominators
+
+    def __len__(self) -> int:
+        return len(self.denominators)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | list[Batch]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        k = range(len(self))[index]
+        rows = self.rows[k * self.size : (k + 1) * self.size]
+        return Batch(self.columns, rows, self.size, self.denominators[k])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one batch of a column."""
+        return (self.size, *self.columns[name].shape[1:])
+
+    def copy(self, name: str, out: Array) -> None:
+        """Write the rows of all batches into ``out``."""
+        self.columns[name].take(self.rows, axis=0, out=out, mode="clip")
+
+
 def as_columns(
     X: Inputs,  # noqa: N803 - scikit-learn's names
     y: Any,
@@ -143,7 +190,9 @@ def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, 
         if unknown and word == "input":
             raise DataError(f"{what} has {unknown[0]!r}; {nearest(unknown[0], names)}")
         if missing:
-            raise DataError(f"{what} lacks the {word} {missing[0]!r}; it has {', '.join(map(str, given)) or 'nothing'}")
+            raise DataError(
+                f"{what} lacks the {word} {missing[0]!r}; it has {', '.join(map(str, given)) or 'nothing'}"
+            )
         return {n: _array(v, f"{what}[{n!r}]") for n, v in given.items()}
     if len(names) != 1:
         raise DataError(
@@ -249,25 +298,38 @@ class ArrayBatches:
         """Batches an epoch."""
         return len(self._starts)
 
-    def epoch(self, rng: np.random.Generator | None) -> Iterator[Batch]:
-        """Every row once; in the given order without ``rng``."""
+    def epoch(self, rng: np.random.Generator | None, at_once: int = 1) -> Iterator[Sequence[Batch]]:
+        """Every row once; in the given order without ``rng``.
+
+        Batches come in groups of ``at_once`` equal ones; what is left over comes one by one.
+        """
         order = np.arange(self.rows) if rng is None else rng.permutation(self.rows)
         per_batch = [self._summed(d, order) for d in self._denominators]
         size = self.batch_size
+        uniform = all(isinstance(d, float) for d in self._denominators)
         whole = [d[0] for d in per_batch]
-        same = all(isinstance(d, float) for d in self._denominators)
-        for k, start in enumerate(self._starts):
-            rows = order[start : start + size]
-            count = len(rows)
-            denominators = whole if same and count == size else [d[k] for d in per_batch]
-            yield Batch(self.columns, rows, count, denominators)
+        wholes = [whole] * at_once
+        full = self.rows // size
+        k = 0
+        while at_once > 1 and k + at_once <= full:
+            rows = order[k * size : (k + at_once) * size]
+            below = (
+                wholes
+                if uniform
+                else list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
+            )
+            yield Block(self.columns, rows, size, below)
+            k += at_once
+        for k in range(k, len(self._starts)):
+            rows = order[k * size : (k + 1) * size]
+            denominators = whole if uniform and k < full else [d[k] for d in per_batch]
+            yield (Batch(self.columns, rows, len(rows), denominators),)
 
     def _summed(self, denominator: float | Array, order: Array) -> list[float]:
         if isinstance(denominator, float):
             sizes = [min(self.batch_size, self.rows - s) for s in self._starts]
             return [denominator * n for n in sizes]
-        summed = np.add.reduceat(denominator[order], np.asarray(self._starts))
-        return [float(v) for v in summed]
+        return np.add.reduceat(denominator[order], np.asarray(self._starts)).tolist()  # type: ignore[no-any-return]
 
 
 def iterate(source: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:

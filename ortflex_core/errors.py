@@ -48,7 +48,15 @@ class GraphError(OrtflexError, ValueError):
 
 
 class NoGradientRule(OrtflexError, LookupError):
-    """An operator between a parameter and the loss has no gradient rule."""
+    """An operator between a parameter and the loss has no gradient rule.
+
+    A rule raises it with a few words, for a form of its operator that it does not know; the engine
+    adds node, path and ways out (``complete``).
+    """
+
+    def __init__(self, text: str, *, complete: bool = False) -> None:
+        super().__init__(text)
+        self.complete = complete
 
 
 class NotDifferentiable(OrtflexError, ValueError):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -35,8 +36,11 @@ class Source(Protocol):
     def rows(self) -> int | None:
         """Rows an epoch, None if nobody knows."""
 
-    def epoch(self, rng: np.random.Generator | None) -> Iterable[Batch]:
-        """The batches of one epoch, shuffled by ``rng`` if there is one."""
+    def epoch(self, rng: np.random.Generator | None, at_once: int = 1) -> Iterable[Sequence[Batch]]:
+        """The batches of one epoch, shuffled by ``rng`` if there is one.
+
+        They come in groups of ``at_once`` equal ones where that is possible, else one by one.
+        """
 
 
 Hook = Callable[..., Any]
@@ -140,7 +144,7 @@ class Loop:
         started = time.perf_counter()
         sums = _Sums()
         try:
-            self._steps(plan.source.epoch(rng), sums, display)
+            self._steps(partial(plan.source.epoch, rng), sums, display)
         except KeyboardInterrupt:
             if sums.rows:
                 self._record(epoch, sums, started)
@@ -167,72 +171,84 @@ class Loop:
         self._records.append(record)
         return record
 
-    def _steps(self, batches: Iterable[Batch], sums: _Sums, display: Display) -> None:
+    def _steps(
+        self, epoch: Callable[[int], Iterable[Sequence[Batch]]], sums: _Sums, display: Display
+    ) -> None:
         engine, schedule = self.plan.engine, self.plan.schedule
-        at_once = 1 if "step_end" in self.plan.hooks else engine.steps_per_run
-        every_step = schedule.by != "epoch"
+        watched = "step_end" in self.plan.hooks
         start = self.progress
         step, rows = start.step, start.rows
+        every_step = schedule.by != "epoch"
         if not every_step:
-            self._rate = self._checked(schedule.rate(self.plan.base_rate, start), start)
-        rate = self._rate
-        pending: list[tuple[Losses, list[int]]] = []
-        chunk: list[Batch] = []
-        rates: list[float] = []
+            self._rate = self._rate_at(start)
+        # Not attrs.evolve, which costs more than the schedule does.
+        at = partial(
+            Progress,
+            epoch=start.epoch,
+            epochs=start.epochs,
+            steps_per_epoch=start.steps_per_epoch,
+            rows_per_epoch=start.rows_per_epoch,
+        )
+        constant: dict[int, list[float]] = {}
+        pending: list[tuple[Losses, int]] = []
+        waiting = 0
         run = engine.run
         try:
-            for batch in batches:
+            for batches in epoch(1 if watched else engine.steps_per_run):
+                count, size = len(batches), batches[0].size
                 if every_step:
-                    now = attrs.evolve(start, step=step + len(chunk), rows=rows)
-                    rate = self._checked(schedule.rate(self.plan.base_rate, now), now)
-                chunk.append(batch)
-                rates.append(rate)
-                rows += batch.size
-                if len(chunk) < at_once:
-                    continue
-                pending.append((run(chunk, rates), [b.size for b in chunk]))
-                step += len(chunk)
-                self._rate = rate
-                chunk, rates = [], []
-                if at_once == 1 and "step_end" in self.plan.hooks:
+                    rates = [
+                        self._rate_at(at(step=step + k, rows=rows + k * size))
+                        for k in range(count)
+                    ]
+                    self._rate = rates[-1]
+                else:
+                    rates = constant.setdefault(count, [self._rate] * count)
+                pending.append((run(batches, rates), size))
+                step += count
+                rows += count * size
+                waiting += count
+                if watched:
                     self.progress = attrs.evolve(start, step=step, rows=rows)
-                    if self._after_step(pending, sums):
-                        break
-                elif len(pending) * at_once >= _BLOCK or display.due:
                     self._drain(pending, sums, step)
-                    if display.active and self._recent:
-                        display.show(step, start.epoch, self._recent[-1], rate, rows)
-            if chunk and not self._stop:
-                pending.append((run(chunk, rates), [b.size for b in chunk]))
-                step += len(chunk)
-                self._rate = rates[-1]
+                    if self._after_step(sums):
+                        break
+                elif waiting >= _BLOCK or display.due:
+                    self._drain(pending, sums, step)
+                    waiting = 0
+                    if display.active:
+                        display.show(step, start.epoch, self._recent[-1], self._rate, rows)
         finally:
             self.progress = attrs.evolve(start, step=step, rows=rows)
             self._drain(pending, sums, step)
 
-    def _after_step(self, pending: list[tuple[Losses, list[int]]], sums: _Sums) -> bool:
-        self._drain(pending, sums, self.progress.step)
-        answers = self._tell(
-            "step_end", loss=sums.last[0], penalty=sums.last[1], rate=self._rate
-        )
+    def _after_step(self, sums: _Sums) -> bool:
+        loss, penalty = sums.last
+        answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
         self._stop = any(answers or ())
         return self._stop
 
-    def _drain(self, pending: list[tuple[Losses, list[int]]], sums: _Sums, step: int) -> None:
+    def _drain(self, pending: list[tuple[Losses, int]], sums: _Sums, step: int) -> None:
         """Read the losses that have come together; a non-finite one ends the training."""
-        first = step - sum(len(sizes) for _, sizes in pending)
-        for losses, sizes in pending:
-            for size, (loss, penalty) in zip(sizes, losses.read(), strict=True):
-                first += 1
-                if not math.isfinite(loss + penalty):
-                    pending.clear()
-                    self._give_up(f"the loss is {loss + penalty}", first)
-                sums.add(size, loss, penalty)
-                self._recent.append(loss + penalty)
+        if not pending:
+            return
+        costs: list[tuple[float, float]] = []
+        sizes: list[int] = []
+        for losses, size in pending:
+            costs.extend(losses.read())
+            sizes.extend([size] * (len(costs) - len(sizes)))
         pending.clear()
-        del self._recent[:-5]
+        table = np.asarray(costs, dtype=np.float64)
+        total = table.sum(axis=1)
+        bad = np.flatnonzero(~np.isfinite(total))
+        last = len(total) if not len(bad) else int(bad[0])
+        self._recent = [*self._recent, *total[max(0, last - 5) : last].tolist()][-5:]
+        if len(bad):
+            self._give_up(f"the loss is {total[last]}", step - len(total) + last + 1)
+        sums.add(np.asarray(sizes), table)
 
-    def _checked(self, rate: float, progress: Progress) -> float:
+    def _rate_at(self, progress: Progress) -> float:
+        rate = self.plan.schedule.rate(self.plan.base_rate, progress)
         if not (math.isfinite(rate) and rate >= 0):
             raise ConfigError(
                 f"schedule: {self.plan.schedule.name!r} gives the learning rate {rate!r} at step "
@@ -251,9 +267,10 @@ class _Sums:
         self.loss = self.penalty = 0.0
         self.last = (math.nan, math.nan)
 
-    def add(self, rows: int, loss: float, penalty: float) -> None:
-        """Take in one step."""
-        self.rows += rows
-        self.loss += rows * loss
-        self.penalty += rows * penalty
-        self.last = (loss, penalty)
+    def add(self, rows: Array, costs: Array) -> None:
+        """Take in some steps: their rows [n], and their loss and penalty [n, 2]."""
+        self.rows += int(rows.sum())
+        loss, penalty = rows @ costs
+        self.loss += float(loss)
+        self.penalty += float(penalty)
+        self.last = (float(costs[-1, 0]), float(costs[-1, 1]))

@@ -171,7 +171,12 @@ def _subtract(build: _Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> T
     if product is None or node.inputs[1] is None or not build.only_use(node.inputs[1]):
         return None
     made = right.node
-    if made is None or made.op_type != "Gemm" or len(made.inputs) > 2 or not same_shape(left.shape, right.shape):
+    if (
+        made is None
+        or made.op_type != "Gemm"
+        or len(made.inputs) > 2
+        or not same_shape(left.shape, right.shape)
+    ):
         return None
     settings = {k: onnx.helper.get_attribute_value(v) for k, v in made.attributes.items()}
     settings["alpha"] = -settings.get("alpha", 1.0)

@@ -118,6 +118,8 @@ class Problem:
     seed: int = 0
     batch_size: int = 1
     """Rows of a whole batch, for cost models."""
+    epoch_steps: int | None = None
+    """Whole batches an epoch, for cost models; None if nobody knows."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -145,18 +147,23 @@ class Problem:
 
     def constants(self) -> dict[str, float]:
         """Values of the host symbols that stay the same during a training."""
-        values = {f"optimizer/{k}": v for k, v in self.optimizer.hyper_values().items()}
+        values = _hypers("optimizer", self.optimizer)
         for term in self.terms:
-            values.update({f"{term.prefix}/{k}": v for k, v in term.loss.hyper_values().items()})
+            values |= _hypers(term.prefix, term.loss)
         for penalty in self.penalties:
-            hypers = penalty.penalty.hyper_values()
-            values.update({f"{penalty.prefix}/{k}": v for k, v in hypers.items()})
+            values |= _hypers(penalty.prefix, penalty.penalty)
         return values
 
 
 def symbols(prefix: str, component: Component) -> dict[str, Host]:
     """The host symbols that stand for a component's hyperparameters."""
-    return {name: Host.symbol(f"{prefix}/{name}") for name in component.hyper_names()}
+    # Not "/": a hyperparameter called "scale" is something else than the scale of its loss.
+    return {name: Host.symbol(f"{prefix}.{name}") for name in component.hyper_names()}
+
+
+def _hypers(prefix: str, component: Component) -> dict[str, float]:
+    """The values of :func:`symbols`."""
+    return {f"{prefix}.{name}": value for name, value in component.hyper_values().items()}
 
 
 @attrs.frozen(kw_only=True)

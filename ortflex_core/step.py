@@ -54,7 +54,9 @@ def step_program(problem: Problem, *, steps: int = 1, rows: int | None = None) -
     for group in (now.weights, now.slots, now.buffers):
         outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
     flat = rows is not None
-    trace, outputs = passes.optimize(trace, outputs, replaced, parameters=problem.parameters if flat else ())
+    trace, outputs = passes.optimize(
+        trace, outputs, replaced, parameters=problem.parameters if flat else ()
+    )
     return build(trace, outputs, name="step")
 
 

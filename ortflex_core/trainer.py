@@ -243,7 +243,12 @@ class Trainer:
         if self._engine is None or terms != self._problem.terms:
             state = self.get_state()
             before = self._engine
-            self._problem = attrs.evolve(self._problem, terms=terms)
+            self._problem = attrs.evolve(
+                self._problem,
+                terms=terms,
+                batch_size=min(self.batch_size, columns.rows),
+                epoch_steps=columns.rows // min(self.batch_size, columns.rows),
+            )
             backend = self._supporting(self._problem)
             engine = backend.build(self._problem, self.device, self.runtime)
             self._engine, self._evaluator, self.backend_ = engine, None, backend.name

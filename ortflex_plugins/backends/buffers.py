@@ -141,13 +141,13 @@ class Scales:
         if batch.denominators is self._denominators:
             return
         self._denominators = batch.denominators
-        self._hosts.update(scales(self._problem, batch))
+        self._hosts.update(scales(self._problem, batch.denominators))
 
 
-def scales(problem: Problem, batch: Batch) -> dict[str, float]:
+def scales(problem: Problem, denominators: Sequence[float]) -> dict[str, float]:
     """factor / denominator of every loss term, by its host symbol."""
     out = {}
-    for term, denominator in zip(problem.terms, batch.denominators, strict=True):
+    for term, denominator in zip(problem.terms, denominators, strict=True):
         divisor = 1.0 if problem.reduction == "sum" else denominator
         out[f"{term.prefix}/scale"] = term.factor / divisor if denominator else 0.0
     return out

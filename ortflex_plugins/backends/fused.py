@@ -15,29 +15,33 @@ import attrs
 import numpy as np
 
 from ortflex_core.binder import Binder, HostVector
-from ortflex_core.data import Batch
+from ortflex_core.data import Batch, Block
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.evaluate import Evaluator
 from ortflex_core.modes import reasons as mode_reasons
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
-from ortflex_core.protocols import Backend, Device, Value
+from ortflex_core.protocols import Backend, Device, Losses, Value
 from ortflex_core.runtime import Runtime
 from ortflex_core.session import session
 from ortflex_core.step import step_program
 from ortflex_core.types import Array, TensorSpec
-from ortflex_plugins.backends.buffers import ReadLosses, Twins, scales
+from ortflex_plugins.backends.buffers import Twins, scales
 
-# What starting a run costs in terms of the nodes of a graph, and how many nodes of unrolled steps
-# are worth their compilation. From measurements of small networks on one thread.
+# What starting a run costs in terms of the nodes of a graph, how many times that a run should last,
+# and how many nodes of unrolled steps are worth their compilation. From measurements of small
+# networks on one thread.
 _NODES_PER_RUN = 25
-_MOST_NODES = 600
+_SHARE = 50
+_MOST_NODES = 1000
 _FLOPS_PER_NODE = 30_000
 
 
 def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value != "auto" and (type(value) is not int or value < 1):
-        raise ValueError(f"FusedBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}")
+        raise ValueError(
+            f"FusedBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -85,18 +89,24 @@ def steps_per_run(problem: Problem, nodes: int) -> int:
     """How many steps a graph should hold: so many that starting a run is a small part of it.
 
     A step is counted in nodes, its arithmetic (6 operations a weight and row) being worth so many
-    nodes. The result only depends on the problem.
+    nodes. Of the numbers that are large enough the one that leaves the fewest steps of an epoch to
+    be run one by one is taken. The result only depends on the problem.
     """
     weights = sum(problem.model.initializer(n).size for n in problem.parameters)
     work = nodes + 6 * weights * problem.batch_size / _FLOPS_PER_NODE
-    wanted = 20 * _NODES_PER_RUN / work
-    return max(1, min(int(wanted), _MOST_NODES // nodes, 32))
+    most = max(1, min(int(_SHARE * _NODES_PER_RUN / work), _MOST_NODES // nodes, 32))
+    whole = problem.epoch_steps
+    if whole is None or whole < 2:
+        return most
+    return min(range((most + 1) // 2, most + 1), key=lambda k: (whole % k, -k))
 
 
 class _Plan:
     """A program and its bindings for batches of one shape, in both directions."""
 
-    def __init__(self, engine: FusedEngine, program: Program, batch: Batch, steps: int) -> None:
+    def __init__(
+        self, engine: FusedEngine, program: Program, batch: Batch | Block, steps: int
+    ) -> None:
         device = engine.device
         self.program = program
         self.steps = steps
@@ -134,11 +144,12 @@ class _Plan:
         self.binders = (self._bind(engine, batch, 0), self._bind(engine, batch, 1))
         self.suffixes = per_step
         self.counts_steps = any(v.startswith("step") for v in self.hosts.varying)
-        self.last: tuple[Any, Any] = (None, None)
+        self.rates: Sequence[float] | None = None
+        self.denominators: Sequence[Sequence[float]] | None = None
         self.values: dict[str, float] = {}
         self.factors: Array = np.zeros(self.totals.shape)
 
-    def _bind(self, engine: FusedEngine, batch: Batch, old: int) -> Binder:
+    def _bind(self, engine: FusedEngine, batch: Batch | Block, old: int) -> Binder:
         binder = Binder(session(self.program, engine.device, engine.problem.threads), "step")
         before, after = engine.versions(old), engine.versions(1 - old)
         sizes = {
@@ -166,19 +177,44 @@ class _Plan:
                 binder.output_at(spec, value, self.place, value.data_ptr())
         return binder
 
-    def fill(self, device: Device, batches: Sequence[Batch]) -> None:
+    def fill(self, device: Device, batches: Batch | Block) -> None:
         """Copy the rows of all steps to where the graph reads them."""
-        first = batches[0]
-        if len(batches) > 1 and first.rows is not None:
-            rows = np.concatenate([b.rows for b in batches])  # type: ignore[misc]
-            first = Batch(first.columns, rows, len(rows), ())
         for name, value, staged, copied in self.data:
-            if len(batches) > 1 and first.rows is None:
-                np.concatenate([b.columns[name] for b in batches], out=staged)
-            else:
-                first.copy(name, staged)
+            batches.copy(name, staged)
             if copied:
                 device.write(value, staged)
+
+
+class _Losses:
+    """The totals of one run's steps; scaled when somebody asks."""
+
+    __slots__ = ("_costs", "_factors", "_plan")
+
+    def __init__(self, plan: _Plan, costs: Array) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._factors = plan.factors
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        plan, costs = self._plan, self._costs
+        losses = (costs[plan.totals] * self._factors).sum(axis=1).tolist()
+        if not plan.penalties:
+            return [(loss, 0.0) for loss in losses]
+        return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
+
+
+class _Several:
+    """The losses of several runs."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[_Losses]) -> None:
+        self._parts = parts
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        return [pair for part in self._parts for pair in part.read()]
 
 
 class FusedEngine:
@@ -222,7 +258,7 @@ class FusedEngine:
             out |= twins.versions[which]
         return out
 
-    def _plan(self, batch: Batch, steps: int) -> _Plan:
+    def _plan(self, batch: Batch | Block, steps: int) -> _Plan:
         last = self._last
         if last is not None and last[0] is batch.columns and last[1:3] == (batch.size, steps):
             return last[3]
@@ -237,42 +273,48 @@ class FusedEngine:
         self._last = (batch.columns, batch.size, steps, self._plans[key])
         return self._plans[key]
 
-    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
-        whole = self.steps_per_run
-        if len(batches) == whole and batches[-1].size == batches[0].size:
-            return ReadLosses(self._run(batches, rates))
-        out: list[tuple[float, float]] = []
-        for batch, rate in zip(batches, rates, strict=True):
-            out.extend(self._run((batch,), (rate,)))
-        return ReadLosses(out)
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
+        if isinstance(batches, Block) and len(batches) == self.steps_per_run:
+            return self._run(batches, len(batches), batches.denominators, rates)
+        if len(batches) == 1:
+            return self._run(batches[0], 1, [batches[0].denominators], rates)
+        singles = zip(batches, rates, strict=True)
+        return _Several([self._run(b, 1, [b.denominators], [rate]) for b, rate in singles])
 
-    def _run(self, batches: Sequence[Batch], rates: Sequence[float]) -> list[tuple[float, float]]:
-        plan = self._plan(batches[0], len(batches))
+    def _run(
+        self,
+        batches: Batch | Block,
+        steps: int,
+        denominators: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> _Losses:
+        plan = self._plan(batches, steps)
         plan.fill(self.device, batches)
-        denominators = [b.denominators for b in batches]
-        if plan.counts_steps or plan.last != (rates, denominators):
-            self._set_hosts(plan, batches, rates)
-            plan.last = (list(rates), denominators)
+        # Whole batches of unweighted data share their denominators, and a constant rate its list.
+        if plan.counts_steps or plan.rates is not rates or plan.denominators != denominators:
+            self._set_hosts(plan, denominators, rates)
         now = self._weights.current
         plan.binders[now].run()
         for twins in self._twins:
             twins.current = 1 - now
-        self._step += len(batches)
+        self._step += steps
         view = plan.costs_view
-        costs = self.device.read(plan.costs) if view is None else view
-        losses = (costs[plan.totals] * plan.factors).sum(axis=1).tolist()
-        if plan.penalties:
-            return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
-        return [(loss, 0.0) for loss in losses]
+        return _Losses(plan, self.device.read(plan.costs) if view is None else view.copy())
 
-    def _set_hosts(self, plan: _Plan, batches: Sequence[Batch], rates: Sequence[float]) -> None:
+    def _set_hosts(
+        self, plan: _Plan, denominators: Sequence[Sequence[float]], rates: Sequence[float]
+    ) -> None:
         values = plan.values
-        for k, (suffix, batch, rate) in enumerate(zip(plan.suffixes, batches, rates, strict=True)):
-            factors = scales(self.problem, batch)
-            values.update({name + suffix: value for name, value in factors.items()})
+        if plan.denominators != denominators:
+            factors = [scales(self.problem, d) for d in denominators]
+            for suffix, known in zip(plan.suffixes, factors, strict=True):
+                values.update({name + suffix: value for name, value in known.items()})
+            plan.factors = np.array([list(known.values()) for known in factors])
+            plan.denominators = denominators
+        for k, (suffix, rate) in enumerate(zip(plan.suffixes, rates, strict=True)):
             values[f"rate{suffix}"] = rate
             values[f"step{suffix}"] = self._step + k + 1
-            plan.factors[k] = list(factors.values())
+        plan.rates = rates
         plan.hosts.update(values)
 
     @property

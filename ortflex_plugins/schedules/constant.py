@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.protocols import Schedule
+from ortflex_core.component import one_of
+from ortflex_core.protocols import Schedule, Unit
 from ortflex_core.types import Progress
 
 
@@ -19,6 +20,9 @@ class Constant(Schedule):
     """
 
     name: ClassVar[str] = "constant"
+
+    # The loop asks once an epoch, which is once too often already.
+    by: Unit = attrs.field(default="epoch", validator=one_of("step", "epoch", "rows"))
 
     def rate(self, base: float, progress: Progress) -> float:
         """The base rate."""

@@ -14,7 +14,7 @@ from ortflex_core.types import TensorSpec
 
 def rows_of(batches: ArrayBatches, seed: int | None) -> list[list[int]]:
     rng = None if seed is None else np.random.default_rng(seed)
-    return [batch.array("X")[:, 0].tolist() for batch in batches.epoch(rng)]
+    return [batch.array("X")[:, 0].tolist() for [batch] in batches.epoch(rng)]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_shuffled_places_are_uniform() -> None:
     rng = np.random.default_rng(0)
     counts = np.zeros((4, 4))
     for _ in range(2000):
-        [batch] = batches.epoch(rng)
+        [[batch]] = batches.epoch(rng)
         counts[np.arange(4), batch.rows] += 1
     # 500 expected, standard deviation 19.4.
     assert abs(counts - 500).max() < 5 * 19.4
@@ -50,14 +50,14 @@ def test_shuffled_places_are_uniform() -> None:
 
 def test_denominators_follow_the_rows(batches: ArrayBatches) -> None:
     weight = np.linspace(0, 1, 23)
-    for batch in batches.epoch(np.random.default_rng(3)):
+    for [batch] in batches.epoch(np.random.default_rng(3)):
         count, weights = batch.denominators
         assert count == batch.size == len(batch.rows)
         np.testing.assert_allclose(weights, weight[batch.rows].sum(), rtol=1e-12)
 
 
 def test_a_batch_copies_its_rows_into_memory_that_is_given(batches: ArrayBatches) -> None:
-    for batch in batches.epoch(np.random.default_rng(0)):
+    for [batch] in batches.epoch(np.random.default_rng(0)):
         out = np.empty(batch.shape("X"))
         batch.copy("X", out)
         np.testing.assert_array_equal(out, batch.array("X"))
@@ -165,3 +165,16 @@ def test_large_finite_values_are_not_taken_for_infinite() -> None:
     fit_to(np.full((3, 2), 3e38, np.float32), FLOAT, "X")
     wide = TensorSpec("X", 11, ("N", 2))
     fit_to(np.full((3, 2), 1.7e308), wide, "X")
+
+
+def test_groups_hold_the_rows_of_single_batches(batches: ArrayBatches) -> None:
+    single = [batch for [batch] in batches.epoch(np.random.default_rng(3))]
+    groups = list(batches.epoch(np.random.default_rng(3), at_once=2))
+    assert [len(g) for g in groups] == [2, 2, 1]
+    for one, other in zip(single, [b for group in groups for b in group], strict=True):
+        np.testing.assert_array_equal(one.rows, other.rows)
+        assert list(one.denominators) == list(other.denominators)
+    block = groups[0]
+    out = np.empty((10, 1))
+    block.copy("X", out)
+    np.testing.assert_array_equal(out, np.concatenate([b.array("X") for b in single[:2]]))
