@@ -1,0 +1,200 @@
+"""Training with every plugin of the fixture distribution, the way its author would expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.registry import KINDS
+from tests import models
+from tests.training import Recorder, every_backend, make, plugins, regression, usable
+
+ortflex_example = pytest.importorskip("ortflex_example")
+
+NAMES: dict[str, Any] = {
+    "loss": "example_cauchy",
+    "penalty": "example_smooth",
+    "schedule": "example_sawtooth",
+    "optimizer": "example_rmsprop",
+    "device": "example_counting",
+    "metrics": ["example_worst"],
+    "callbacks": ["example_stop"],
+    "backend": "example_numpy",
+}
+PARAMETERS: dict[str, Any] = {
+    "loss": {"scale": 0.5},
+    "penalty": {"factor": 0.01, "width": 0.2},
+    "schedule": {"period": 4, "by": "step"},
+    "optimizer": {"decay": 0.9},
+    "device": {},
+    "metrics": {},
+    "callbacks": {"steps": 7},
+    "backend": {},
+}
+KIND_OF = {"loss": "losses", "penalty": "penalties", "device": "devices", "backend": "backends"}
+
+
+def chosen(how: str, **options: Any) -> Any:
+    """A Trainer whose parts are all the example's, each with parameters of its own."""
+    parts: dict[str, Any] = {}
+    for part, name in NAMES.items():
+        listed = isinstance(name, list)
+        spec = {"name": name[0] if listed else name, **PARAMETERS[part]}
+        if how == "object":
+            kind = KIND_OF.get(part, part if listed else f"{part}s")
+            spec = plugins().component(kind, spec)
+        parts[part] = [spec] if listed else spec
+    return make(models.linear(3), learning_rate=0.02, epochs=3, batch_size=10, **(parts | options))
+
+
+def test_there_is_one_of_every_kind() -> None:
+    for kind in KINDS:
+        owners = [e.distribution for e in plugins()[kind]]
+        assert "ortflex-example" in owners, kind
+
+
+def test_training_with_all_of_them_is_what_their_formulas_say() -> None:
+    x, y = regression(rows=40, features=3)
+    recorder = Recorder()
+    trainer = chosen("mapping", shuffle=False, callbacks=[recorder, {"name": "example_stop"}])
+    history = trainer.fit(x, y, validation_data=(x, y))
+    weights = {n: a.astype(float) for n, a in models.weights_of(models.linear(3)).items()}
+    square = {n: np.zeros_like(a) for n, a in weights.items()}
+    costs, rates = [], []
+    for step in range(10):
+        at = slice(10 * step % 40, 10 * step % 40 + 10)
+        e = (x[at] @ weights["coef"] + weights["intercept"] - y[at]) / 0.5
+        smooth = {n: np.sqrt(a**2 + 0.2**2) for n, a in weights.items()}
+        costs.append(np.log(1 + e**2).mean() + 0.01 * sum(s.sum() for s in smooth.values()))
+        pull = 2 * e / (1 + e**2) / 0.5 / 10
+        g = {"coef": x[at].T @ pull, "intercept": pull.sum(axis=0)}
+        rates.append(0.02 * (1 - (step % 4) / 8))
+        for n, a in weights.items():
+            g[n] = g[n] + 0.01 * a / smooth[n]
+            square[n] = 0.9 * square[n] + 0.1 * g[n] ** 2
+            weights[n] = a - rates[-1] * g[n] / (np.sqrt(square[n]) + 1e-8)
+    steps = recorder.all("step_end")
+    np.testing.assert_allclose([s["loss"] + s["penalty"] for s in steps], costs, rtol=1e-4)
+    np.testing.assert_allclose([s["rate"] for s in steps], rates, rtol=1e-12)
+    for n, a in trainer.get_state().items():
+        np.testing.assert_allclose(a, weights[n], rtol=1e-4, atol=1e-5)
+    worst = abs(trainer.predict(x).astype(float) - y).max()
+    np.testing.assert_allclose(history["validation_example_worst"][-1], worst, rtol=1e-5)
+
+
+def test_by_mapping_and_by_object_is_the_same_training() -> None:
+    x, y = regression(rows=40, features=3)
+    states, losses = [], []
+    for how in ("mapping", "object"):
+        trainer = chosen(how)
+        losses.append(trainer.fit(x, y).losses)
+        states.append(trainer.get_state())
+    assert losses[0] == losses[1]
+    for n in states[0]:
+        np.testing.assert_array_equal(states[0][n], states[1][n])
+
+
+def test_by_name_is_by_mapping_without_parameters() -> None:
+    x, y = regression(rows=40, features=3)
+    options: dict[str, Any] = {"epochs": 2, "batch_size": 10}
+    empty = {k: [{"name": v[0]}] if isinstance(v, list) else {"name": v} for k, v in NAMES.items()}
+    runs = [make(models.linear(3), **options, **parts) for parts in (NAMES, empty)]
+    losses = [trainer.fit(x, y).losses for trainer in runs]
+    assert losses[0] == losses[1]
+    # RMSprop's own rate, not that of some other optimizer.
+    assert runs[0].learning_rate == 0.01
+
+
+@every_backend
+def test_its_formulas_run_on_every_backend(backend: str) -> None:
+    usable(backend)
+    x, y = regression(rows=40, features=3)
+    parts = {k: v for k, v in NAMES.items() if k in ("loss", "penalty", "schedule", "device")}
+    state = []
+    for name in ("example_numpy", backend):
+        trainer = make(models.linear(3), backend=name, epochs=2, batch_size=15, **parts)
+        trainer.fit(x, y)
+        state.append(trainer.get_state())
+    for n in state[0]:
+        np.testing.assert_allclose(state[0][n], state[1][n], rtol=1e-5, atol=1e-6)
+
+
+@every_backend
+def test_a_device_out_of_the_host_s_reach_gives_the_same_weights(backend: str) -> None:
+    usable(backend)
+    from ortflex_example.counting import Counting
+
+    x, y = regression(rows=40)
+    w = np.linspace(0, 1, 40)
+    states = []
+    for device in ("cpu", "example_counting"):
+        trainer = make(
+            models.mlp((5, 4, 1)), backend=backend, device=device, penalty="l2", epochs=2
+        )
+        Counting.transfers.clear()
+        trainer.fit(x, y, w, validation_data=(x, y))
+        states.append({**trainer.get_state(), "Y": trainer.predict(x)})
+        assert (sum(Counting.transfers.values()) > 0) == (device != "cpu")
+    for n in states[0]:
+        np.testing.assert_allclose(states[0][n], states[1][n], rtol=1e-6, atol=1e-7)
+
+
+def test_a_data_source_by_name_trains() -> None:
+    source = plugins().component("data", {"name": "example_line", "rows": 200})
+    trainer = make(models.linear(3), learning_rate=0.1, epochs=20)
+    held_out = plugins().component("data", {"name": "example_line", "seed": 1})
+    history = trainer.fit(source, validation_data=held_out)
+    np.testing.assert_allclose(trainer.get_state()["coef"], 1 / 3, atol=0.05)
+    # What is left is the noise.
+    np.testing.assert_allclose(history["validation_loss"][-1], 0.01, atol=0.005)
+
+
+def quick_gelu_model() -> Any:
+    helper = models.helper
+    rng = np.random.default_rng(0)
+    model = models.model(
+        [
+            helper.make_node("MatMul", ["X", "W"], ["z"]),
+            helper.make_node("QuickGelu", ["z"], ["h"], domain="com.microsoft", alpha=1.5),
+            helper.make_node("MatMul", ["h", "V"], ["Y"]),
+        ],
+        [models.floats("X", "N", 3)],
+        [models.floats("Y", "N", 1)],
+        {"W": rng.standard_normal((3, 4)), "V": rng.standard_normal((4, 1))},
+        com_microsoft=1,
+    )
+    # The standard's shape inference does not know the operator, so the file has to say.
+    model.graph.value_info.append(models.floats("h", "N", 4))
+    return model
+
+
+def test_its_gradient_rule_makes_another_operator_trainable() -> None:
+    x, y = regression(rows=20, features=3)
+    model = quick_gelu_model()
+    trainer = make(model, epochs=1, batch_size=20, shuffle=False, learning_rate=0.1)
+    trainer.fit(x, y)
+    w, v = (models.weights_of(model)[n].astype(float) for n in "WV")
+
+    def cost(w: Any, v: Any) -> float:
+        z = x @ w
+        return float(((z / (1 + np.exp(-1.5 * z)) @ v - y) ** 2).mean())
+
+    for n, a in (("W", w), ("V", v)):
+        slope = np.zeros_like(a)
+        for place in np.ndindex(a.shape):
+            d = np.zeros_like(a)
+            d[place] = 1e-6
+            up, down = ({"W": w, "V": v} | {n: a + s * d} for s in (1, -1))
+            slope[place] = (cost(up["W"], up["V"]) - cost(down["W"], down["V"])) / 2e-6
+        np.testing.assert_allclose(trainer.get_state()[n], a - 0.1 * slope, rtol=1e-4, atol=1e-5)
+
+
+def test_without_the_rule_the_operator_is_named() -> None:
+    from ortflex_core.errors import Unsupported
+    from ortflex_core.registry import Plugins
+
+    every = Plugins([e for r in plugins() for e in r if e.name != "example_quick_gelu"])
+    with pytest.raises(Unsupported, match=r"no gradient rule for the operator QuickGelu of com\.m"):
+        make(quick_gelu_model(), plugins=every).fit(*regression(rows=20, features=3))
