@@ -32,7 +32,7 @@ from ortflex_plugins.backends.buffers import Twins, scales
 # and how many nodes of unrolled steps are worth their compilation. From measurements of small
 # networks on one thread.
 _NODES_PER_RUN = 25
-_SHARE = 50
+_SHARE = 60
 _MOST_NODES = 1000
 _FLOPS_PER_NODE = 30_000
 
@@ -89,16 +89,17 @@ def steps_per_run(problem: Problem, nodes: int) -> int:
     """How many steps a graph should hold: so many that starting a run is a small part of it.
 
     A step is counted in nodes, its arithmetic (6 operations a weight and row) being worth so many
-    nodes. Of the numbers that are large enough the one that leaves the fewest steps of an epoch to
-    be run one by one is taken. The result only depends on the problem.
+    nodes. Of the numbers that are not too large the one with the fewest runs an epoch is taken.
+    The result only depends on the problem.
     """
     weights = sum(problem.model.initializer(n).size for n in problem.parameters)
     work = nodes + 6 * weights * problem.batch_size / _FLOPS_PER_NODE
     most = max(1, min(int(_SHARE * _NODES_PER_RUN / work), _MOST_NODES // nodes, 32))
     whole = problem.epoch_steps
-    if whole is None or whole < 2:
+    if whole is None:
         return most
-    return min(range((most + 1) // 2, most + 1), key=lambda k: (whole % k, -k))
+    # An epoch is whole // k runs of k steps, and whole % k of one.
+    return min(range(1, most + 1), key=lambda k: (whole // k + whole % k, k))
 
 
 class _Plan:
