@@ -25,9 +25,18 @@ if TYPE_CHECKING:
     from ortflex_core.types import History
 
 
-def _key(help: str, default: Any = attrs.NOTHING, kind: str = "", **more: Any) -> Any:
+def _key(help: str, default: Any = attrs.NOTHING, kind: str = "") -> Any:
     """A key of the file; ``kind`` says what it takes where the annotation does not."""
-    return attrs.field(default=default, metadata={"help": help, "kind": kind, **more})
+    return attrs.field(default=default, converter=_immutable, metadata={"help": help, "kind": kind})
+
+
+def _immutable(value: Any) -> Any:
+    """Lists as tuples at any depth, so that recipes compare however they were made."""
+    if isinstance(value, Mapping):
+        return {key: _immutable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(_immutable(inner) for inner in value)
+    return value
 
 
 _COMPONENT = "a name, or a table with the key name and parameters"

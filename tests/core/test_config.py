@@ -1,0 +1,365 @@
+"""Recipes: every error at once with its path, overrides, and TOML that reads back the same."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.config import Recipe
+from ortflex_core.errors import ConfigError
+from ortflex_core.hookspecs import hook
+from ortflex_core.toml import parse_override, read_toml, to_toml
+from ortflex_core.trainer import Trainer
+from ortflex_plugins.losses.huber import Huber
+from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+from ortflex_plugins.optimizers.adam import Adam
+from tests import models
+from tests.training import plugins, regression
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model and data to train it on."""
+    onnx.save(models.linear(), tmp_path / "model.onnx")
+    x, y = regression()
+    np.savez(tmp_path / "data.npz", X=x, y=y)
+    return tmp_path
+
+
+BASE = 'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\n'
+
+
+def load(folder: Path, text: str = "", *overrides: str, base: str = BASE) -> Recipe:
+    (folder / "train.toml").write_text(base + text, encoding="utf-8")
+    return Recipe.load(folder / "train.toml", overrides, plugins())
+
+
+def problems(folder: Path, text: str = "", *overrides: str, base: str = BASE) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load(folder, text, *overrides, base=base)
+    return list(raised.value.problems)
+
+
+def test_defaults_are_the_trainers() -> None:
+    arguments = inspect.signature(Trainer).parameters
+    fields = {f.name: f for f in attrs.fields(Recipe)}
+    assert set(fields) - {"data", "validation", "output"} == set(arguments) - {"plugins"}
+    for name, argument in arguments.items():
+        if name != "plugins":
+            wanted = attrs.NOTHING if argument.default is argument.empty else argument.default
+            assert fields[name].default == wanted, name
+
+
+def test_every_key_has_help() -> None:
+    assert all(f.metadata["help"] for f in attrs.fields(Recipe))
+
+
+def test_paths_are_relative_to_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    recipe = load(folder, 'output = "runs/a"\n')
+    assert recipe.model == str(folder / "model.onnx")
+    assert recipe.data == str(folder / "data.npz")
+    assert recipe.output == str(folder / "runs" / "a")
+    # On the command line, paths are what they are for any other command.
+    assert load(folder, "", "output=here").output == str(elsewhere / "here")
+
+
+def test_all_errors_at_once_each_with_its_path(folder: Path) -> None:
+    text = """
+epocs = 3
+batch_size = "32"
+seed = -1
+reduction = "avg"
+metrics = ["acuracy", { name = "rmse", squared = true }]
+validation = 1.5
+params = [1]
+optimizer = { name = "adam", bta1 = 0.8, beta2 = 2, eps = "small" }
+schedule = { name = "warmup", length = 0, schedule = { name = "cosin" } }
+penalty = { "coef*" = { l3 = 1 }, intercept = "l7" }
+device = "gpu"
+backend = "trainig_agent"
+"""
+    base = BASE.replace("data.npz", "dta.npz").replace('"squared_error"', '{name="hubr"}')
+    found = problems(folder, text, base=base)
+
+    def expect(line: str) -> None:
+        assert any(re.fullmatch(line, f) for f in found), f"{line}\nis not in\n{found}"
+
+    known = "Known: .*"
+    expect(r"epocs: unknown key; did you mean 'epochs'\? Known: backend, batch_norm, .*")
+    expect("batch_size: expected an integer, got '32'")
+    expect("seed: expected an integer >= 0, got -1")
+    expect("reduction: expected 'mean' or 'sum', got 'avg'; Known: mean, sum")
+    expect(rf"metrics\[0\]: unknown metric 'acuracy'; did you mean 'accuracy'\? {known}")
+    expect(r"metrics\[1\]\.squared: unknown parameter; Known: none")
+    expect("validation: expected a fraction > 0 and < 1, got 1.5")
+    expect(r"params: expected a text or a list of texts, got \[1\]")
+    expect(r"optimizer\.bta1: unknown parameter; did you mean 'beta1'\? Known: beta1, beta2, eps")
+    expect(r"optimizer\.beta2: must be a number >= 0 and < 1, got 2")
+    expect(r"optimizer\.eps: expected a number, got 'small'")
+    expect(r"schedule\.length: must be a number >= 1, got 0")
+    expect(rf"schedule\.schedule: unknown schedule 'cosin'; did you mean 'cosine'\? {known}")
+    expect(r"penalty\.coef\*\.l3: unknown parameter; Known: l1, l2")
+    expect(r"penalty\.intercept: unknown penalty 'l7'; .*")
+    expect(rf"device: unknown device 'gpu'; did you mean 'cpu'\? {known}")
+    expect(rf"backend: unknown backend 'trainig_agent'; did you mean 'training_agent'\? {known}")
+    expect(rf"data: there is no file or folder '{re.escape(str(folder / 'dta.npz'))}'")
+    expect(rf"loss: unknown loss 'hubr'; did you mean 'huber'\? {known}")
+    assert len(found) == 19, found
+
+
+def test_the_trainer_reports_the_same_lines(folder: Path) -> None:
+    options: dict[str, Any] = {
+        "optimizer": {"name": "adam", "bta1": 0.8, "beta2": 2},
+        "metrics": ["acuracy"],
+        "epochs": 0,
+    }
+    with pytest.raises(ConfigError) as raised:
+        Trainer(folder / "model.onnx", loss="squared_error", plugins=plugins(), **options)
+    assert [line.split(";")[0] for line in raised.value.problems] == [
+        "epochs: expected an integer >= 1, got 0",
+        "optimizer.bta1: unknown parameter",
+        "optimizer.beta2: must be a number >= 0 and < 1, got 2",
+        "metrics[0]: unknown metric 'acuracy'",
+    ]
+
+
+def test_what_is_missing(folder: Path) -> None:
+    assert problems(folder, base="") == [
+        "model: is missing; the .onnx file; its weights are where the training starts",
+        "data: is missing; what to train on",
+        "loss: is missing; what is minimised; a table may also have predicted, expected, weight "
+        "and factor",
+    ]
+    assert problems(folder, base=BASE.replace("model.onnx", "m.onnx")) == [
+        f"model: there is no file {str(folder / 'm.onnx')!r}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('loss = { name = "huber", delta = 0 }', "loss.delta: must be a number > 0, got 0"),
+        ('loss = { name = "huber", weight = 2 }', "loss.weight: expected a tensor's name, got 2"),
+        ("loss = { delta = 1 }", "loss: expected a name"),
+        ('loss = [{ name = "huber" }, "hubr"]', "loss[1]: unknown loss 'hubr'"),
+        ("loss = []", "loss: at least one loss is needed, got none"),
+    ],
+)
+def test_losses(folder: Path, line: str, message: str) -> None:
+    base = 'model = "model.onnx"\ndata = "data.npz"\n'
+    (found,) = problems(folder, line, base=base)
+    assert found.startswith(message)
+
+
+def test_sources_by_their_ending(folder: Path) -> None:
+    (folder / "arrays").mkdir()
+    (folder / "rows.csv").write_text("a,y\n1,2\n")
+    (folder / "rows.tsx").write_text("")
+    np.save(folder / "one.npy", np.zeros(3))
+
+    def name(path: str) -> str:
+        return load(folder, "", f"data={folder / path}").resolved(plugins()).data["name"]  # type: ignore[no-any-return]
+
+    assert [name(p) for p in ("data.npz", "arrays", "rows.csv")] == ["npz", "npy", "csv"]
+    (found,) = problems(folder, "", f"data={folder / 'rows.tsx'}")
+    assert "no data source is called 'tsx', the ending of" in found
+    (found,) = problems(folder, "", f"data={folder / 'one.npy'}")
+    assert "is a single array; give the folder of .npy files it is in" in found
+
+
+# ---------------------------------------------------------------------- overrides
+
+
+def test_overrides(folder: Path) -> None:
+    recipe = load(
+        folder,
+        'optimizer = { name = "adam", beta1 = 0.5 }\n[penalty]\nname = "l2"\n',
+        "optimizer.beta2=0.9",
+        "loss=huber",
+        "loss.delta=2",
+        'params=["coef*"]',
+        "schedule.gamma=0.5",
+        "schedule.name=step",
+        "data.target=y",
+        "epochs = 3",
+        "metrics=rmse",
+        "device=cuda:1",
+    )
+    assert recipe.optimizer == {"name": "adam", "beta1": 0.5, "beta2": 0.9}
+    assert recipe.loss == {"name": "huber", "delta": 2}
+    assert recipe.params == ("coef*",)
+    assert recipe.schedule == {"name": "step", "gamma": 0.5}
+    assert recipe.data == {"name": "npz", "path": str(folder / "data.npz"), "target": "y"}
+    assert (recipe.epochs, recipe.metrics, recipe.device) == (3, ("rmse",), "cuda:1")
+    assert recipe.penalty == {"name": "l2"}
+
+
+def test_wrong_overrides(folder: Path) -> None:
+    found = problems(folder, "", "epochs", "epochs.x=1", "=3", "shuffle=maybe", "a b=1")
+    wanted = "expected key=value, for example epochs=5 or optimizer.beta1=0.8"
+    assert found == [
+        f"'epochs' is no override; {wanted}",
+        "epochs.x=1: epochs is 10, not a table",
+        f"'=3' is no override; {wanted}",
+        f"'a b=1' is no override; {wanted}",
+        "shuffle: expected true or false, got 'maybe'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("huber", "huber"),
+        ('"7"', "7"),
+        ("[1, 2]", [1, 2]),
+        ("{a = 1}", {"a": 1}),
+        ("2024-01-01", "2024-01-01"),
+        ("a=b", "a=b"),
+        ("1\nx = 2", "1\nx = 2"),
+        ("", ""),
+    ],
+)
+def test_values_are_toml_or_text(text: str, value: Any) -> None:
+    assert parse_override(f"key={text}") == (("key",), value)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_toml_errors_say_where(tmp_path: Path) -> None:
+    path = tmp_path / "train.toml"
+    with pytest.raises(ConfigError, match=r"there is no file '.*train\.toml'"):
+        read_toml(path)
+    path.write_text('model = "m.onnx"\nloss = huber\n')
+    with pytest.raises(ConfigError, match=r"train\.toml:2:8: Invalid value"):
+        read_toml(path)
+    path.write_text('model = "m.onnx"\nloss = [1,')
+    with pytest.raises(ConfigError, match=r"train\.toml:2:11: "):
+        read_toml(path)
+    path.write_bytes(b'model = "\xff"\n')
+    with pytest.raises(ConfigError, match="expected text in UTF-8"):
+        read_toml(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        -3,
+        1e-300,
+        float("inf"),
+        'quo"te\\ \n\t\x01\x7f é 😀',
+        [1, [2.5, "x"]],
+        {"a b": {"": 1}, "é": [], "x-1": {}},
+    ],
+)
+def test_values_read_back(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "value.toml"
+    path.write_text(f"value = {to_toml(value)}\n", encoding="utf-8")
+    assert read_toml(path) == {"value": value}
+
+
+RICH = """
+validation = 0.25
+params = ["*", "!intercept"]
+penalty = { "coef*" = { l2 = 0.01 } }
+optimizer = { name = "adam", beta1 = 0.8 }
+schedule = { name = "warmup", by = "epoch", schedule = { name = "cosine", by = "epoch" } }
+metrics = ["rmse"]
+device = "cuda:1"
+classes = ["no", "yes"]
+dropout = 0.1
+reinitialize = "coef"
+"""
+
+
+@pytest.mark.parametrize("text", ["", RICH])
+def test_a_resolved_recipe_reads_back_the_same(folder: Path, text: str) -> None:
+    resolved = load(folder, text).resolved(plugins())
+    run = folder / "run"
+    run.mkdir()
+    written = resolved.to_toml(run)
+    assert str(folder) not in written  # it can be moved together with the data
+    (run / "recipe.toml").write_text(written, encoding="utf-8")
+    assert Recipe.load(run / "recipe.toml", plugins=plugins()) == resolved
+    assert resolved.resolved(plugins()) == resolved
+
+
+def test_every_default_is_spelled_out(folder: Path) -> None:
+    resolved = load(folder, RICH).resolved(plugins())
+    assert resolved.optimizer == {"name": "adam", "beta1": 0.8, "beta2": 0.999, "eps": 1e-8}
+    assert resolved.learning_rate == Adam.default_rate
+    assert resolved.device == {"name": "cuda", "index": 1}
+    assert resolved.penalty == {
+        "by_parameter": {"coef*": {"name": "elastic", "l1": 0.0, "l2": 0.01}}
+    }
+    assert resolved.schedule["schedule"]["name"] == "cosine"
+    assert resolved.data["target"] == "y"
+
+
+def test_losses_on_several_tensors_read_back_the_same(folder: Path) -> None:
+    for line in (
+        'loss = { Y = "huber", XW = { name = "squared_error", factor = 0.5, expected = "z" } }',
+        'loss = [{ name = "huber", predicted = "Y" }, { name = "elastic", predicted = "XW" }]',
+    ):
+        resolved = load(folder, line, base='model = "model.onnx"\ndata = "data.npz"\n')
+        resolved = resolved.resolved(plugins())
+        (folder / "again.toml").write_text(resolved.to_toml(folder))
+        assert Recipe.load(folder / "again.toml", plugins=plugins()) == resolved
+
+
+def test_objects_are_written_by_their_names(folder: Path) -> None:
+    recipe = Recipe(
+        model=str(folder / "model.onnx"),
+        data=str(folder / "data.npz"),
+        loss=Huber(delta=2.0),
+        optimizer=Adam(beta1=0.5),
+    )
+    resolved = recipe.resolved(plugins())
+    assert resolved.loss == {"name": "huber", "delta": 2.0}
+    assert resolved.optimizer["beta1"] == 0.5
+
+
+def test_what_no_file_can_say_is_refused(folder: Path) -> None:
+    paths = {"model": str(folder / "model.onnx"), "data": str(folder / "data.npz")}
+    recipe = Recipe(**paths, loss="squared_error", callbacks=(object(),))
+    with pytest.raises(ConfigError, match=r"^callbacks: <object .*> cannot be written to a TOML"):
+        recipe.resolved(plugins()).to_toml()
+    recipe = Recipe(**paths, loss=SoftmaxCrossEntropy(ignore_index=None))
+    with pytest.raises(ConfigError, match="ignore_index=None\\) cannot be written to a file"):
+        recipe.resolved(plugins())
+
+
+# ---------------------------------------------------------------------- training
+
+
+def test_a_recipe_trains(folder: Path) -> None:
+    class Seen:
+        recipe: Recipe | None = None
+
+        @hook
+        def recipe_resolved(self, recipe: Recipe) -> None:
+            self.recipe = recipe
+
+    seen = Seen()
+    recipe = load(folder, "validation = 0.25\nepochs = 3\nprogress = false\n")
+    trainer = recipe.trainer(plugins(), callbacks=[seen])
+    assert seen.recipe == recipe.resolved(plugins())
+    history = recipe.run(trainer)
+    assert len(history) == 3
+    assert history["rows"] == [30, 30, 30]
+    assert history.losses[-1] < history.losses[0]
+    assert "validation_loss" in history.columns
