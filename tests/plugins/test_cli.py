@@ -1,0 +1,375 @@
+"""The commands as a user calls them: exit codes, texts, and the files they leave."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+from ortflex_core.config import Recipe
+from ortflex_core.registry import Entry, Plugins
+from ortflex_core.trainer import Trainer
+from ortflex_plugins.cli import reference
+from ortflex_plugins.cli.main import COMMANDS, main
+from tests import models
+from tests.training import plugins, regression
+
+ROOT = Path(__file__).parents[2]
+BASE = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+validation = 0.25
+metrics = ["rmse"]
+epochs = 3
+output = "run"
+"""
+
+
+def ortflex(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a model, data and a recipe."""
+    onnx.save(models.linear(), tmp_path / "model.onnx")
+    x, y = regression()
+    np.savez(tmp_path / "data.npz", X=x, y=y)
+    (tmp_path / "train.toml").write_text(BASE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---------------------------------------------------------------------- all commands
+
+
+def test_help_lists_every_command_with_its_own_first_line() -> None:
+    result = ortflex("--help")
+    assert result.exit_code == 0
+    context = click.Context(main)
+    for name, (_, text) in COMMANDS.items():
+        assert name in result.output
+        command = main.get_command(context, name)
+        assert command is not None
+        assert (command.help or "").splitlines()[0] == text
+
+
+def test_commands_that_look_around_import_no_runtime() -> None:
+    heavy = ["onnx", "onnx_ir", "onnxruntime", "numpy", "torch", "sklearn"]
+    for arguments in (["--help"], ["train", "--help"], ["plugins", "--json"]):
+        code = (
+            "import sys\n"
+            "from ortflex_plugins.cli.main import main\n"
+            f"try: main({arguments!r})\n"
+            "except SystemExit: pass\n"
+            f"print([m for m in {heavy!r} if m in sys.modules])\n"
+        )
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert out.stdout.splitlines()[-1] == "[]", (arguments, out.stderr)
+
+
+def test_nonsense_on_the_command_line_exits_with_2() -> None:
+    for arguments in (["trian"], ["train"], ["plugins", "--jsn"]):
+        assert ortflex(*arguments).exit_code == 2
+
+
+# ---------------------------------------------------------------------- train
+
+
+def test_training_fills_the_run_folder(folder: Path) -> None:
+    result = ortflex("train", "train.toml", "epochs=4", "optimizer=adam")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "training 2 parameters: coef [5, 1], intercept [1]"
+    assert lines[1].startswith("backend ")
+    assert sum(line.startswith("epoch ") for line in lines) == 4
+    assert lines[-1] == f"wrote {folder / 'run'}"
+    run = folder / "run"
+    found = {p.name for p in run.iterdir()} - {"loss.png"}
+    assert found == {"recipe.toml", "versions.json", "trained.onnx", "history.csv"}
+
+    versions = json.loads((run / "versions.json").read_text())
+    assert versions["packages"]["ortflex"] == importlib.metadata.version("ortflex")
+    assert versions["device"] == "cpu"
+    assert versions["backend"] in plugins()["backends"]
+    assert versions["plugins"]["ortflex"] == importlib.metadata.version("ortflex")
+
+    with (run / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert {"loss", "penalty", "rate", "validation_loss", "validation_rmse"} <= set(rows[0])
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+    resolved = tomllib.loads((run / "recipe.toml").read_text())
+    assert resolved["model"] == "../model.onnx"
+    assert (resolved["epochs"], resolved["learning_rate"]) == (4, 0.001)
+    assert resolved["optimizer"]["beta2"] == 0.999
+
+
+def test_the_saved_recipe_repeats_the_training(folder: Path) -> None:
+    assert ortflex("train", "train.toml").exit_code == 0
+    assert ortflex("train", "run/recipe.toml", "output=again").exit_code == 0
+    first, second = (
+        {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(p).graph.initializer}
+        for p in ("run/trained.onnx", "again/trained.onnx")
+    )
+    start = {t.name: onnx.numpy_helper.to_array(t) for t in models.linear().graph.initializer}
+    for name, array in first.items():
+        np.testing.assert_array_equal(second[name], array)
+        assert not np.array_equal(start[name], array)
+
+
+def test_the_loss_curve_where_matplotlib_is(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert ortflex("train", "train.toml").exit_code == 0
+    assert (folder / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_folders_are_new_by_default(folder: Path) -> None:
+    (folder / "train.toml").write_text(BASE.replace('output = "run"', ""))
+    for _ in range(2):
+        assert ortflex("train", "train.toml", "epochs=1").exit_code == 0
+    made = sorted((folder / "runs").iterdir())
+    assert len(made) == 2
+    assert all(m.name.split("-")[2] == "model" for m in made)
+
+
+def test_errors_are_for_people(folder: Path) -> None:
+    result = ortflex("train", "train.toml", "epocs=3", "optimizer.bta1=1", "optimizer.name=adam")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[0] == "error: 2 problems"
+    assert lines[1].startswith("epocs: unknown key; did you mean 'epochs'?")
+    assert lines[2] == (
+        "optimizer.bta1: unknown parameter; did you mean 'beta1'? Known: beta1, beta2, eps"
+    )
+    result = ortflex("train", "train.toml", "params=koef")
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        1,
+        ["error: unknown parameter 'koef'; did you mean 'coef'? Known: coef, intercept"],
+    )
+
+
+def test_missing_and_broken_files(folder: Path) -> None:
+    result = ortflex("train", "none.toml")
+    assert (result.exit_code, result.stderr) == (1, "error: there is no file 'none.toml'\n")
+    (folder / "data.npz").unlink()
+    result = ortflex("train", "train.toml")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: data: there is no file or folder {str(folder / 'data.npz')!r}\n"
+    )
+    (folder / "data.npz").write_bytes(b"nothing")
+    result = ortflex("train", "train.toml")
+    assert result.exit_code == 1
+    assert "expected an .npz file (numpy.savez writes one), cannot be read" in result.stderr
+    (folder / "model.onnx").write_bytes((folder / "model.onnx").read_bytes()[:50])
+    assert ortflex("train", "train.toml").exit_code == 1
+    assert "Traceback" not in ortflex("train", "train.toml").stderr
+
+
+def test_an_unwritable_output_costs_no_training(folder: Path) -> None:
+    (folder / "run").write_text("in the way")
+    result = ortflex("train", "train.toml")
+    assert result.exit_code == 1
+    assert "epoch" not in result.stdout
+    assert result.stderr.startswith(f"error: cannot create the folder {str(folder / 'run')!r}: ")
+
+
+def test_debugging_shows_the_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTFLEX_DEBUG", "1")
+    result = ortflex("train", "train.toml", "epocs=3")
+    assert type(result.exception).__name__ == "ConfigError"
+
+
+def interrupting(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Trainer.fit with a Ctrl-C after the second epoch."""
+    from ortflex_core.hookspecs import hook
+
+    class Stop:
+        @hook
+        def epoch_start(self, progress: Any) -> None:
+            if progress.epoch == 2:
+                raise KeyboardInterrupt
+
+    def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
+        self._hooks.register(Stop())
+        return fit(self, *args, **options)
+
+    return wrapped
+
+
+def test_ctrl_c_keeps_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "fit", interrupting(Trainer.fit))
+    result = ortflex("train", "train.toml", "epochs=5")
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    assert len((folder / "run" / "history.csv").read_text().splitlines()) == 3
+    assert (folder / "run" / "trained.onnx").exists()
+
+
+def test_a_diverged_training_keeps_the_last_good_weights(folder: Path) -> None:
+    result = ortflex("train", "train.toml", "learning_rate=1e30")
+    assert result.exit_code == 1
+    assert "not finite" in result.stderr or "loss is" in result.stderr
+    saved = onnx.load(folder / "run" / "last_good.onnx")
+    assert all(np.isfinite(onnx.numpy_helper.to_array(t)).all() for t in saved.graph.initializer)
+    assert not (folder / "run" / "trained.onnx").exists()
+
+
+def test_the_installed_command(folder: Path) -> None:
+    command = Path(sys.executable).with_name("ortflex")
+    if not command.exists():
+        pytest.skip("the command is not installed beside this Python")
+    call = [str(command), "train", "train.toml", "epochs=1"]
+    out = subprocess.run(call, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.splitlines()[-1] == f"wrote {folder / 'run'}"
+    assert "Traceback" not in out.stderr
+
+
+# ---------------------------------------------------------------------- init
+
+
+def classifier() -> onnx.ModelProto:
+    proto = models.linear(outputs=3)
+    node = onnx.helper.make_node("Softmax", ["Y"], ["P"], axis=1)
+    proto.graph.node.append(node)
+    proto.graph.output[0].name = "P"
+    return proto
+
+
+@pytest.mark.parametrize("kind", ["regression", "classifier"])
+def test_init_writes_what_train_takes(folder: Path, kind: str) -> None:
+    x, _ = regression()
+    if kind == "classifier":
+        onnx.save(classifier(), folder / "model.onnx")
+        np.savez(folder / "data.npz", X=x, y=np.arange(len(x)) % 3)
+    result = ortflex("init", "model.onnx", "-o", "new.toml")
+    assert result.exit_code == 0, result.stderr
+    assert result.output.startswith("wrote new.toml; put the data where it says")
+    text = (folder / "new.toml").read_text()
+    loss = {"regression": "squared_error", "classifier": "softmax_cross_entropy"}[kind]
+    assert f'\nloss = "{loss}"\n' in text
+    assert "#   coef: float32[5, " in text
+    result = ortflex("train", "new.toml", "epochs=1", "output=out")
+    assert result.exit_code == 0, result.stderr
+    assert (folder / "out" / "trained.onnx").exists()
+
+
+def test_every_key_is_there_with_its_default(folder: Path) -> None:
+    import attrs
+
+    assert ortflex("init", "model.onnx", "--force").exit_code == 0
+    text = (folder / "train.toml").read_text()
+    # Without the marks of comments the defaults are a recipe, too.
+    lines = [line.removeprefix("# ") for line in text.splitlines()]
+    keys = "\n".join(
+        line
+        for line in lines
+        if line.partition(" = ")[0] in [f.name for f in attrs.fields(Recipe)]
+        and "not set by default" not in line
+        and '"csv"' not in line
+    )
+    (folder / "all.toml").write_text(keys)
+    assert Recipe.load("all.toml", plugins=plugins()) == Recipe.load(
+        "train.toml", plugins=plugins()
+    )
+    for field in attrs.fields(Recipe):
+        assert f"{field.name} = " in text
+
+
+def test_init_says_what_is_left_out_and_never_overwrites(folder: Path) -> None:
+    proto = models.linear()
+    proto.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.array([2.0], np.float32), "unity")
+    )
+    proto.graph.node.append(onnx.helper.make_node("Mul", ["Y", "unity"], ["Z"], name="scale"))
+    proto.graph.output[0].name = "Z"
+    onnx.save(proto, folder / "model.onnx")
+    result = ortflex("init", "model.onnx")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: train.toml exists and is left as it is; overwrite it with --force\n",
+    )
+    assert (folder / "train.toml").read_text() == BASE
+    assert ortflex("init", "model.onnx", "--force").exit_code == 0
+    text = (folder / "train.toml").read_text()
+    assert "# Not trained (1):\n#   unity: float32[1]: a single number in Mul 'scale'\n" in text
+    assert ortflex("init", "none.onnx").exit_code == 1
+
+
+# ---------------------------------------------------------------------- plugins
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two more losses: one that cannot be imported, and one of a name that is taken."""
+
+    def entry(name: str, target: str, owner: str) -> Entry:
+        point = importlib.metadata.EntryPoint(name, target, "ortflex.losses")
+        return Entry("losses", name, target, owner, "9.9", point)
+
+    more = [
+        entry("shaky", "nowhere_to_be_found:Shaky", "somebody-else"),
+        entry("huber", "json:JSONDecoder", "rival"),
+    ]
+    known = [e for registry in plugins() for e in registry]
+    made = Plugins([*known, *more])
+    monkeypatch.setattr(Plugins, "discover", classmethod(lambda cls, disabled=None: made))
+
+
+def test_plugins_are_listed(broken: None) -> None:
+    result = ortflex("plugins")
+    assert result.exit_code == 1  # two of one name
+    line = next(row for row in result.output.splitlines() if "somebody-else" in row)
+    assert line.split()[:4] == ["shaky", "somebody-else", "9.9", "nowhere_to_be_found:Shaky"]
+    assert "two plugins are called 'huber' among the losses: ortflex" in result.output
+
+
+def test_checking_imports_each_plugin_and_says_which_are_broken(broken: None) -> None:
+    result = ortflex("plugins", "--check", "--json")
+    assert result.exit_code == 1
+    rows = {(r["kind"], r["name"], r["distribution"]): r for r in json.loads(result.stdout)}
+    status = rows["losses", "shaky", "somebody-else"]["status"]
+    assert "(nowhere_to_be_found:Shaky, from somebody-else 9.9) cannot be imported" in status
+    assert "No module named 'nowhere_to_be_found'" in status
+    assert "rival (json:JSONDecoder)" in rows["losses", "huber", "rival"]["status"]
+    assert rows["losses", "elastic", "ortflex"] == {
+        "kind": "losses",
+        "name": "elastic",
+        "distribution": "ortflex",
+        "version": importlib.metadata.version("ortflex"),
+        "target": "ortflex_plugins.losses.elastic:Elastic",
+        "status": "ok",
+    }
+
+
+def test_every_plugin_of_ours_can_be_imported() -> None:
+    result = ortflex("plugins", "--check", "--json")
+    ours = [r for r in json.loads(result.stdout) if r["distribution"] == "ortflex"]
+    assert {r["status"] for r in ours} == {"ok"}
+    assert {"losses", "backends", "gradients"} <= {r["kind"] for r in ours}
+
+
+# ---------------------------------------------------------------------- reference
+
+
+def test_the_reference_is_up_to_date() -> None:
+    for name, content in reference.pages(plugins()).items():
+        written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+        assert written == content, f"docs/reference/{name} is old: run make docs"
