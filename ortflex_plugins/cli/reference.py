@@ -142,7 +142,7 @@ def _docstring(cls: type) -> Iterator[str]:
             yield ""
         first = False
         if paragraph.startswith((">>>", "Example")):
-            yield "```python"
+            yield "```pycon"
             yield from inspect.cleandoc(paragraph.removeprefix("Example:")).splitlines()
             yield "```"
         else:
