@@ -10,7 +10,7 @@ import onnx
 from onnx import NodeProto
 
 from ortflex_core.errors import ModelError, nearest
-from ortflex_core.model import Model
+from ortflex_core.model import Model, find_nodes
 from ortflex_core.ops import FLOATS
 from ortflex_core.types import Array
 
@@ -18,12 +18,15 @@ _TRANSPARENT = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def default_output(model: Model) -> str:
-    """The only float output of the model.
+    """The only float output of the model; what a ZipMap makes into mappings counts as one.
 
     Raises:
         ModelError: there is none, or several (they are listed).
     """
     floats = [o.name for o in model.outputs if o.dtype in FLOATS]
+    if not floats:
+        # scikit-learn's classifiers end so unless their converter is told otherwise.
+        floats = [n.input[0] for n in find_nodes(model.internal.graph, "ZipMap", "ai.onnx.ml")]
     if len(floats) == 1:
         return floats[0]
     if not floats:
