@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,18 +17,16 @@ from ortflex_core.autodiff import Rules, RuleTable, gradients
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import Program, build
 from ortflex_core.types import Array, Shape
-from ortflex_plugins.gradients import elementwise, indexing, matmul, reduction, shape
+from ortflex_plugins import gradients as families
 
 Formula = Callable[..., Tensor]
 Known = Literal["sizes", "names", "ranks", "nothing"]
 """What is known of the inputs' shapes while the graph is built."""
 
 FAMILIES: Mapping[str, Rules] = {
-    "elementwise": elementwise.RULES,
-    "reduction": reduction.RULES,
-    "shape": shape.RULES,
-    "matmul": matmul.RULES,
-    "indexing": indexing.RULES,
+    m.name: importlib.import_module(f"{families.__name__}.{m.name}").RULES
+    for m in pkgutil.iter_modules(families.__path__)
+    if not m.name.startswith("_")
 }
 RULES = RuleTable(FAMILIES)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+from pathlib import Path
 from typing import Any
 
 import hypothesis.extra.numpy as npst
@@ -26,9 +28,15 @@ from tests.gradcheck import (
     run,
     traced,
 )
-from tests.plugins.gradient_cases import CASES, Case
+from tests.plugins.gradient_cases import Case
 from tests.tracing import NEWEST
 
+# gradient_cases.py, and a module for each further family.
+CASES: list[Case] = [
+    case
+    for path in sorted(Path(__file__).parent.glob("gradient_cases*.py"))
+    for case in importlib.import_module(f"tests.plugins.{path.stem}").CASES
+]
 BY_NAME = {c.name: c for c in CASES}
 OLDEST = 13
 
