@@ -263,21 +263,30 @@ def _read(source: Any, label: str) -> ModelProto:
         copy = ModelProto()
         copy.CopyFrom(source)
         return copy
+    size = 0
     try:
         if isinstance(source, bytes):
-            return onnx.load_model_from_string(source)
-        return onnx.load(source)
+            size = len(source)
+            model = onnx.load_model_from_string(source)
+        else:
+            size = Path(source).stat().st_size
+            model = onnx.load(source)
     except FileNotFoundError as error:
         if not Path(source).exists():
             raise ModelError(f"there is no file {label!r}") from error
         raise ModelError(f"{label} lacks its external data: {error}") from error
-    except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
-        size = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
+    except onnx.checker.ValidationError as error:
+        raise ModelError(f"{label} lacks its external data: {error}") from error
+    except (DecodeError, ValueError) as error:
         raise ModelError(
             f"{label} ({size} bytes) is not an ONNX model or is truncated: {error}"
         ) from error
     except OSError as error:
         raise ModelError(f"{label} cannot be read: {error}") from error
+    if not model.HasField("graph"):
+        # Protocol buffers take no bytes at all for a message without fields.
+        raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
+    return model
 
 
 def _inline(proto: ModelProto, label: str) -> ModelProto:
