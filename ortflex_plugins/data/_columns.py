@@ -9,7 +9,8 @@ from ortflex_core.errors import DataError, nearest
 from ortflex_core.types import Array
 
 DEFAULT_WEIGHT = "sample_weight"
-"""Sample weights by this name are taken if they are there; any other name has to be there."""
+"""What losses call their sample weights. In a file, an array of this name is taken if it is there;
+any other name has to be there."""
 
 Names = str | Mapping[str, str]
 """A name in the file, or a mapping from the name ortflex knows to the name in the file."""
@@ -60,4 +61,4 @@ def sort_columns(
 def _weights(arrays: Mapping[str, Array], weight: Names | None) -> dict[str, str]:
     if weight is None or (weight == DEFAULT_WEIGHT and weight not in arrays):
         return {}
-    return {"weight": weight} if isinstance(weight, str) else dict(weight)
+    return {DEFAULT_WEIGHT: weight} if isinstance(weight, str) else dict(weight)

@@ -14,6 +14,7 @@ from ortflex_core.data import Columns
 from ortflex_core.errors import DataError, nearest
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
 
 def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -73,7 +74,9 @@ class Csv(DataSource):
         else:
             labels = {"y": table.numbers(self.target)}
             taken = set(self.target)
-        weights = {} if self.weight is None else {"weight": table.numbers([self.weight])[:, 0]}
+        weights = {}
+        if self.weight is not None:
+            weights = {DEFAULT_WEIGHT: table.numbers([self.weight])[:, 0]}
         others = [c for c in table.header if c not in taken | {self.weight}]
         features = others if self.columns is None else list(self.columns)
         if not features:

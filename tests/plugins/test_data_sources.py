@@ -15,7 +15,8 @@ from ortflex_core.errors import ConfigError, DataError
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
-from tests.training import plugins
+from tests import models
+from tests.training import make, plugins, regression
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Y = np.array([1, 0, 1, 1])
@@ -46,11 +47,11 @@ def test_arrays_are_inputs_but_for_labels_and_weights(store: Any) -> None:
     assert (list(columns.inputs), list(columns.labels), list(columns.weights)) == (
         ["X"],
         ["y"],
-        ["weight"],
+        ["sample_weight"],
     )
     assert_array_equal(columns.inputs["X"], X)
     assert_array_equal(columns.labels["y"], Y)
-    assert_array_equal(columns.weights["weight"], [2, 2, 2, 2])
+    assert_array_equal(columns.weights["sample_weight"], [2, 2, 2, 2])
 
 
 def test_several_inputs_and_labels_by_name(store: Any) -> None:
@@ -59,7 +60,7 @@ def test_several_inputs_and_labels_by_name(store: Any) -> None:
     assert sorted(columns.inputs) == ["left", "right"]
     assert_array_equal(columns.labels["label/a"], Y)
     assert columns.labels["label/b"].shape == (4, 1)
-    assert list(columns.weights) == ["weight"]
+    assert list(columns.weights) == ["sample_weight"]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,15 @@ def test_broken_archives_and_folders(tmp_path: Path) -> None:
         NpyFolder(path=str(tmp_path / "empty")).load()
 
 
+def test_training_on_a_source_is_training_on_its_arrays(store: Any) -> None:
+    x, y = regression()
+    weight = np.linspace(0, 2, len(x), dtype=np.float32)
+    from_source, from_arrays = make(models.linear()), make(models.linear())
+    columns = store(X=x, y=y, sample_weight=weight)
+    assert from_source.fit(columns).losses == from_arrays.fit(x, y, weight).losses
+    assert from_arrays.train_losses_ != make(models.linear()).fit(x, y).losses
+
+
 # ---------------------------------------------------------------------- csv
 
 
@@ -138,7 +148,7 @@ def test_features_side_by_side_and_labels_of_their_own_type(tmp_path: Path) -> N
     assert columns.inputs["X"].dtype == np.float32
     assert_array_equal(columns.inputs["X"], np.float32([[1, 2.5], [4, -0.5]]))
     assert (columns.labels["y"].dtype, columns.labels["y"].tolist()) == (np.int64, [3, 6])
-    assert_array_equal(columns.weights["weight"], np.float32([1, 0.5]))
+    assert_array_equal(columns.weights["sample_weight"], np.float32([1, 0.5]))
 
 
 def test_labels_are_integers_numbers_or_text(tmp_path: Path) -> None:
