@@ -1,0 +1,271 @@
+"""What stands between a problem and onnxruntime's own gradient builder; and ways around it.
+
+The builder is quick and mostly right, but for some operators and attributes it raises, aborts the
+process, or gives wrong gradients without a word. The backends that rely on it ask here first:
+:func:`rewrite` replaces what can be written with operators that the builder has right,
+:func:`reasons` refuses the rest. What is right was found by experiment: see
+:mod:`ortflex_plugins.backends.ort_gradients_table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto
+
+from ortflex_core import compose
+from ortflex_core.errors import GraphError
+from ortflex_core.model import Rewrite, captured, reads
+from ortflex_core.modes import Modes, inactive_dropout, trains_statistics
+from ortflex_core.ops import Tensor, Trace
+from ortflex_core.problem import Problem
+from ortflex_core.runtime import Runtime
+from ortflex_core.types import TensorSpec, dtype_name
+from ortflex_plugins.backends.ort_gradients_rewrites import RULES, attributes_of
+from ortflex_plugins.backends.ort_gradients_table import DISCRETE, FLAT, FLOATS, TABLE, View
+
+_COUNTED = ("MaxPool", "Split")
+
+
+@attrs.frozen
+class Obstacle:
+    """A node that the builder cannot differentiate, and the parameters before it."""
+
+    text: str
+    node: NodeProto | None = None
+    before: tuple[str, ...] = ()
+
+
+def reasons(problem: Problem, runtime: Runtime) -> list[str]:
+    """Why onnxruntime's builder cannot rightly train a problem: one line an obstacle, or none.
+
+    The graph that is checked is the one that would be trained, after :func:`rewrite`.
+    """
+    blocked = _modes(problem)
+    if blocked:
+        return blocked
+    try:
+        program = compose.forward_program(problem, rewrite(problem, runtime))
+    except GraphError as error:
+        return [str(error)]
+    found = obstacles(program.proto(), problem.parameters, problem.predicted, runtime)
+    return [f"{o.text}. {help_for(problem, o)}".rstrip() for o in found]
+
+
+def help_for(problem: Problem, obstacle: Obstacle) -> str:
+    """What a user can do about an obstacle."""
+    ways = []
+    if "fused" in problem.plugins["backends"]:
+        ways.append("use backend='fused'")
+    if obstacle.before and set(obstacle.before) != set(problem.parameters):
+        left_out = ", ".join(f"'!{name}'" for name in obstacle.before)
+        if len(obstacle.before) > 4:
+            first = ", ".join(map(repr, obstacle.before[:3]))
+            ways.append(f"leave out the {len(obstacle.before)} parameters before it ({first}, …)")
+        else:
+            ways.append(f"leave out the parameters before it: params=['*', {left_out}]")
+    text = ", or ".join(ways)
+    return text[:1].upper() + text[1:]
+
+
+def _modes(problem: Problem) -> list[str]:
+    """Dropout and BatchNormalization in training mode, wherever they are."""
+    found = []
+    fused = ", or use backend='fused'" if "fused" in problem.plugins["backends"] else ""
+    for node in problem.model.ancestors(problem.predicted):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "Dropout" and not inactive_dropout(problem, node):
+            found.append(f"{describe(node)} is in training mode; set dropout='off'{fused}")
+        elif node.op_type == "BatchNormalization" and trains_statistics(problem, node):
+            found.append(
+                f"{describe(node)}: the running statistics would not be updated; "
+                f"set batch_norm='freeze'{fused}"
+            )
+    return found
+
+
+def describe(node: NodeProto) -> str:
+    """A node for messages: its name and operator, or its output where it has no name."""
+    name = repr(node.name) if node.name else f"of {node.output[0]!r}"
+    domain = f"{node.domain}." if node.domain else ""
+    return f"node {name} ({domain}{node.op_type})"
+
+
+def rewrite(problem: Problem, runtime: Runtime) -> Rewrite:
+    """Replace nodes that the builder gets wrong by others of the same value.
+
+    For :meth:`ortflex_core.model.Model.replay`. Frozen BatchNormalization and inactive Dropout
+    are replaced everywhere, as the builder would switch them to training; other nodes only where
+    a parameter reaches them.
+    """
+    modes = Modes(problem, {})
+    reached = set(problem.parameters)
+    for node in problem.model.ancestors(problem.predicted):
+        if reached.intersection(reads(node)):
+            reached.update(node.output)
+
+    def replace(
+        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+    ) -> Sequence[Tensor] | None:
+        if node.domain not in ("", "ai.onnx"):
+            return None
+        if node.op_type == "Dropout":
+            return modes(trace, node, inputs)
+        if node.op_type == "BatchNormalization":
+            return None if trains_statistics(problem, node) else modes(trace, node, inputs)
+        rule = RULES.get(node.op_type)
+        if rule is None or not reached.intersection(node.input):
+            return None
+        count = len([o for o in node.output if o])
+        extra = {"count": count} if node.op_type in _COUNTED else {}
+        made = rule(trace.op, attributes_of(node), *inputs, **extra)
+        return (made,) if isinstance(made, Tensor) else made
+
+    return replace
+
+
+def operators_without_gradient(
+    program: ModelProto, wrt: Iterable[str], output: str, runtime: Runtime
+) -> list[str]:
+    """Check every node between ``wrt`` and a scalar of a finished graph: one line an obstacle.
+
+    For TrainingSession, which differentiates float32 only.
+    """
+    return [o.text for o in obstacles(program, wrt, (output,), runtime, float64=False)]
+
+
+def obstacles(
+    program: ModelProto,
+    wrt: Iterable[str],
+    outputs: Iterable[str],
+    runtime: Runtime,
+    float64: bool = True,
+) -> list[Obstacle]:
+    """What keeps the builder from the gradients of ``outputs`` with respect to ``wrt``."""
+    return _Check(program, tuple(wrt), tuple(outputs), runtime, float64).run()
+
+
+class _Check:
+    def __init__(
+        self,
+        program: ModelProto,
+        wrt: tuple[str, ...],
+        outputs: tuple[str, ...],
+        runtime: Runtime,
+        float64: bool,
+    ) -> None:
+        self._wrt = wrt
+        self._outputs = outputs
+        self._runtime = runtime
+        self._float64 = float64
+        graph = onnx.shape_inference.infer_shapes(program, data_prop=True).graph
+        self._nodes = graph.node
+        self._specs = {
+            v.name: TensorSpec.from_proto(v)
+            for v in (*graph.input, *graph.value_info, *graph.output)
+            if v.type.HasField("tensor_type")
+        }
+        self._constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+        for name, array in self._constants.items():
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            self._specs[name] = TensorSpec(name, dtype, array.shape)
+        self._opset = next(o.version for o in program.opset_import if o.domain == "")
+        self._before: dict[str, dict[str, None]] = {name: {name: None} for name in wrt}
+        self._used = set(outputs)
+
+    def _places(self, node: NodeProto) -> list[int]:
+        """The inputs that a gradient may flow back through."""
+        if node.domain == "" and node.op_type in DISCRETE:
+            return []
+        if node.op_type == "Cast" and _cast_to(node) not in _ALL_FLOATS:
+            return []
+        entry = TABLE.get((node.domain, node.op_type))
+        discrete = entry.discrete if entry is not None else ()
+        return [k for k, name in enumerate(node.input) if name and k not in discrete]
+
+    def _flow(self, node: NodeProto) -> set[str]:
+        """The values that a gradient may flow back to, those that subgraphs read included."""
+        return {node.input[k] for k in self._places(node)} | set(captured(node))
+
+    def run(self) -> list[Obstacle]:
+        """Forward for what parameters reach, backward for what the outputs need, then check."""
+        for node in self._nodes:
+            reached = {p: None for name in self._flow(node) for p in self._before.get(name, ())}
+            if reached:
+                self._before.update((o, reached) for o in node.output if o)
+        for node in reversed(self._nodes):
+            if self._used.intersection(node.output):
+                self._used |= self._flow(node)
+        found = []
+        readers: dict[str, list[NodeProto]] = {}
+        for node in self._nodes:
+            active = self._before.keys() & self._flow(node)
+            if not active or not self._used.intersection(node.output):
+                continue
+            for name in active.intersection(self._wrt):
+                readers.setdefault(name, []).append(node)
+            text = self._wrong(node)
+            if text is not None:
+                before = tuple(self._before[node.output[0]])
+                found.append(Obstacle(f"{describe(node)}: {text}", node, before))
+        return [*found, *_twice(readers), *([] if found else self._unreached())]
+
+    def _wrong(self, node: NodeProto) -> str | None:
+        active = frozenset(k for k in self._places(node) if node.input[k] in self._before)
+        builder = f"the gradient builder of {self._runtime}"
+        entry = TABLE.get((node.domain, node.op_type))
+        if node.domain == "" and node.op_type in FLAT:
+            return "its derivative is zero almost everywhere, so nothing trains through it"
+        if entry is None:
+            return f"{builder} has no (or no right) gradient for this operator"
+        for place in sorted(active):
+            if entry.differentiable is not None and place not in entry.differentiable:
+                return f"{builder} has no gradient for its input {node.input[place]!r}"
+        for name in (*(node.input[k] for k in active), node.output[0]):
+            dtype = self._specs[name].dtype if name in self._specs else TensorProto.UNDEFINED
+            if dtype not in FLOATS:
+                return f"{name!r} is {dtype_name(dtype)}, float32 and float64 can be trained"
+            if dtype == TensorProto.DOUBLE and not self._float64:
+                return f"{name!r} is float64, TrainingSession trains float32 only"
+            if dtype == TensorProto.DOUBLE and not entry.float64:
+                return f"{builder} has no float64 kernels for it"
+        view = View(
+            node=node,
+            opset=self._opset,
+            specs=self._specs,
+            constants=self._constants,
+            active=active,
+            parameters=frozenset(self._wrt),
+            used=frozenset(self._used),
+        )
+        return entry.check(view) if entry.check is not None else None
+
+    def _unreached(self) -> list[Obstacle]:
+        return [
+            Obstacle(
+                f"the parameter {name!r} does not reach {', '.join(map(repr, self._outputs))} "
+                "through operators with a derivative",
+                before=(name,),
+            )
+            for name in self._wrt
+            if name not in self._used
+        ]
+
+
+def _twice(readers: dict[str, list[NodeProto]]) -> list[Obstacle]:
+    """Parameters read twice by one node and by no other: two gradients of one name."""
+    return [
+        Obstacle(f"{describe(nodes[0])}: the builder fails where {name!r} alone is both inputs")
+        for name, nodes in readers.items()
+        if len(nodes) == 1 and list(nodes[0].input).count(name) > 1
+    ]
+
+
+_ALL_FLOATS = (*FLOATS, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def _cast_to(node: NodeProto) -> int:
+    return next((a.i for a in node.attribute if a.name == "to"), 0)

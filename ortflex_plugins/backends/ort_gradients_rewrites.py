@@ -1,0 +1,284 @@
+"""Nodes that onnxruntime's gradient builder gets wrong, written with operators it has right.
+
+Every rewrite computes the same values as its node. One that does not apply returns None; the
+check that follows then refuses the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto
+
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.types import numpy_dtype
+from ortflex_plugins.backends.ort_gradients_pools import POOLS
+from ortflex_plugins.backends.ort_gradients_table import known, same
+
+Made = Tensor | Sequence[Tensor] | None
+Attributes = Mapping[str, Any]
+Rule = Callable[..., Made]
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """A node's attributes as Python values, text as text."""
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
+
+
+def softplus(op: Ops, x: Tensor) -> Tensor:
+    """log(1 + exp(x)), stable at any x."""
+    return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))  # type: ignore[no-any-return]
+
+
+def _exponential(op: Ops, x: Tensor, alpha: float, inner: float = 1.0) -> Tensor:
+    """X above zero, alpha·(exp(x/inner) − 1) below."""
+    return op.Max(x, 0.0) + alpha * (op.Exp(op.Min(x, 0.0) / inner) - 1.0)  # type: ignore[no-any-return]
+
+
+def _selu(op: Ops, a: Attributes, x: Tensor) -> Made:
+    gamma = a.get("gamma", 1.05070102214813232421875)
+    return gamma * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))  # type: ignore[no-any-return]
+
+
+def _celu(op: Ops, a: Attributes, x: Tensor) -> Made:
+    alpha = a.get("alpha", 1.0)
+    return _exponential(op, x, alpha, alpha)
+
+
+def _hard_sigmoid(op: Ops, a: Attributes, x: Tensor) -> Made:
+    return op.Clip(a.get("alpha", 0.2) * x + a.get("beta", 0.5), 0.0, 1.0)  # type: ignore[no-any-return]
+
+
+def _thresholded(op: Ops, a: Attributes, x: Tensor) -> Made:
+    return _select(op, x > a.get("alpha", 1.0), x)
+
+
+def _select(op: Ops, condition: Tensor, x: Tensor) -> Made:
+    """X where the condition holds, else 0."""
+    return op.Where(condition, x, op.constant(0.0, x.dtype))  # type: ignore[no-any-return]
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _cast_like(op: Ops, a: Attributes, x: Tensor, like: Tensor) -> Made:
+    return op.Cast(x, to=like.dtype)  # type: ignore[no-any-return]
+
+
+def _double(x: Tensor) -> bool:
+    return x.dtype == TensorProto.DOUBLE
+
+
+def _relu(op: Ops, a: Attributes, x: Tensor) -> Made:
+    return _select(op, x > 0.0, x) if _double(x) else None
+
+
+def _log_softmax(op: Ops, a: Attributes, x: Tensor) -> Made:
+    if not _double(x):
+        return None
+    return x - op.ReduceLogSumExp(x, axes=[a.get("axis", -1)], keepdims=1)  # type: ignore[no-any-return]
+
+
+def _softmax(op: Ops, a: Attributes, x: Tensor) -> Made:
+    logarithm = _log_softmax(op, a, x)
+    return None if logarithm is None else op.Exp(logarithm)
+
+
+def _mul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+    # A parameter that one node alone reads, twice, gets two gradients of one name.
+    return op.Pow(x, 2.0) if x is y and x.node is None else None
+
+
+def _add(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+    return 2.0 * x if x is y and x.node is None else None
+
+
+def _div(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+    plain = x.node is not None or x.constant is not None or y.constant is not None
+    return None if plain else x * op.Reciprocal(y)
+
+
+def _pow(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+    return None if x.dtype == y.dtype or y.constant is None else op.Pow(x, op.Cast(y, to=x.dtype))
+
+
+def _matmul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
+    ranks = x.rank, y.rank
+    if None in ranks or 1 not in ranks or ranks == (1, 2):
+        return None
+    left = op.Unsqueeze(x, [0]) if x.rank == 1 else x
+    right = op.Unsqueeze(y, [-1]) if y.rank == 1 else y
+    axes = [axis for axis, t in ((-2, x), (-1, y)) if t.rank == 1]
+    return op.Squeeze(op.MatMul(left, right), axes)  # type: ignore[no-any-return]
+
+
+def _gemm(op: Ops, a: Attributes, x: Tensor, y: Tensor, c: Tensor | None = None) -> Made:
+    if c is None or c.rank != 0:
+        return None
+    return op.Gemm(x, y, op.Reshape(c, [1]), **a)  # type: ignore[no-any-return]
+
+
+def _transpose(op: Ops, a: Attributes, x: Tensor) -> Made:
+    if a.get("perm") or not x.rank:
+        return None
+    return op.Transpose(x, perm=list(reversed(range(x.rank))))  # type: ignore[no-any-return]
+
+
+def _where(op: Ops, a: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> Made:
+    plain = op.Where(condition, x, y)
+    if same(x.shape, plain.shape) and same(y.shape, plain.shape):
+        return None
+    shape = op.Shape(plain)
+    whole = [t if same(t.shape, plain.shape) else op.Expand(t, shape) for t in (x, y)]
+    for tensor in whole:
+        tensor.shape = plain.shape
+    return op.Where(condition, *whole)  # type: ignore[no-any-return]
+
+
+def _axes(a: Attributes, inputs: Sequence[Tensor | None]) -> tuple[bool, list[int] | None]:
+    """(whether they are known, the axes or None for all of them)."""
+    if len(inputs) > 1 and inputs[1] is not None:
+        constant = inputs[1].constant
+        return constant is not None, None if constant is None else [int(i) for i in constant]
+    return True, list(a["axes"]) if a.get("axes") else None
+
+
+def _reduction(op_type: str, before: str | None = None, after: str | None = None) -> Rule:
+    """A reduction with keepdims=1, between two elementwise operators."""
+
+    def rule(op: Ops, a: Attributes, *inputs: Tensor | None) -> Made:
+        x = inputs[0]
+        assert x is not None
+        fixed, axes = _axes(a, inputs)
+        if not fixed:
+            return None
+        if not axes and a.get("noop_with_empty_axes"):
+            return x if (op_type, before, after) in _NEUTRAL else None
+        keep, other = a.get("keepdims", 1), before or after or op_type == "ReduceSum"
+        if keep and not other:
+            return None
+        if before:
+            x = op.Pow(x, 2.0) if before == "Pow" else op(before, x)
+        y = op(op_type, x, axes=axes or None, keepdims=keep if other else 1)
+        if not keep and not other:
+            y = op.Squeeze(y, axes=axes) if axes else op.Reshape(y, np.zeros(0, np.int64))
+        return op(after, y) if after else y  # type: ignore[no-any-return]
+
+    return rule
+
+
+_NEUTRAL = {("ReduceSum", None, None), ("ReduceMean", None, None)}
+
+
+def _sum_over(op: Ops, a: Attributes, *inputs: Tensor | None) -> Made:
+    fixed, axes = _axes(a, inputs)
+    return inputs[0] if fixed and not axes and a.get("noop_with_empty_axes") else None
+
+
+def _split(op: Ops, a: Attributes, x: Tensor, sizes: Tensor | None = None, *, count: int) -> Made:
+    axis = a.get("axis", 0)
+    if x.rank is None or x.shape is None:
+        return None
+    size = x.shape[axis]
+    if sizes is not None:
+        parts = None if sizes.constant is None else [int(s) for s in sizes.constant]
+    elif isinstance(size, int):
+        each = -(-size // count)
+        parts = [each] * (count - 1) + [size - each * (count - 1)]
+    else:
+        parts = None
+    if parts is None:
+        return None
+    ends = np.cumsum(parts)
+    return [op.Slice(x, [int(e) - p], [int(e)], [axis]) for e, p in zip(ends, parts, strict=True)]
+
+
+def _pad(
+    op: Ops,
+    a: Attributes,
+    x: Tensor,
+    pads: Tensor,
+    value: Tensor | None = None,
+    axes: Tensor | None = None,
+) -> Made:
+    if axes is None or axes.constant is None or pads.constant is None or x.rank is None:
+        return None
+    whole = np.zeros((2, x.rank), np.int64)
+    whole[:, axes.constant] = pads.constant.reshape(2, -1)
+    return op.Pad(x, whole.reshape(-1), value, **a)  # type: ignore[no-any-return]
+
+
+def _layer_norm(
+    op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor | None = None
+) -> Made:
+    if bias is None:
+        if scale.shape is None or not known(scale.shape):
+            return None
+        bias = op.constant(np.zeros(scale.shape, numpy_dtype(scale.dtype)))
+    return op.LayerNormalization(x, scale, bias, outputs=3, **a)  # type: ignore[no-any-return]
+
+
+def _cross_entropy(op: Ops, a: Attributes, *inputs: Tensor | None) -> Made:
+    return op.SoftmaxCrossEntropyLoss(*inputs, outputs=2, **a)  # type: ignore[no-any-return]
+
+
+def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Made:
+    if x.rank is None:
+        return None
+    axes = list(range(2, x.rank))
+    centered = x - op.ReduceMean(x, axes=axes, keepdims=1)
+    variance = op.ReduceMean(op.Pow(centered, 2.0), axes=axes, keepdims=1)
+    trailing = [1 + k for k in range(len(axes))]
+    factor = op.Unsqueeze(scale, trailing) / op.Sqrt(variance + a.get("epsilon", 1e-5))
+    return centered * factor + op.Unsqueeze(bias, trailing)  # type: ignore[no-any-return]
+
+
+RULES: Mapping[str, Rule] = {
+    **POOLS,
+    "Add": _add,
+    "CastLike": _cast_like,
+    "Celu": _celu,
+    "Div": _div,
+    "Elu": lambda op, a, x: _exponential(op, x, a.get("alpha", 1.0)),
+    "Gemm": _gemm,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": lambda op, a, x: x * op.Clip((1 / 6) * x + 0.5, 0.0, 1.0),
+    "InstanceNormalization": _instance_norm,
+    "LayerNormalization": _layer_norm,
+    "LogSoftmax": _log_softmax,
+    "MatMul": _matmul,
+    "Mean": lambda op, a, *terms: (1.0 / len(terms)) * _total(terms),
+    "Mish": lambda op, a, x: x * op.Tanh(softplus(op, x)),
+    "Mul": _mul,
+    "PRelu": lambda op, a, x, slope: op.Max(x, 0.0) + slope * op.Min(x, 0.0),
+    "Pad": _pad,
+    "Pow": _pow,
+    "ReduceL1": _reduction("ReduceSum", before="Abs"),
+    "ReduceL2": _reduction("ReduceL2"),
+    "ReduceLogSum": _reduction("ReduceSum", after="Log"),
+    "ReduceLogSumExp": _reduction("ReduceLogSumExp"),
+    "ReduceMean": _reduction("ReduceMean"),
+    "ReduceSum": _sum_over,
+    "ReduceSumSquare": _reduction("ReduceSum", before="Pow"),
+    "Relu": _relu,
+    "Selu": _selu,
+    "Softmax": _softmax,
+    "SoftmaxCrossEntropyLoss": _cross_entropy,
+    "Softplus": lambda op, a, x: softplus(op, x),
+    "Softsign": lambda op, a, x: x * op.Reciprocal(1.0 + op.Abs(x)),
+    "Split": _split,
+    "Sum": lambda op, a, *terms: _total(terms),
+    "Tan": lambda op, a, x: op.Sin(x) / op.Cos(x),
+    "ThresholdedRelu": _thresholded,
+    "Transpose": _transpose,
+    "Where": _where,
+}
+"""Operator → rule(op, attributes, *inputs): the outputs (or the one output), or None."""
