@@ -1,0 +1,262 @@
+"""Gradient rules of the operators that normalise: batch, layer, group, instance and their kin.
+
+Most compute y = scale · x̂ + bias with x̂ = (x − μ) r, where r is one over the deviation. With h the
+cotangent of x̂ and means over the normalised axes, dx = r (h − mean h − x̂ mean(h x̂)).
+
+Source: Ioffe and Szegedy, "Batch Normalization" (2015), §3; Ba, Kiros and Hinton, "Layer
+Normalization" (2016); Wu and He, "Group Normalization" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full, passed, reshape_like
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+
+RULES = Rules()
+
+_END = np.iinfo(np.int64).max
+
+
+def _rank(x: Tensor) -> int:
+    if x.rank is None:
+        raise NoGradientRule("with an input of unknown rank")
+    return x.rank
+
+
+def _mean(op: Ops, x: Tensor, axes: Sequence[int]) -> Tensor:
+    return op.ReduceMean(x, axes=list(axes), keepdims=1)  # type: ignore[no-any-return]
+
+
+def _sum(op: Ops, x: Tensor, axes: Sequence[int]) -> Tensor:
+    return op.ReduceSum(x, axes=list(axes), keepdims=0)  # type: ignore[no-any-return]
+
+
+def _standardized(op: Ops, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
+    """x̂ and r of a tensor, over some of its axes."""
+    centered = x - _mean(op, x, axes)
+    inverse = op.Reciprocal(op.Sqrt(_mean(op, centered * centered, axes) + epsilon))
+    return centered * inverse, inverse
+
+
+def _to_input(op: Ops, h: Tensor, x_hat: Tensor, r: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return r (h − mean h − x̂ mean(h x̂))."""
+    return r * (h - _mean(op, h, axes) - x_hat * _mean(op, h * x_hat, axes))
+
+
+def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
+    """[C] so that it stands beside [N, C, …]."""
+    return op.Unsqueeze(values, axes=list(range(1, rank - 1))) if rank > 2 else values
+
+
+@RULES.rule("BatchNormalization")
+def _batch(
+    op: Ops, node: NodeView, g: Tensor | None, *statistics: Tensor | None
+) -> Sequence[Gradient]:
+    axes = [0, *range(2, _rank(node.inputs[0]))]
+    if len(node.outputs) > 3 or (op.opset < 14 and len(node.outputs) > 1):
+        raise NoGradientRule("with saved statistics among its outputs")
+    if g is None or any(s is not None for s in statistics):
+        return node.through(_batch_outputs(op, node, axes), g, *statistics)
+    whole = full(op, g, node.inputs[0])
+    if node.training_mode:
+        return _batch_of_its_own(op, node, whole, axes)
+    return _batch_of_known(op, node, whole, axes)
+
+
+def _batch_of_its_own(
+    op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
+) -> Sequence[Gradient]:
+    """Training mode: mean and variance are those of the batch; Y knows no running statistics."""
+    x, scale = node.inputs[:2]
+    wide = op.Cast(whole, to=scale.dtype)
+    x_hat, r = _standardized(op, op.Cast(x, to=scale.dtype), axes, node.epsilon)
+    factor = r * _channels(op, scale, _rank(x))
+    return [
+        lambda: op.Cast(_to_input(op, wide, x_hat, factor, axes), to=x.dtype),
+        lambda: _sum(op, wide * x_hat, axes),
+        lambda: _sum(op, wide, axes),
+        None,
+        None,
+    ]
+
+
+def _batch_of_known(
+    op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
+) -> Sequence[Gradient]:
+    """Inference mode: mean and variance are inputs like any other."""
+    x, scale, bias, mean, variance = node.inputs
+    r = op.Reciprocal(op.Sqrt(variance + node.epsilon))
+    factor = op.Cast(scale, to=r.dtype) * r
+
+    def summed() -> Tensor:
+        return op.Cast(_sum(op, whole, axes), to=r.dtype)  # type: ignore[no-any-return]
+
+    def slope() -> Tensor:
+        centered = op.Cast(x, to=r.dtype) - _channels(op, mean, _rank(x))
+        return _sum(op, op.Cast(whole, to=r.dtype) * centered, axes)
+
+    return [
+        lambda: whole * op.Cast(_channels(op, factor, _rank(x)), to=x.dtype),
+        lambda: op.Cast(slope() * r, to=scale.dtype),
+        lambda: op.Cast(summed(), to=bias.dtype),
+        lambda: -summed() * factor,
+        lambda: -0.5 * (slope() * factor) * (r * r),
+    ]
+
+
+def _batch_outputs(op: Ops, node: NodeView, axes: Sequence[int]) -> list[Tensor]:
+    """Y and the running statistics of the training mode, in simpler operators."""
+    x, scale, bias, mean, variance = node.inputs
+    rank = _rank(x)
+    wide = op.Cast(x, to=mean.dtype)
+    x_hat, _ = _standardized(op, wide, axes, node.epsilon)
+    y = op.Cast(x_hat, to=scale.dtype) * _channels(op, scale, rank) + _channels(op, bias, rank)
+    centered = wide - _mean(op, wide, axes)
+    batch = (
+        op.ReduceMean(wide, axes=list(axes), keepdims=0),
+        op.ReduceMean(centered * centered, axes=list(axes), keepdims=0),
+    )
+    keep = node.momentum
+    running = [
+        keep * old + (1 - keep) * new for old, new in zip((mean, variance), batch, strict=True)
+    ]
+    return [op.Cast(y, to=x.dtype), *running]
+
+
+@RULES.rule("LayerNormalization")
+def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> Sequence[Gradient]:
+    x, scale = node.inputs[:2]
+    axes = _trailing(node, x)
+    if g is None or any(s is not None for s in stash):
+        raise NoGradientRule("with a gradient that comes by its output Mean or InvStdDev")
+    whole = full(op, g, node.inputs[0])
+    if x.dtype == onnx.TensorProto.FLOAT and node.stash_type == onnx.TensorProto.FLOAT:
+        # The operator hands out what it computed anyway.
+        _, mean, r = node.more_outputs(3)
+        x_hat = (x - mean) * r
+    else:
+        x_hat, r = _standardized(op, x, axes, node.epsilon)
+    return [
+        lambda: _to_input(op, whole * scale, x_hat, r, axes),
+        lambda: whole * x_hat,
+        lambda: passed(op, g, node.outputs[0], node.inputs[2]),
+    ]
+
+
+def _trailing(node: NodeView, x: Tensor) -> list[int]:
+    """The axes from the attribute ``axis`` on."""
+    rank = _rank(x)
+    return list(range(node.axis % rank, rank))
+
+
+@RULES.rule("RMSNormalization")
+def _rms(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """As above with 1/r² = mean x² + ε, but nothing is centered: y = scale · x r."""
+    x, scale = node.inputs
+    axes = _trailing(node, x)
+    whole = full(op, g, node.inputs[0])
+    r = op.Reciprocal(op.Sqrt(_mean(op, x * x, axes) + node.epsilon))
+    x_hat = x * r
+
+    def to_x() -> Tensor:
+        h = whole * scale
+        return r * (h - x_hat * _mean(op, h * x_hat, axes))  # type: ignore[no-any-return]
+
+    return [to_x, lambda: whole * x_hat]
+
+
+@RULES.rule("InstanceNormalization")
+def _instance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, scale = node.inputs[:2]
+    rank = _rank(x)
+    whole = full(op, g, node.inputs[0])
+    axes, rest = list(range(2, rank)), [0, *range(2, rank)]
+    x_hat, r = _standardized(op, x, axes, node.epsilon)
+    return [
+        lambda: _to_input(op, whole, x_hat, r * _channels(op, scale, rank), axes),
+        lambda: _sum(op, whole * x_hat, rest),
+        lambda: _sum(op, whole, rest),
+    ]
+
+
+@RULES.rule("GroupNormalization", since=21)
+def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """From opset 21 on; the form before it, one scale a group, is withdrawn by the standard."""
+    x, scale = node.inputs[:2]
+    rank = _rank(x)
+    whole = full(op, g, x)
+    rest = [0, *range(2, rank)]
+
+    def grouped(t: Tensor) -> Tensor:
+        return op.Reshape(t, [0, node.num_groups, -1])  # type: ignore[no-any-return]
+
+    x_hat, r = _standardized(op, grouped(x), [2], node.epsilon)
+
+    def to_x() -> Tensor:
+        h = grouped(whole * _channels(op, scale, rank))
+        return reshape_like(op, _to_input(op, h, x_hat, r, [2]), x)
+
+    return [
+        to_x,
+        lambda: _sum(op, whole * reshape_like(op, x_hat, x), rest),
+        lambda: _sum(op, whole, rest),
+    ]
+
+
+@RULES.rule("MeanVarianceNormalization")
+def _mean_variance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    whole = full(op, g, node.inputs[0])
+    axes = [0, 2, 3] if node.axes is None else node.axes
+    # The standard adds 1e-9 to the deviation, which is below float32's resolution.
+    x_hat, r = _standardized(op, node.inputs[0], axes, 0.0)
+    return [_to_input(op, whole, x_hat, r, axes)]
+
+
+@RULES.rule("LpNormalization")
+def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """For y = x / ‖x‖: dx = (g − n Σ g y) / ‖x‖ with n = sign x for p = 1 and y for p = 2.
+
+    A vector of zeros stays one and passes nothing.
+    """
+    x, y, axis = node.inputs[0], node.outputs[0], [node.axis]
+    norm = op("ReduceL1" if node.p == 1 else "ReduceL2", x, axes=axis, keepdims=1)
+    along = op.ReduceSum(g * y, axes=axis, keepdims=1)
+    normal = op.Sign(x) if node.p == 1 else y
+    return [op.Where(op.Equal(norm, 0.0), 0.0, (g - normal * along) / norm)]
+
+
+@RULES.rule("LRN")
+def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """For y = x s^−β with s = k + α/n Σ x² over n neighbouring channels.
+
+    dx = g s^−β − 2αβ/n · x Σ g y / s, the sum over the channels that x is a neighbour of.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    rank, size = _rank(x), node.size
+    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    share = node.alpha / size
+    s = node.bias + share * _window(op, x * x, rank, before, after)
+    back = _window(op, (g * y) / s, rank, after, before)
+    return [g * op.Pow(s, -node.beta) - (2 * node.beta * share) * (x * back)]
+
+
+def _window(op: Ops, x: Tensor, rank: int, before: int, after: int) -> Tensor:
+    """For every channel the sum of those around it."""
+    if before + after == 0:
+        return x
+    others = [0] * (rank - 2)
+    padded: Any = op.Pad(x, [0, before, *others, 0, after, *others])
+    last = before + after
+    parts = [
+        op.Slice(padded, starts=[k], ends=[k - last if k < last else _END], axes=[1])
+        for k in range(last + 1)
+    ]
+    return op.Sum(*parts)  # type: ignore[no-any-return]
