@@ -1,0 +1,161 @@
+"""A user's file: read, asked about its tensors, and replayed into graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.errors import ModelError
+from ortflex_core.model import Model, captured
+from ortflex_core.ops import Trace
+from ortflex_core.program import Program, build
+from ortflex_core.types import TensorSpec
+from tests import models
+
+helper = models.helper
+
+
+def replayed(model: Model, outputs: list[str], parameters: list[str] = ()) -> Program:  # type: ignore[assignment]
+    """The model once more, with inputs and ``parameters`` as inputs."""
+    trace = Trace(model.opsets)
+    specs = {i.name: i for i in model.inputs} | {n: model.initializers[n] for n in parameters}
+    given = {n: trace.input(n, s.dtype, s.shape) for n, s in specs.items()}
+    return build(trace, model.replay(trace, outputs, given), name="replay")
+
+
+def run(program: Program, feeds: dict[str, Any]) -> dict[str, Any]:
+    return models.predict(program.proto(), {i.name: feeds[i.name] for i in program.inputs})
+
+
+@pytest.mark.parametrize(
+    ("proto", "shapes"),
+    [
+        (models.linear(), {"X": (7, 5)}),
+        (models.mlp(activation="Relu"), {"X": (7, 6)}),
+        (models.conv_net(), {"X": (7, 1, 6, 6)}),
+        (models.two_headed(), {"left": (7, 3), "right": (7, 2)}),
+        (models.classifier(), {"X": (7, 4)}),
+    ],
+)
+def test_a_replay_computes_what_the_file_computes(proto: Any, shapes: Any) -> None:
+    model = Model(proto)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    names = [o.name for o in model.outputs]
+    floats = list(models.weights_of(proto))
+    program = replayed(model, names, floats)
+    assert {i.name for i in program.inputs} == {*shapes, *floats}
+    found = run(program, feeds | models.weights_of(proto))
+    for name, expected in models.predict(proto, feeds).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_replay_has_only_what_its_outputs_need() -> None:
+    program = replayed(Model(models.two_headed()), ["amount"])
+    assert [n.op_type for n in program.proto().graph.node] == ["Concat", "MatMul", "Tanh", "MatMul"]
+    names = {t.name for t in program.proto().graph.initializer}
+    assert not any("scores" in n for n in names)
+
+
+def test_path_bytes_and_proto_are_the_same_model(tmp_path: Path) -> None:
+    proto = models.mlp()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    for source in (proto, path, str(path), path.read_bytes()):
+        assert Model(source).proto == proto
+
+
+def test_tensors_have_types_and_shapes_and_the_batch_has_a_name() -> None:
+    model = Model(models.mlp())
+    assert model.value("X") == TensorSpec("X", 1, ("N", 6))
+    assert model.value("h1") == TensorSpec("h1", 1, ("N", 8))
+    assert model.value("W1") == TensorSpec("W1", 1, (6, 8))
+    anonymous = models.mlp()
+    anonymous.graph.input[0].type.tensor_type.shape.dim[0].ClearField("value")
+    assert Model(anonymous).value("Y").shape == ("batch", 1)
+    with pytest.raises(ModelError, match="has no tensor 'hh1'; did you mean 'h1'"):
+        model.value("hh1")
+    with pytest.raises(ModelError, match="has no initializer 'W'"):
+        model.initializer("W")
+
+
+def test_initializers_are_shared_and_cannot_be_written() -> None:
+    model = Model(models.mlp())
+    assert model.initializer("W1") is model.initializer("W1")
+    with pytest.raises(ValueError, match="read-only"):
+        model.initializer("W1")[0] = 0
+
+
+def test_functions_are_inlined_inside_only() -> None:
+    proto = models.linear()
+    body = [helper.make_node("Mul", ["a", "a"], ["b"])]
+    function = helper.make_function(
+        "own", "Square", ["a"], ["b"], body, [helper.make_opsetid("", 17)]
+    )
+    proto.functions.append(function)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    proto.graph.node.append(helper.make_node("Square", ["Y"], ["Z"], domain="own"))
+    proto.graph.output[0].name = "Z"
+    model = Model(proto)
+    assert [n.op_type for n in model.internal.graph.node] == ["MatMul", "Add", "Mul"]
+    assert model.proto == proto
+    x = np.ones((2, 5), np.float32)
+    expected = models.predict(proto, {"X": x})["Z"]
+    np.testing.assert_allclose(run(replayed(model, ["Z"]), {"X": x})["Z"], expected, rtol=1e-6)
+
+
+def conditional() -> Any:
+    """``Y = X @ W if flag else X @ W + b``, the branches reading outer values."""
+    branches = {}
+    for name, nodes in (
+        ("then_branch", [helper.make_node("Identity", ["XW"], ["t"])]),
+        ("else_branch", [helper.make_node("Add", ["XW", "b"], ["t"])]),
+    ):
+        branches[name] = helper.make_graph(nodes, name, [], [models.floats("t", None, None)])
+    flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
+    return models.model(
+        [
+            helper.make_node("MatMul", ["X", "W"], ["XW"]),
+            helper.make_node("If", ["flag"], ["Y"], **branches),
+        ],
+        [models.floats("X", "N", 3), flag],
+        [models.floats("Y", "N", 2)],
+        {"W": np.arange(6.0).reshape(3, 2), "b": np.array([1.0, 2.0])},
+    )
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_subgraphs_read_outer_values_under_their_new_names(flag: bool) -> None:
+    proto = conditional()
+    model = Model(proto)
+    assert sorted(captured(model.internal.graph.node[1])) == ["XW", "b"]
+    feeds = {"X": np.ones((2, 3), np.float32), "flag": np.array(flag)}
+    program = replayed(model, ["Y"], ["W", "b"])
+    found = run(program, feeds | models.weights_of(proto))["Y"]
+    np.testing.assert_allclose(found, models.predict(proto, feeds)["Y"])
+
+
+def test_large_frozen_initializers_are_inputs_not_constants() -> None:
+    proto = models.mlp((40, 60, 1))
+    model = Model(proto)
+    program = replayed(model, ["Y"], ["b1"])
+    assert {i.name for i in program.inputs} == {"X", "b1", "W1"}
+    assert max(len(t.raw_data) for t in program.proto().graph.initializer) < 4 * 1024
+    x = np.ones((2, 40), np.float32)
+    found = run(program, {"X": x} | models.weights_of(proto))["Y"]
+    np.testing.assert_allclose(found, models.predict(proto, {"X": x})["Y"], rtol=1e-5)
+
+
+def test_an_input_that_is_no_tensor_is_refused() -> None:
+    proto = models.linear()
+    tensor = helper.make_tensor_type_proto(1, [None])
+    sequence = helper.make_value_info("list", helper.make_sequence_type_proto(tensor))
+    proto.graph.input.append(sequence)
+    with pytest.raises(
+        ModelError, match="input 'list' is a sequence_type, only tensors can be fed"
+    ):
+        Model(proto)

@@ -1,0 +1,183 @@
+"""The Trainer beside its loop: state, going on, starting anew, predictions, choices of backends."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.errors import OrtflexError, Unsupported
+from tests import models
+from tests.training import every_backend, make, plugins, regression
+
+X, Y = regression(rows=40)
+OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "learning_rate": 0.05}
+
+
+@every_backend
+def test_a_second_fit_goes_on_where_the_first_ended(backend: str) -> None:
+    options = OPTIONS | {"backend": backend, "optimizer": "adam"}
+    once = make(models.linear(), epochs=4, **options)
+    once.fit(X, Y)
+    twice = make(models.linear(), epochs=2, **options)
+    twice.fit(X, Y)
+    twice.fit(X, Y)
+    for name, array in once.get_state().items():
+        np.testing.assert_allclose(twice.get_state()[name], array, rtol=1e-6, atol=1e-7)
+
+
+@every_backend
+def test_sample_weights_that_come_later_keep_weights_and_moments(backend: str) -> None:
+    options = OPTIONS | {"backend": backend, "optimizer": "adam", "epochs": 2}
+    plain, mixed = make(models.linear(), **options), make(models.linear(), **options)
+    ones = np.ones(len(X))
+    for trainer, data in ((plain, (X, Y)), (mixed, (X, Y, ones))):
+        trainer.fit(X, Y)
+        trainer.fit(*data)
+    for name, array in plain.get_state().items():
+        np.testing.assert_allclose(mixed.get_state()[name], array, rtol=1e-6, atol=1e-7)
+
+
+@every_backend
+def test_get_state_copies_and_set_state_replaces(backend: str) -> None:
+    trainer = make(models.linear(), backend=backend, epochs=1)
+    first = trainer.get_state()
+    first["coef"][:] = 7
+    assert not (trainer.get_state()["coef"] == 7).any()
+    trainer.set_state({"coef": np.arange(5.0).reshape(5, 1)})
+    expected = X @ np.arange(5.0, dtype=np.float32).reshape(5, 1)
+    intercept = models.weights_of(models.linear())["intercept"]
+    for _ in range(2):
+        np.testing.assert_allclose(trainer.predict(X), expected + intercept, rtol=1e-5, atol=1e-5)
+        trainer.fit(X, Y)
+        kept = trainer.get_state()
+        kept["coef"][:] = 7
+        assert not (trainer.get_state()["coef"] == 7).any()
+        trainer.set_state({"coef": np.arange(5).reshape(5, 1), "intercept": intercept})
+
+
+@every_backend
+def test_predictions_of_any_tensor_in_any_number_of_rows(backend: str) -> None:
+    model = models.mlp((5, 4, 1))
+    trainer = make(model, backend=backend, epochs=1)
+    x, _ = regression(rows=2500)
+    weights = models.weights_of(model)
+    hidden = np.tanh(x @ weights["W1"] + weights["b1"])
+    for k in (1, 1024, 1025, 2500):
+        np.testing.assert_allclose(trainer.predict(x[:k], "h1"), hidden[:k], rtol=1e-4, atol=1e-5)
+    both = trainer.predict(x, ["h1", "Y"])
+    assert sorted(both) == ["Y", "h1"]
+    np.testing.assert_array_equal(both["Y"], trainer.predict(x))
+    trainer.fit(X, Y)
+    after = trainer.get_state()
+    hidden = np.tanh(x @ after["W1"] + after["b1"])
+    np.testing.assert_allclose(trainer.predict(x, "h1"), hidden, rtol=1e-4, atol=1e-5)
+    with pytest.raises(OrtflexError, match="has no tensor 'h11'; did you mean 'h1'"):
+        trainer.predict(x, "h11")
+
+
+def test_training_starts_from_the_file_or_anew() -> None:
+    model = models.mlp()
+    old = models.weights_of(model)
+    for name, array in make(model).get_state().items():
+        np.testing.assert_array_equal(array, old[name])
+    anew = make(model, reinitialize=True, seed=3).get_state()
+    limit = np.sqrt(6 / (6 + 8))
+    assert abs(anew["W1"]).max() <= limit
+    assert abs(anew["W1"]).max() > 0.5 * limit
+    assert not np.array_equal(anew["W1"], old["W1"])
+    for bias in ("b1", "b2", "b3"):
+        np.testing.assert_array_equal(anew[bias], 0)
+    again = make(model, reinitialize=True, seed=3).get_state()
+    other = make(model, reinitialize=True, seed=4).get_state()
+    np.testing.assert_array_equal(anew["W1"], again["W1"])
+    assert not np.array_equal(anew["W1"], other["W1"])
+    some = make(model, reinitialize=["W*"], seed=3).get_state()
+    np.testing.assert_array_equal(some["W2"], anew["W2"])
+    np.testing.assert_array_equal(some["b1"], old["b1"])
+
+
+def test_the_first_line_says_what_is_trained_and_what_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer = make(models.mlp(), params=["!W2"], epochs=1)
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer.fit(*regression(features=6))
+    first = caplog.messages[0]
+    assert first.startswith("training 5 parameters: W1 [6, 8], b1 [8], b2 [4], W3 [4, 1], b3 [1]")
+    assert "not: W2 (left out by params=)" in first
+    assert any(m.startswith("backend example_numpy on cpu") for m in caplog.messages)
+
+
+def test_scores_before_a_softmax_are_found_and_said() -> None:
+    trainer = make(models.classifier(), loss="softmax_cross_entropy")
+    assert (
+        "softmax_cross_entropy sees 'scores', the scores before the Softmax" in trainer.describe()
+    )
+    x, y = X[:, :4], np.arange(40) % 3
+    values = trainer.per_sample_losses(x, y)
+    expected = -np.log(trainer.predict(x)[np.arange(40), y])
+    np.testing.assert_allclose(values, expected, rtol=1e-4)
+
+
+def test_class_names_and_their_order() -> None:
+    x, y = X[:, :4], np.arange(40) % 3
+    names = np.array(["ant", "bee", "cat"])
+    states = []
+    for labels, classes in (
+        (y, None),
+        (names[y], names),
+        (names[y].astype(object), list(names)),
+        (10 * y + 5, [5, 15, 25]),
+    ):
+        trainer = make(models.classifier(), loss="softmax_cross_entropy", classes=classes, epochs=2)
+        trainer.fit(x, labels)
+        states.append(trainer.get_state()["W"])
+    for other in states[1:]:
+        np.testing.assert_array_equal(other, states[0])
+
+
+def test_auto_takes_the_first_backend_that_can() -> None:
+    trainer = make(models.linear(), backend="auto", epochs=1)
+    trainer.fit(X, Y)
+    able = [
+        name
+        for name in plugins()["backends"].names()
+        if not plugins()["backends"].load(name).available(trainer.runtime)
+    ]
+    best = max(able, key=lambda name: plugins()["backends"].load(name).priority)
+    assert trainer.backend_ == best
+
+
+def test_when_no_backend_can_each_one_s_reason_is_told() -> None:
+    helper = models.helper
+    model = models.model(
+        [
+            helper.make_node("MatMul", ["X", "W"], ["z"]),
+            helper.make_node("Nothing", ["z"], ["Y"], domain="nobody"),
+        ],
+        [models.floats("X", "N", 5)],
+        [models.floats("Y", "N", 1)],
+        {"W": np.ones((5, 1))},
+        nobody=1,
+    )
+    with pytest.raises(Unsupported) as caught:
+        make(model, backend="auto").fit(X, Y)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("no backend can train this here (onnxruntime")
+    for name in plugins()["backends"].names():
+        assert any(line.startswith(f"  {name}: ") for line in lines[1:]), name
+
+
+def test_training_continues_after_divergence_with_a_smaller_rate() -> None:
+    from ortflex_core.errors import TrainingDiverged
+
+    trainer = make(models.linear(), epochs=20, batch_size=10, learning_rate=50.0)
+    with pytest.raises(TrainingDiverged):
+        trainer.fit(X, Y)
+    trainer.set_state(models.weights_of(models.linear()))
+    trainer.learning_rate = 0.05
+    losses = trainer.fit(X, Y).losses
+    assert losses[-1] < losses[0]
