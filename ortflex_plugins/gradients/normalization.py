@@ -227,7 +227,12 @@ def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     A vector of zeros stays one and passes nothing.
     """
     x, y, axis = node.inputs[0], node.outputs[0], [node.axis]
-    norm = op("ReduceL1" if node.p == 1 else "ReduceL2", x, axes=axis, keepdims=1)
+    # Not ReduceL1, for which older runtimes have no float64.
+    norm = (
+        op.ReduceSum(op.Abs(x), axes=axis, keepdims=1)
+        if node.p == 1
+        else op.ReduceL2(x, axes=axis, keepdims=1)
+    )
     along = op.ReduceSum(g * y, axes=axis, keepdims=1)
     normal = op.Sign(x) if node.p == 1 else y
     return [op.Where(op.Equal(norm, 0.0), 0.0, (g - normal * along) / norm)]
