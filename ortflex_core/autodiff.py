@@ -94,7 +94,7 @@ class NodeView:
     def differentiate(
         self, roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Gradients by ``wrt``, in the graph of the roots: a subgraph's, say. None: there is none."""
+        """Gradients by ``wrt`` in the graph of the roots, a subgraph say; None if there is none."""
         return _along(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
 
     def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:

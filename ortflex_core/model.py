@@ -16,11 +16,12 @@ import numpy as np
 import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from ortflex_core.errors import ModelError, nearest
 from ortflex_core.files import OutputError, write_bytes
 from ortflex_core.ops import Tensor, Trace
+from ortflex_core.subgraphs import captured, trace_node
 from ortflex_core.types import Array, Shape, TensorSpec, dtype_name
 
 OLDEST_OPSET = 13
@@ -181,10 +182,6 @@ class Model:
         values: dict[str, Tensor],
         infer: bool,
     ) -> tuple[Tensor, ...]:
-        if node.op_type == "Constant" and not _domain(node.domain):
-            constant = _constant(node)
-            if constant is not None:
-                return (trace.constant(constant),)
         captures = {
             name: tensor
             for name in captured(node)
@@ -192,18 +189,11 @@ class Model:
         }
         specs = [self._values.get(o) if o else None for o in node.output]
         standard = not _domain(node.domain)
-        known = not (infer and standard) and all(s is not None and s.dtype for s in specs)
-        types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
-        return trace.node(
-            node.op_type,
-            arguments,
-            {a.name: a for a in node.attribute},
-            outputs=len(node.output),
-            domain=_domain(node.domain),
-            name=node.name,
-            captures=captures,
-            types=types,
+        known = not (infer and standard) and all(
+            s is not None and s.dtype and not (standard and s.shape is None) for s in specs
         )
+        types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
+        return trace_node(trace, node, arguments, captures, types)
 
     def export(
         self, state: Mapping[str, Array], path: str | os.PathLike[str] | None = None
@@ -227,35 +217,8 @@ def reads(node: NodeProto) -> list[str]:
     return [i for i in node.input if i] + captured(node)
 
 
-def captured(node: NodeProto) -> list[str]:
-    """The names of outer values that a node's subgraphs read."""
-    found: dict[str, None] = {}
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else list(attribute.graphs)
-        for graph in graphs:
-            own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
-            for inner in graph.node:
-                found.update(dict.fromkeys(n for n in reads(inner) if n not in own))
-                own.update(inner.output)
-            found.update(dict.fromkeys(o.name for o in graph.output if o.name not in own))
-    return list(found)
-
-
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
-
-
-def _constant(node: NodeProto) -> Array | None:
-    """The value of a Constant node, in whichever attribute it is written."""
-    attribute = node.attribute[0]
-    value = onnx.helper.get_attribute_value(attribute)
-    if attribute.name == "value":
-        return onnx.numpy_helper.to_array(value)
-    if attribute.name in ("value_float", "value_floats"):
-        return np.asarray(value, dtype=np.float32)
-    if attribute.name in ("value_int", "value_ints"):
-        return np.asarray(value, dtype=np.int64)
-    return None
 
 
 def _read(source: Any, label: str) -> ModelProto:

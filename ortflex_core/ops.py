@@ -25,7 +25,7 @@ FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 )
 # Two calls of these are two different values, so they are never merged.
-_RANDOM = frozenset(
+RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"}
     | {"Multinomial", "Dropout"}
 )
@@ -286,7 +286,7 @@ class Trace:
         otherwise they are inferred.
         """
         key = None
-        if not captures and op_type not in _RANDOM:
+        if not captures and op_type not in RANDOM:
             if domain == "" and outputs == 1:
                 simpler = _simplify(self, op_type, inputs, attributes)
                 if simpler is not None:

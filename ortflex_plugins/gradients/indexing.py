@@ -12,7 +12,6 @@ import numpy as np
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules
 from ortflex_core.cotangents import full, passed, positions, put_back, zeros_like
-from ortflex_core.errors import NoGradientRule
 from ortflex_core.ops import Ops, Tensor
 
 RULES = Rules()
@@ -64,19 +63,63 @@ def _gather_nd(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 @RULES.rule("ScatterElements", "ScatterND")
 def _scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Without a reduction, places written twice have no defined value: nothing is owed to them."""
-    _, index, updates = node.inputs
-    at = {"axis": node.axis} if node.op_type == "ScatterElements" else {}
-    gather = "GatherElements" if node.op_type == "ScatterElements" else "GatherND"
-    y = node.outputs[0]
-    if node.reduction not in (None, "none", "add"):
-        raise NoGradientRule(f"with reduction={node.reduction!r}")
+    data, _, updates = node.inputs
+    y, reduction = node.outputs[0], node.reduction or "none"
+    if reduction == "mul":
+        return _scatter_product(op, node, full(op, g, y))
+    if reduction in ("max", "min"):
+        return _scatter_extreme(op, node, full(op, g, y))
 
     def to_data() -> Tensor:
-        if node.reduction == "add":
-            return passed(op, g, y, node.inputs[0])
-        return op(node.op_type, full(op, g, y), index, zeros_like(op, updates), **at)  # type: ignore[no-any-return]
+        if reduction == "add":
+            return passed(op, g, y, data)
+        return _written(op, node, full(op, g, y), zeros_like(op, updates), "none")
 
-    return [to_data, None, lambda: op(gather, full(op, g, y), index, **at)]
+    return [to_data, None, lambda: _read(op, node, full(op, g, y))]
+
+
+def _written(op: Ops, node: NodeView, data: Tensor, updates: Tensor, reduction: str) -> Tensor:
+    """The node's places in ``data``, written as it writes them."""
+    settings = {"axis": node.axis} if node.op_type == "ScatterElements" else {}
+    if reduction != "none":
+        settings["reduction"] = reduction
+    return op(node.op_type, data, node.inputs[1], updates, **settings)  # type: ignore[no-any-return]
+
+
+def _read(op: Ops, node: NodeView, data: Tensor) -> Tensor:
+    """What stands in ``data`` at the node's places, one for each update."""
+    if node.op_type == "ScatterElements":
+        return op.GatherElements(data, node.inputs[1], axis=node.axis)  # type: ignore[no-any-return]
+    return op.GatherND(data, node.inputs[1])  # type: ignore[no-any-return]
+
+
+def _scatter_product(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Every factor owes the product of the others, which zeros among them do not spoil."""
+    data, _, updates = node.inputs
+    zero = op.Equal(updates, 0.0)
+    nonzero = op.Where(zero, 1.0, updates)
+
+    def to_updates() -> Tensor:
+        mine = op.Cast(zero, to=g.dtype)
+        zeros = _read(op, node, _written(op, node, zeros_like(op, data), mine, "add"))
+        others = _read(op, node, g * _written(op, node, data, nonzero, "mul")) / nonzero
+        return op.Where(op.Equal(zeros, mine), others, 0.0)  # type: ignore[no-any-return]
+
+    def to_data() -> Tensor:
+        ones = full(op, op.constant(1.0, g.dtype), data)
+        return g * _written(op, node, ones, updates, "mul")
+
+    return [to_data, None, to_updates]
+
+
+def _scatter_extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Ties are shared evenly."""
+    data, _, updates = node.inputs
+    y = node.outputs[0]
+    kept = op.Cast(op.Equal(data, y), to=g.dtype)
+    taken = op.Cast(op.Equal(updates, _read(op, node, y)), to=g.dtype)
+    share = g / _written(op, node, kept, taken, "add")
+    return [lambda: share * kept, None, lambda: _read(op, node, share) * taken]
 
 
 @RULES.rule("OneHot")

@@ -1,0 +1,281 @@
+"""Gradient rules of control flow: If, Loop and Scan.
+
+The way back is control flow again. Of an If it is the If of the two branches' gradients; of a Loop
+or Scan a Loop that goes through the iterations from the last to the first, computes each anew from
+the values it began with, and carries the cotangents of the state and, summed up, those of the outer
+values that the body reads. What the iterations began with is kept as further scan outputs of the
+forward node, so a state must have the same shape in all iterations.
+
+Source: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), chapter 12: the reversal of
+loops with one checkpoint an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full, zeros_like
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import RANDOM, Ops, Tensor, Trace
+from ortflex_core.subgraphs import Sub, replay
+from ortflex_core.types import Shape
+
+RULES = Rules()
+
+_END = np.iinfo(np.int64).max
+_INT64 = TensorProto.INT64
+
+
+def _body(node: NodeView, name: str) -> GraphProto:
+    return getattr(node, name)  # type: ignore[no-any-return]
+
+
+def _deterministic(trace: Trace, where: str) -> None:
+    """The way back computes the body anew, so it has to compute the same."""
+    for node in trace.nodes:
+        if node.op_type in RANDOM and not _inactive(node.op_type, node.inputs):
+            raise NoGradientRule(f"with the random operator {node.op_type} in its {where}")
+
+
+def _inactive(op_type: str, inputs: Sequence[Tensor | None]) -> bool:
+    if op_type != "Dropout":
+        return False
+    training = inputs[2] if len(inputs) > 2 else None
+    return training is None or (training.constant is not None and not training.constant.any())
+
+
+def _waiting(node: NodeView) -> list[tuple[int, str]]:
+    """(place, name) of the captured values whose gradient somebody waits for."""
+    first = len(node.inputs)
+    return [(k, n) for k, n in enumerate(node.captures, start=first) if node.needs(k)]
+
+
+def _whole(op: Ops, gradient: Tensor | None, like: Tensor) -> Tensor:
+    return zeros_like(op, like) if gradient is None else full(op, gradient, like)
+
+
+def _named(name: str, attribute: AttributeProto) -> AttributeProto:
+    attribute.name = name
+    return attribute
+
+
+@RULES.rule("If")
+def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    waiting = _waiting(node)
+    seeds = {k: g for k, g in enumerate(gs) if g is not None and node.outputs[k].is_float}
+    if not waiting or not seeds:
+        return [None] * (1 + len(node.captures))
+    attributes: dict[str, AttributeProto] = {}
+    outer: dict[str, Tensor] = {}
+    for name in ("then_branch", "else_branch"):
+        sub = Sub(node.trace, node.captures)
+        results = replay(sub.trace, _body(node, name), [], sub.values)
+        _deterministic(sub.trace, name)
+        roots = [(results[k], sub.capture(g)) for k, g in seeds.items()]
+        inner = [sub.values[n] for _, n in waiting]
+        found = node.differentiate(roots, inner)
+        whole = [_whole(sub.op, g, x) for g, x in zip(found, inner, strict=True)]
+        attribute, used = sub.graph(whole)
+        attributes[name] = _named(name, attribute)
+        outer |= used
+    types = [(node.captures[n].dtype, node.captures[n].shape) for _, n in waiting]
+    made = node.trace.node(
+        "If",
+        [node.inputs[0]],
+        attributes,
+        outputs=len(waiting),
+        captures=outer,
+        types=types,
+    )
+    answers: list[Gradient] = [None] * (1 + len(node.captures))
+    for (k, _), gradient in zip(waiting, made, strict=True):
+        answers[k] = gradient
+    return answers
+
+
+@attrs.frozen
+class _Iteration:
+    """How one iteration of a Loop or Scan reads and writes.
+
+    ``states`` are the places of the carried inputs, ``first`` is that of the body's inputs which
+    the first of them has; ``results`` that of the body's outputs.
+    """
+
+    states: range
+    first: int
+    results: int
+    slices: tuple[tuple[int, int, bool], ...] = ()
+    """(place of the input, axis, whether backwards) of what a Scan scans."""
+    scans: tuple[tuple[int, bool], ...] = ()
+    """(axis, whether backwards) of what the iterations write."""
+
+
+@RULES.rule("Loop")
+def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    count = max(0, len(node.inputs) - 2)
+    shape = _Iteration(
+        states=range(2, 2 + count),
+        first=2,
+        results=1,
+        scans=((0, False),) * (len(node.outputs) - count),
+    )
+    return _reversed(op, node, shape, gs)
+
+
+@RULES.rule("Scan", since=9)
+def _scan(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    scanned = node.num_scan_inputs
+    count = len(node.inputs) - scanned
+    written = len(node.outputs) - count
+    axes = node.scan_input_axes or [0] * scanned
+    turned = node.scan_input_directions or [0] * scanned
+    to_axes = node.scan_output_axes or [0] * written
+    to_turned = node.scan_output_directions or [0] * written
+    places = range(count, len(node.inputs))
+    shape = _Iteration(
+        states=range(count),
+        first=0,
+        results=0,
+        slices=tuple(zip(places, axes, map(bool, turned), strict=True)),
+        scans=tuple(zip(to_axes, map(bool, to_turned), strict=True)),
+    )
+    return _reversed(op, node, shape, gs)
+
+
+def _reversed(
+    op: Ops, node: NodeView, shape: _Iteration, gs: Sequence[Tensor | None]
+) -> Sequence[Gradient]:
+    """The iterations from the last to the first."""
+    body, count = _body(node, "body"), len(shape.states)
+    answers: list[Gradient] = [None] * (len(node.inputs) + len(node.captures))
+    waiting = _waiting(node)
+    outputs = node.outputs
+    floats = [k for k in range(count) if outputs[k].is_float]
+    read = [s for s in shape.slices if node.needs(s[0])]
+    sub = Sub(node.trace, node.captures)
+    inside = sub.op
+    # Everything that is there when the forward loop has been made larger.
+    stacks: dict[int, Tensor] = {}
+    length = sub.later(f"{sub.prefix}length", _INT64, ())
+    iteration = sub.formal(_INT64, ())
+    going = sub.formal(TensorProto.BOOL, ())
+    cotangents = {k: sub.formal(outputs[k].dtype, outputs[k].shape) for k in floats}
+    totals = [sub.formal(node.captures[n].dtype, node.captures[n].shape) for _, n in waiting]
+    here = length - 1 - iteration
+
+    def began(k: int) -> Tensor:
+        state = outputs[k]
+        known = None if state.shape is None else (None, *_common(node, shape, k))
+        stacks[k] = sub.later(f"{sub.prefix}state{k}", state.dtype, known)
+        return inside.Gather(stacks[k], here, axis=0)  # type: ignore[no-any-return]
+
+    states = [began(k) for k in range(count)]
+    slices = [
+        inside.Gather(sub.capture(node.inputs[k]), iteration if back else here, axis=axis)
+        for k, axis, back in shape.slices
+    ]
+    control = [here, sub.trace.constant(np.array(True))][: shape.first]
+    results = replay(sub.trace, body, [*control, *states, *slices], sub.values)[shape.results :]
+    _deterministic(sub.trace, "body")
+    roots: list[tuple[Tensor, Tensor | None]] = [(results[k], cotangents[k]) for k in floats]
+    for k, (axis, back) in enumerate(shape.scans, start=count):
+        g = gs[k] if k < len(gs) else None
+        if g is not None and outputs[k].is_float:
+            stack = sub.capture(full(op, g, outputs[k]))
+            part = inside.Gather(stack, iteration if back else here, axis=axis)
+            roots.append((results[k], part))
+    by_place = dict(zip((s[0] for s in shape.slices), slices, strict=True))
+    inner = [
+        *(states[k] for k in floats),
+        *(sub.values[n] for _, n in waiting),
+        *(by_place[s[0]] for s in read),
+    ]
+    found = node.differentiate(roots, inner)
+    to_states, rest = found[: len(floats)], found[len(floats) :]
+    to_captures, to_slices = rest[: len(waiting)], rest[len(waiting) :]
+    after = [_whole(inside, g, states[k]) for k, g in zip(floats, to_states, strict=True)]
+    sums = [t if g is None else t + g for t, g in zip(totals, to_captures, strict=True)]
+    written = [_whole(inside, g, by_place[s[0]]) for s, g in zip(read, to_slices, strict=True)]
+    kept = [inside.Identity(going), *after, *sums, *written]
+    used = {a for n in sub.trace.nodes for a in n.arguments}
+    lengths, stacked = _keep(op, node, shape, [k for k, t in stacks.items() if t in used])
+    later = {stacks[k].hint: t for k, t in stacked.items()} | {length.hint: lengths}
+    attribute, outer = sub.graph(kept, later)
+    start = [_whole(op, gs[k], outputs[k]) for k in floats]
+    start += [zeros_like(op, node.captures[n]) for _, n in waiting]
+    types = [(t.dtype, t.shape) for t in start]
+    types += [(t.dtype, None if t.shape is None else (None, *t.shape)) for t in written]
+    made = node.trace.node(
+        "Loop",
+        [lengths, op.constant(True), *start],
+        {"body": _named("body", attribute)},
+        outputs=len(types),
+        captures=outer,
+        types=types,
+    )
+    for k, gradient in zip((shape.states[k] for k in floats), made, strict=False):
+        answers[k] = gradient
+    for (k, _), gradient in zip(waiting, made[len(floats) :], strict=False):
+        answers[k] = gradient
+    for (k, axis, back), gradient in zip(read, made[len(floats) + len(waiting) :], strict=True):
+        answers[k] = _in_place(op, gradient, node.inputs[k], axis, back)
+    return answers
+
+
+def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:
+    """The sizes of a state that are those of its first and of its last value."""
+    first: Shape | None = node.inputs[shape.states[k]].shape
+    last = node.outputs[k].shape or ()
+    if first is None or len(first) != len(last):
+        return (None,) * len(last)
+    return tuple(a if a == b else None for a, b in zip(first, last, strict=True))
+
+
+def _in_place(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Tensor:
+    """Slices in the order of the way back as they lie in the scanned input."""
+    ordered = stack
+    if not back:
+        ordered = op.Slice(stack, starts=[-1], ends=[-_END], axes=[0], steps=[-1])
+    place = axis % like.rank if like.rank is not None else axis
+    if place == 0:
+        return ordered
+    if ordered.rank is None:
+        raise NoGradientRule("of an input of unknown rank, along another axis than the first")
+    order = [*range(1, place + 1), 0, *range(place + 1, ordered.rank)]
+    return op.Transpose(ordered, perm=order)  # type: ignore[no-any-return]
+
+
+def _keep(
+    op: Ops, node: NodeView, shape: _Iteration, wanted: Sequence[int]
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Let the forward node also write what its iterations began with: their number, the states."""
+    trace, body = node.trace, GraphProto()
+    body.CopyFrom(_body(node, "body"))
+    label = f"kept{len(trace.nodes)}/"
+    one = onnx.numpy_helper.from_array(np.array(1, np.int64), f"{label}one")
+    body.initializer.append(one)
+    sources: dict[str, tuple[int, Shape | None]] = {f"{label}one": (_INT64, ())}
+    for k in wanted:
+        state = node.outputs[k]
+        known = None if state.shape is None else _common(node, shape, k)
+        sources[body.input[shape.first + k].name] = (state.dtype, known)
+    more = []
+    for index, (name, (dtype, known)) in enumerate(sources.items()):
+        copy = f"{label}{index}"
+        body.node.append(NodeProto(op_type="Identity", input=[name], output=[copy]))
+        body.output.append(onnx.helper.make_tensor_value_info(copy, dtype, None))
+        more.append(Tensor(trace, dtype, None if known is None else (None, *known)))
+    attributes = {"body": onnx.helper.make_attribute("body", body)}
+    for name in ("scan_output_axes", "scan_output_directions"):
+        given = getattr(node, name) if shape.slices else None
+        if given:
+            attributes[name] = onnx.helper.make_attribute(name, [*given, *([0] * len(more))])
+    node.replace(attributes, more)
+    stacks = dict(zip(wanted, more[1:], strict=True))
+    return op.Size(more[0]), stacks

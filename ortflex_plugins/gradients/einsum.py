@@ -1,0 +1,109 @@
+"""The gradient rule of Einsum: an Einsum of the other operands with swapped subscripts."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import attrs
+import onnx
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+
+RULES = Rules()
+
+
+@attrs.frozen
+class Equation:
+    """Subscripts with a letter for every axis, the axes of an ellipsis included."""
+
+    operands: tuple[str, ...]
+    result: str
+
+    @classmethod
+    def parse(cls, text: str, ranks: Sequence[int]) -> Equation:
+        """Read the operator's attribute; operands' axes under ``…`` are aligned at their ends.
+
+        >>> Equation.parse("...ij, jk", [3, 2])
+        Equation(operands=('Aij', 'jk'), result='Aik')
+        """
+        left, arrow, right = text.replace(" ", "").partition("->")
+        terms = left.split(",")
+        # An ellipsis stands for as many axes as the operand has beyond its letters.
+        widths = [
+            rank - len(t.replace("...", "")) if "..." in t else 0
+            for t, rank in zip(terms, ranks, strict=True)
+        ]
+        widest = max(widths, default=0)
+        free = [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in left]
+        hidden = "".join(free[:widest])
+        spelled = [
+            t.replace("...", hidden[widest - w :]) for t, w in zip(terms, widths, strict=True)
+        ]
+        if not arrow:
+            letters = left.replace("...", "").replace(",", "")
+            right = "..." * ("..." in left) + "".join(
+                sorted(c for c in set(letters) if letters.count(c) == 1)
+            )
+        return cls(tuple(spelled), right.replace("...", hidden))
+
+
+@RULES.rule("Einsum")
+def _einsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    ranks = [x.rank for x in node.inputs]
+    if None in ranks:
+        raise NoGradientRule("with operands of unknown rank")
+    equation = Equation.parse(node.equation, ranks)
+    whole = full(op, g, node.outputs[0])
+
+    def to(k: int) -> Callable[[], Tensor]:
+        return partial(_operand, op, node, equation, whole, k)
+
+    return [to(k) for k in range(len(node.inputs))]
+
+
+def _operand(op: Ops, node: NodeView, equation: Equation, g: Tensor, k: int) -> Tensor:
+    """The cotangent and the other operands, summed over what operand ``k`` does not have."""
+    x, mine = node.inputs[k], equation.operands[k]
+    others = [t for j, t in enumerate(equation.operands) if j != k]
+    tensors = [t for j, t in enumerate(node.inputs) if j != k]
+    known = set(equation.result).union(*others)
+    letters = "".join(dict.fromkeys(mine))
+    found = "".join(c for c in letters if c in known)
+    text = ",".join([equation.result, *others]) + "->" + found
+    out: Tensor = g
+    if text != f"{equation.result}->{found}" or found != equation.result:
+        out = op.Einsum(g, *tensors, equation=text)
+    # A letter of nobody else's was summed away: every element along it counts alike.
+    seen: set[str] = set()
+    inserted = []
+    for axis, letter in enumerate(mine):
+        if letter in seen or letter not in found:
+            inserted.append(axis)
+        seen.add(letter)
+    if inserted:
+        out = op.Unsqueeze(out, axes=inserted)
+    for axis, letter in enumerate(mine):
+        if mine.index(letter) != axis:
+            out = out * _diagonal(op, x, mine.index(letter), axis)
+    return out
+
+
+def _diagonal(op: Ops, x: Tensor, first: int, second: int) -> Tensor:
+    """Ones where the indices along two axes are equal, zeros elsewhere."""
+    size = None if x.shape is None else x.shape[first]
+    if isinstance(size, int):
+        places = op.constant(list(range(size)), onnx.TensorProto.INT64)
+    else:
+        length = op.Gather(op.Shape(x), op.constant(first), axis=0)
+        places = op.Range(op.constant(0), length, op.constant(1))
+    assert x.rank is not None
+
+    def along(axis: int) -> Tensor:
+        return op.Unsqueeze(places, axes=[k for k in range(x.rank or 0) if k != axis])  # type: ignore[no-any-return]
+
+    return op.Cast(op.Equal(along(first), along(second)), to=x.dtype)  # type: ignore[no-any-return]

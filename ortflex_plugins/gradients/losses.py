@@ -1,0 +1,95 @@
+"""Gradient rules of the losses that the standard has as operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+
+RULES = Rules()
+
+_INT64 = onnx.TensorProto.INT64
+
+
+class _Picked:
+    """What a negative log likelihood takes of its scores: one class a row, times its weight.
+
+    Scores are [N, C, …], labels [N, …]; the loss of a row is −w_t x_t with t its label, and the
+    mean is Σ l / Σ w_t over the rows that are not ignored.
+    """
+
+    def __init__(self, op: Ops, node: NodeView, scores: Tensor) -> None:
+        self.op, self.node, self.scores = op, node, scores
+        labels, weight = node.inputs[1], node.input(2)
+        rank = scores.rank
+        if rank is None:
+            raise NoGradientRule("with scores of unknown rank")
+        self.trailing = list(range(1, rank - 1))
+        count = None if scores.shape is None else scores.shape[1]
+        if isinstance(count, int):
+            classes = op.constant(list(range(count)), labels.dtype)
+        else:
+            size = op.Gather(op.Shape(scores), op.constant(1), axis=0)
+            every = op.Range(op.constant(0), size, op.constant(1))
+            classes = op.Cast(every, to=labels.dtype)
+        # [C, 1, …] against [N, 1, …]: where the label is the class.
+        hit = op.Equal(op.Unsqueeze(labels, axes=[1]), self._column(classes))
+        self.ignored = node.ignore_index
+        if self.ignored is not None:
+            hit = op.And(hit, op.Not(op.Equal(self._column(classes), self.ignored)))
+        self.hit = op.Cast(hit, to=scores.dtype)
+        self.weight = weight
+        self.weights = self.hit if weight is None else self.hit * self._column(weight)
+
+    def _column(self, values: Tensor) -> Tensor:
+        return self.op.Unsqueeze(values, axes=self.trailing) if self.trailing else values
+
+    def share(self, g: Tensor) -> Any:
+        """The cotangent of a row's loss, ready to broadcast against the scores."""
+        if self.node.reduction == "none":
+            return self.op.Unsqueeze(full(self.op, g, self.node.outputs[0]), axes=[1])
+        if self.node.reduction == "sum":
+            return g
+        return g / self.op.ReduceSum(self.weights, keepdims=0)
+
+    def to_scores(self, g: Tensor) -> Tensor:
+        return -(self.share(g) * self.weights)  # type: ignore[no-any-return]
+
+    def to_weight(self, g: Tensor) -> Tensor:
+        """−Σ g x over the rows of each class; a mean also owes −L for each weight."""
+        rows = -self.scores
+        if self.node.reduction == "mean":
+            rows = rows - self.node.outputs[0]
+        axes = [0, *(a + 1 for a in self.trailing)]
+        return self.op.ReduceSum(self.share(g) * rows * self.hit, axes=axes, keepdims=0)  # type: ignore[no-any-return]
+
+
+@RULES.rule("NegativeLogLikelihoodLoss")
+def _nll(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    picked = _Picked(op, node, node.inputs[0])
+    return [lambda: picked.to_scores(g), None, lambda: picked.to_weight(g)]
+
+
+@RULES.rule("SoftmaxCrossEntropyLoss")
+def _cross_entropy(
+    op: Ops, node: NodeView, g: Tensor | None, to_log: Tensor | None = None
+) -> Sequence[Gradient]:
+    """The negative log likelihood of a log-softmax over axis 1, which is the second output."""
+    log_probability = node.more_outputs(2)[1]
+    picked = _Picked(op, node, log_probability)
+    parts = [] if g is None else [picked.to_scores(g)]
+    if to_log is not None:
+        parts.append(full(op, to_log, log_probability))
+    slope = full(op, op.Sum(*parts) if len(parts) > 1 else parts[0], log_probability)
+
+    def to_scores() -> Tensor:
+        total = op.ReduceSum(slope, axes=[1], keepdims=1)
+        return slope - op.Exp(log_probability) * total  # type: ignore[no-any-return]
+
+    return [to_scores, None, None if g is None else lambda: picked.to_weight(g)]

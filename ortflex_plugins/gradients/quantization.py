@@ -1,0 +1,102 @@
+"""Gradient rules of quantization: rounding lets a gradient straight through, saturation stops it.
+
+Quantized values are whole numbers that stand for real ones, so that a pair of QuantizeLinear and
+DequantizeLinear passes the gradient on where x / scale + zero lies in the range of the type, and
+the scale learns from the error of rounding.
+
+Source: Bengio, Léonard, Courville, arXiv:1308.3432 (the straight-through estimator); Esser et al.,
+arXiv:1902.08153, eq. 3 (the gradient of the scale), as torch's fake quantization has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import dims, full
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.types import numpy_dtype
+
+RULES = Rules()
+RULES.straight_through("QuantizeLinear", "DynamicQuantizeLinear")
+RULES.not_differentiable("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+
+_RANGES: dict[int, tuple[int, int]] = {
+    int(dtype): (int(np.iinfo(numpy_dtype(dtype)).min), int(np.iinfo(numpy_dtype(dtype)).max))
+    for dtype in (TensorProto.UINT8, TensorProto.INT8, TensorProto.UINT16, TensorProto.INT16)
+} | {int(TensorProto.UINT4): (0, 15), int(TensorProto.INT4): (-8, 7)}
+
+
+def _per_axis(node: NodeView) -> bool:
+    scale = node.inputs[1]
+    return bool(scale.rank == 1 and scale.shape != (1,))
+
+
+def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
+    """Scales or zero points, one a tensor, an axis or a block, ready to broadcast against x."""
+    x, scale = node.inputs[0], node.inputs[1]
+    if x.rank is None or scale.rank is None:
+        raise NoGradientRule("with an input of unknown rank")
+    if node.block_size:
+        # Dequantized ones are the scales, wherever they belong.
+        one = op.Expand(op.constant(1, TensorProto.INT8), dims(op, x))
+        return op.DequantizeLinear(one, values, axis=node.axis, block_size=node.block_size)  # type: ignore[no-any-return]
+    trailing = list(range(1, x.rank - node.axis % x.rank)) if _per_axis(node) else []
+    return op.Unsqueeze(values, axes=trailing) if trailing else values
+
+
+def _to_scale(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
+    if node.block_size:
+        raise NoGradientRule("by the scales of blocks")
+    if not _per_axis(node):
+        return contribution
+    rank = node.inputs[0].rank
+    axes = [k for k in range(rank) if k != node.axis % rank]
+    return op.ReduceSum(contribution, axes=axes, keepdims=0)  # type: ignore[no-any-return]
+
+
+@RULES.rule("QuantizeLinear")
+def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, scale, zero = node.inputs[0], node.inputs[1], node.input(2)
+    y = node.outputs[0]
+    g = op.Cast(full(op, g, y), to=x.dtype)
+    spread = op.Cast(_spread(op, node, scale), to=x.dtype)
+    steps = x / spread
+    bounds = _RANGES.get(y.dtype)
+    if bounds is not None:
+        place = op.Round(steps)
+        if zero is not None and (zero.constant is None or zero.constant.any()):
+            if node.block_size:
+                raise NoGradientRule("in blocks with zero points")
+            place = place + _spread(op, node, op.Cast(zero, to=x.dtype))
+        low, high = bounds
+        inside = op.And(place >= low, place <= high)
+        g = op.Where(inside, g, 0.0)
+    slope = g / spread
+
+    def to_scale() -> Tensor:
+        return op.Cast(_to_scale(op, node, -slope * steps), to=scale.dtype)  # type: ignore[no-any-return]
+
+    return [slope, to_scale, None]
+
+
+@RULES.rule("DequantizeLinear")
+def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    scale, y = node.inputs[1], node.outputs[0]
+    spread = op.Cast(_spread(op, node, scale), to=y.dtype)
+    whole = full(op, g, y)
+
+    def to_scale() -> Tensor:
+        return op.Cast(_to_scale(op, node, whole * (y / spread)), to=scale.dtype)  # type: ignore[no-any-return]
+
+    return [lambda: whole * spread, to_scale, None]
+
+
+@RULES.rule("DynamicQuantizeLinear")
+def _dynamic(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
+    """The range is that of x, so that nothing saturates; it is held while x moves."""
+    return [None if g is None else full(op, g, node.outputs[0]) / node.outputs[1]]
