@@ -24,7 +24,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.runtime import Runtime
 from ortflex_core.types import TensorSpec, dtype_name
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES, attributes_of
-from ortflex_plugins.backends.ort_gradients_table import DISCRETE, FLAT, FLOATS, TABLE, View
+from ortflex_plugins.backends.ort_gradients_table import DISCRETE, FLAT, FLOATS, TABLE, VIEWS, View
 
 _COUNTED = ("MaxPool", "Split")
 
@@ -175,6 +175,7 @@ class _Check:
         self._opset = next(o.version for o in program.opset_import if o.domain == "")
         self._before: dict[str, dict[str, None]] = {name: {name: None} for name in wrt}
         self._used = set(outputs)
+        self._shared = set(wrt)
 
     def _places(self, node: NodeProto) -> list[int]:
         """The inputs that a gradient may flow back through."""
@@ -196,6 +197,8 @@ class _Check:
             reached = {p: None for name in self._flow(node) for p in self._before.get(name, ())}
             if reached:
                 self._before.update((o, reached) for o in node.output if o)
+            if node.op_type in VIEWS and node.input[0] in self._shared:
+                self._shared.update(node.output)
         for node in reversed(self._nodes):
             if self._used.intersection(node.output):
                 self._used |= self._flow(node)
@@ -238,10 +241,25 @@ class _Check:
             specs=self._specs,
             constants=self._constants,
             active=active,
-            parameters=frozenset(self._wrt),
+            parameters=frozenset(self._shared),
             used=frozenset(self._used),
         )
-        return entry.check(view) if entry.check is not None else None
+        text = entry.check(view) if entry.check is not None else None
+        return text or self._merged(node)
+
+    def _merged(self, node: NodeProto) -> str | None:
+        """Whether onnxruntime may make one Split of a slice and of others that have no gradient."""
+        if node.op_type not in ("Gather", "Slice"):
+            return None
+        for other in self._nodes:
+            if (other.op_type, other.input[:1]) != (node.op_type, node.input[:1]):
+                continue
+            if other.output[0] not in self._used:
+                return (
+                    f"onnxruntime 1.19 merges it with {describe(other)}, which has no gradient, "
+                    "and the gradient of both together is wrong"
+                )
+        return None
 
     def _unreached(self) -> list[Obstacle]:
         return [

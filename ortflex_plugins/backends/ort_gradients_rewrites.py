@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.backends.ort_gradients_pools import POOLS
-from ortflex_plugins.backends.ort_gradients_table import known, same
+from ortflex_plugins.backends.ort_gradients_table import VIEWS, known, same
 
 Made = Tensor | Sequence[Tensor] | None
 Attributes = Mapping[str, Any]
@@ -102,7 +102,10 @@ def _add(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
 
 
 def _div(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
-    plain = x.node is not None or x.constant is not None or y.constant is not None
+    root = x
+    while root.node is not None and root.node.op_type in VIEWS and root.node.inputs[0] is not None:
+        root = root.node.inputs[0]
+    plain = root.node is not None or root.constant is not None or y.constant is not None
     return None if plain else x * op.Reciprocal(y)
 
 
@@ -237,8 +240,8 @@ def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tenso
     centered = x - op.ReduceMean(x, axes=axes, keepdims=1)
     variance = op.ReduceMean(op.Pow(centered, 2.0), axes=axes, keepdims=1)
     trailing = [1 + k for k in range(len(axes))]
-    factor = op.Unsqueeze(scale, trailing) / op.Sqrt(variance + a.get("epsilon", 1e-5))
-    return centered * factor + op.Unsqueeze(bias, trailing)  # type: ignore[no-any-return]
+    factor = op.Reciprocal(op.Sqrt(variance + a.get("epsilon", 1e-5)))
+    return centered * factor * op.Unsqueeze(scale, trailing) + op.Unsqueeze(bias, trailing)  # type: ignore[no-any-return]
 
 
 RULES: Mapping[str, Rule] = {

@@ -31,6 +31,7 @@ class View:
     active: frozenset[int]
     """Places of the inputs that a trained parameter reaches."""
     parameters: frozenset[str]
+    """Trained parameters, and values that share their memory."""
     used: frozenset[str]
     """Values that the result depends on through operators with a derivative."""
 
@@ -308,6 +309,9 @@ DISCRETE = frozenset(
     | {"Less", "LessOrEqual", "NonZero", "Not", "OneHot", "Or", "Range", "Shape", "Size", "Xor"}
 )
 """Operators without a derivative, at which the builder rightly stops."""
+
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators whose output shares the memory of their first input."""
 
 FLAT = frozenset({"Sign", "Floor", "Ceil", "Round"})
 """Operators whose derivative is zero wherever it exists: nothing can be trained through them."""
