@@ -74,7 +74,7 @@ def hyper(
     *,
     default: float,
     validator: Callable[[Any, attrs.Attribute[Any], Any], None] | None = None,
-    help: str = "",  # noqa: A002 - the word users of click, argparse and attrs know
+    help: str = "",
 ) -> Any:
     """Declare a hyperparameter: a number that is bound at run time, so that changing it is free."""
     return attrs.field(

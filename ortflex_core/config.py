@@ -225,7 +225,9 @@ class Recipe:
         arguments = {n: getattr(self, n) for n in names}
         plugins = plugins or Plugins.discover()
         made = Trainer(**arguments, callbacks=[*self.callbacks, *callbacks], plugins=plugins)
-        made._hooks.hook.recipe_resolved(trainer=made, recipe=self.resolved(plugins))
+        tell = made.hooks.callables(made).get("recipe_resolved")
+        if tell is not None:
+            tell(recipe=self.resolved(plugins))
         return made
 
     def run(self, trainer: Trainer) -> History:
@@ -242,7 +244,7 @@ class Recipe:
 
 
 def _out_of_range(values: Mapping[str, Any]) -> Iterator[str]:
-    from ortflex_core.trainer import check_numbers
+    from ortflex_core.setup import check_numbers
 
     good = {"batch_size": 1, "epochs": 1, "threads": 1} | dict(values)
     counts = {name: good[name] for name in ("batch_size", "epochs", "threads")}

@@ -146,7 +146,7 @@ class Block(Sequence[Batch]):
 
 
 def as_columns(
-    X: Inputs,  # noqa: N803 - scikit-learn's names
+    X: Inputs,
     y: Any,
     sample_weight: Any,
     *,
@@ -310,17 +310,14 @@ class ArrayBatches:
         whole = [d[0] for d in per_batch]
         wholes = [whole] * at_once
         full = self.rows // size
-        k = 0
-        while at_once > 1 and k + at_once <= full:
+        grouped = full - full % at_once if at_once > 1 else 0
+        for k in range(0, grouped, at_once):
             rows = order[k * size : (k + at_once) * size]
-            below = (
-                wholes
-                if uniform
-                else list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
-            )
+            below: Sequence[Sequence[float]] = wholes
+            if not uniform:
+                below = list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
             yield Block(self.columns, rows, size, below)
-            k += at_once
-        for k in range(k, len(self._starts)):
+        for k in range(grouped, len(self._starts)):
             rows = order[k * size : (k + 1) * size]
             denominators = whole if uniform and k < full else [d[k] for d in per_batch]
             yield (Batch(self.columns, rows, len(rows), denominators),)

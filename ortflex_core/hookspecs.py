@@ -14,22 +14,18 @@ by being installed (entry-point group ``ortflex``) or by being handed to a Train
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.types import Progress
 
 if TYPE_CHECKING:
     from ortflex_core.config import Recipe
     from ortflex_core.program import Program
-    from ortflex_core.registry import Entry
     from ortflex_core.trainer import Trainer
 
-_log = logging.getLogger("ortflex")
 PROJECT = "ortflex"
 hook = pluggy.HookimplMarker(PROJECT)
 _spec = pluggy.HookspecMarker(PROJECT)
@@ -81,45 +77,3 @@ class Hooks:
 
 NAMES = tuple(name for name in dir(Hooks) if not name.startswith("_"))
 """The names of all hooks."""
-
-
-def manager(installed: Iterable[Entry], callbacks: Iterable[Any]) -> pluggy.PluginManager:
-    """A plugin manager of one Trainer's own.
-
-    An installed plugin that is broken is left out with a warning: nobody asked for it.
-
-    Raises:
-        ConfigError: a callback has no hooks, or one of a name or an argument that does not exist.
-    """
-    made = pluggy.PluginManager(PROJECT)
-    made.add_hookspecs(Hooks)
-    for entry in installed:
-        try:
-            _register(made, entry.load(), label(entry))
-        except OrtflexError as error:
-            _log.warning("the hooks of %s are left out: %s", entry.distribution, error)
-    for callback in callbacks:
-        _register(made, callback)
-    return made
-
-
-def label(entry: Entry) -> str:
-    """The name an installed plugin is registered under."""
-    return f"{entry.distribution}:{entry.name}"
-
-
-def _register(made: pluggy.PluginManager, plugin: Any, name: str | None = None) -> None:
-    """Register a plugin whose hooks are all right, or nothing of it."""
-    known = f"the hooks are {', '.join(NAMES)}"
-    try:
-        made.register(plugin, name=name)
-        made.check_pending()
-    except (pluggy.PluginValidationError, ValueError) as error:
-        if made.is_registered(plugin):
-            made.unregister(plugin)
-        raise ConfigError(f"callbacks: {error}; {known}") from error
-    if not made.get_hookcallers(plugin):
-        raise ConfigError(
-            f"callbacks: {plugin!r} has no hooks; decorate its methods with "
-            f"ortflex_core.hookspecs.hook; {known}"
-        )

@@ -137,15 +137,14 @@ class _Rebuild:
         for node in readers:
             if node.op_type == "Gemm" and node.inputs[2:] == (tensor,):
                 continue
-            if updated is None and node.op_type == "Sub" and node.inputs[0] is tensor:
-                if self._row_sum(node.inputs[1]) is not None:
-                    updated = node.outputs[0]
-                    continue
-            return None
+            subtracts = node.op_type == "Sub" and node.inputs[0] is tensor
+            if updated is not None or not subtracts or self._row_sum(node.inputs[1]) is None:
+                return None
+            updated = node.outputs[0]
         return updated
 
     def _row_sum(self, tensor: Tensor | None) -> Tensor | None:
-        """x of ReduceSum(x, axis 0) with a number of rows that is known."""
+        """X of ReduceSum(x, axis 0) with a number of rows that is known."""
         if tensor is None:
             return None
         tensor = self._resolved(tensor)
@@ -162,7 +161,8 @@ class _Rebuild:
 def _subtract(build: _Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """C − α·A′B′ is one Gemm, and so is a row minus the sum of rows: C − 1ᵀX."""
     left, right = inputs
-    assert left is not None and right is not None
+    assert left is not None
+    assert right is not None
     product = build._resolved(node.inputs[1]).node if node.inputs[1] is not None else None
     rows = build._row_sum(node.inputs[1])
     if rows is not None and left.rank == 2:

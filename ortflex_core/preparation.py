@@ -216,9 +216,7 @@ class IterableBatches:
         """From now on batches are prepared for this problem."""
         self._prepare = preparation.batch
 
-    def epoch(
-        self, rng: np.random.Generator | None, at_once: int = 1
-    ) -> Iterator[Sequence[Batch]]:
+    def epoch(self, rng: np.random.Generator | None, at_once: int = 1) -> Iterator[Sequence[Batch]]:
         """The source's own order; shuffling is the source's business."""
         assert self._prepare is not None
         iterator, self._ahead = self._ahead or self._iterator(), None
@@ -236,8 +234,19 @@ class IterableBatches:
             )
 
 
+def gives_batches(X: Any, y: Any) -> bool:
+    """Whether X gives batches by itself: anything but arrays, mappings and data sources."""
+    if y is not None or isinstance(X, np.ndarray | Mapping | DataSource | Columns):
+        return False
+    if callable(X) and not hasattr(X, "__iter__"):
+        return True
+    if isinstance(X, Sequence):
+        return bool(X) and isinstance(X[0], tuple | Mapping)
+    return hasattr(X, "__iter__") and not hasattr(X, "__array__")
+
+
 def open_source(
-    X: Any,  # noqa: N803 - scikit-learn's names
+    X: Any,
     y: Any,
     sample_weight: Any,
     model: Model,

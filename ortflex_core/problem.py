@@ -58,7 +58,7 @@ class LossTerm:
 
     @property
     def scale(self) -> Host:
-        """factor / denominator of the batch: what a per-sample value counts in the total."""
+        """Factor / denominator of the batch: what a per-sample value counts in the total."""
         return Host.symbol(f"{self.prefix}/scale{self.suffix}")
 
     def at(self, suffix: str, rows: int | None) -> LossTerm:

@@ -196,10 +196,17 @@ class DataSource(Component, abc.ABC):
 class Value(Protocol):
     """A tensor on a device, as onnxruntime holds it (``onnxruntime.OrtValue``)."""
 
-    def data_ptr(self) -> int: ...
-    def shape(self) -> Sequence[int]: ...
-    def element_type(self) -> int: ...
-    def numpy(self) -> Array: ...
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+
+    def shape(self) -> Sequence[int]:
+        """Sizes."""
+
+    def element_type(self) -> int:
+        """The ONNX element type."""
+
+    def numpy(self) -> Array:
+        """The values; a copy or a view, as the runtime pleases."""
 
 
 @attrs.frozen(kw_only=True)

@@ -85,7 +85,7 @@ class Parts:
     # ------------------------------------------------------------------ single components
 
     def _device(self, name: str, value: Any) -> Any:
-        from ortflex_core.trainer import device_spec
+        from ortflex_core.setup import device_spec
 
         return device_spec(value) if name == "device" else value
 

@@ -1,0 +1,1 @@
+"""Plugins of ortflex itself; they use the core's public names only."""

@@ -145,7 +145,7 @@ class Scales:
 
 
 def scales(problem: Problem, denominators: Sequence[float]) -> dict[str, float]:
-    """factor / denominator of every loss term, by its host symbol."""
+    """Factor / denominator of every loss term, by its host symbol."""
     out = {}
     for term, denominator in zip(problem.terms, denominators, strict=True):
         divisor = 1.0 if problem.reduction == "sum" else denominator

@@ -50,7 +50,7 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
         "runtime": str(trainer.runtime),
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "plugins": _owners(trainer),
-        "hooks": trainer.installed_hooks,
+        "hooks": trainer.hooks.installed,
     }
     _write_json(folder / "versions.json", versions)
 

@@ -1,0 +1,1 @@
+"""Devices: where tensors live and what computes on them."""

@@ -9,8 +9,10 @@ import pytest
 
 from ortflex_core import hookspecs
 from ortflex_core.errors import ConfigError
+from ortflex_core.hooks import HookManager
 from ortflex_core.hookspecs import Hooks, hook
 from ortflex_core.program import Program
+from ortflex_core.registry import Plugins
 from ortflex_core.types import Progress
 from tests import models
 from tests.training import Recorder, every_backend, make, regression
@@ -125,15 +127,19 @@ def test_an_object_without_hooks_is_an_error() -> None:
         make(models.linear(), callbacks=[Nothing()])
 
 
+def hook_names(*callbacks: Any) -> set[str]:
+    return set(HookManager(Plugins.discover(), callbacks).callables(None))
+
+
 def test_hooks_nobody_implements_are_not_called() -> None:
     class One:
         @hook
         def epoch_end(self) -> None: ...
 
     # The fixture distribution has one hook of its own.
-    assert set(make(models.linear())._hook_callables()) == {"train_end"}
-    both = make(models.linear(), callbacks=[One()])._hook_callables()
-    assert set(both) == {"epoch_end", "train_end"}
+    assert hook_names() == {"train_end"}
+    both = hook_names(One())
+    assert both == {"epoch_end", "train_end"}
 
 
 class Installed:
@@ -158,17 +164,18 @@ def test_an_installed_plugin_with_bad_hooks_is_left_out(caplog: pytest.LogCaptur
             raise AssertionError
 
     recorder = Recorder()
-    manager = hookspecs.manager([Installed(Typo())], [recorder])  # type: ignore[list-item]
+    manager = HookManager({"ortflex": [Installed(Typo())]}, [recorder])  # type: ignore[arg-type]
+    assert manager.installed == []
     assert "the hooks of strange are left out: " in caplog.text
     assert "epoch_ends" in caplog.text
-    manager.hook.epoch_end(trainer=None, progress=Progress(), record={})
+    manager.callables(None)["epoch_end"](progress=Progress(), record={})
     assert recorder.names() == ["epoch_end"]
 
 
 def test_installed_hook_plugins_are_active() -> None:
     from ortflex_example import log
 
-    assert "ortflex-example" in make(models.linear()).installed_hooks
+    assert "ortflex-example" in make(models.linear()).hooks.installed
     before = log.trainings["sgd"]
     trained()
     assert log.trainings["sgd"] == before + 1

@@ -207,7 +207,7 @@ def interrupting(fit: Callable[..., Any]) -> Callable[..., Any]:
                 raise KeyboardInterrupt
 
     def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
-        self._hooks.register(Stop())
+        self.hooks.register(Stop())
         return fit(self, *args, **options)
 
     return wrapped

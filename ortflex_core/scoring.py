@@ -1,0 +1,126 @@
+"""Predictions, losses and metrics beside a training: whole arrays, some rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from ortflex_core import compose
+from ortflex_core.data import Batch, Columns
+from ortflex_core.errors import DataError
+from ortflex_core.preparation import Preparation
+from ortflex_core.problem import LossTerm, Problem
+from ortflex_core.protocols import Device, Metric
+from ortflex_core.session import run_once
+from ortflex_core.types import Array, Shape
+
+# Rows at a time: enough to be quick, few enough for any memory.
+_CHUNK = 1024
+
+Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]]
+
+
+def chunk_size(problem: Problem, rows: int) -> int:
+    """Rows that are evaluated at a time; a fixed batch dimension decides.
+
+    Raises:
+        DataError: the rows are no multiple of a fixed batch dimension.
+    """
+    fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
+    if fixed and rows % fixed[0]:
+        raise DataError(
+            f"the model has a fixed batch dimension of {fixed[0]}, {rows} rows are no multiple of it"
+        )
+    return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
+
+
+def slices(
+    columns: Mapping[str, Array], rows: int, size: int, denominators: Sequence[float | Array]
+) -> list[Batch]:
+    """Consecutive rows, ``size`` at a time; views, not copies."""
+    out = []
+    for start in range(0, rows, size):
+        part = {name: array[start : start + size] for name, array in columns.items()}
+        count = min(size, rows - start)
+        totals = [
+            float(d * count) if isinstance(d, float) else float(d[start : start + size].sum())
+            for d in denominators
+        ]
+        out.append(Batch(part, None, count, totals))
+    return out
+
+
+@attrs.frozen
+class Scores:
+    """Loss and metrics of labelled data that are ready; called with whatever evaluates a batch."""
+
+    problem: Problem
+    metrics: Sequence[Metric]
+    batches: Sequence[Batch]
+
+    @classmethod
+    def of(cls, preparing: Preparation, metrics: Sequence[Metric], columns: Columns) -> Scores:
+        """Make the data ready, once."""
+        prepared = preparing.columns(columns)
+        size = chunk_size(preparing.problem, columns.rows)
+        totals = preparing.denominators(prepared)
+        return cls(preparing.problem, metrics, slices(prepared, columns.rows, size, totals))
+
+    def __call__(self, evaluate: Evaluate) -> dict[str, float]:
+        """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
+        terms = self.problem.terms
+        wanted = [terms[0].predicted.name] if self.metrics else []
+        states = [m.start() for m in self.metrics]
+        totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
+        for batch in self.batches:
+            sums, outputs = evaluate(batch, wanted)
+            totals += sums
+            denominators += batch.denominators
+            for state in states:
+                weight = batch.array(terms[0].weight.name) if terms[0].weight else None
+                state.update(batch.array(terms[0].label.name), outputs[wanted[0]], weight)
+        if self.problem.reduction == "sum":
+            denominators[:] = 1.0
+        factors = np.array([t.factor for t in terms])
+        means = np.divide(totals, denominators, out=np.zeros_like(totals), where=denominators > 0)
+        scores = {"loss": float(factors @ means)}
+        for metric, state in zip(self.metrics, states, strict=True):
+            scores[metric.name] = state.result()
+        return scores
+
+
+def per_sample(
+    problem: Problem, device: Device, columns: Mapping[str, Array], state: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The values of every loss before weights and reduction, by the tensor each one is on."""
+    model = problem.model
+    frozen = {n: model.initializer(n) for n in model.initializers if n not in state}
+    feeds = {**frozen, **state, **columns}
+    out = {}
+    for term in problem.terms:
+        program = compose.per_sample_program(problem, term)
+        result = run_once(program, feeds, problem.constants(), device)
+        out[term.output] = result["per_sample"]
+    return out
+
+
+def slope(problem: Problem, device: Device, score: float, label: float) -> float:
+    """The derivative of the first loss by the score of one sample, from its compiled graph."""
+    term: LossTerm = problem.terms[0]
+    program = compose.loss_program(attrs.evolve(problem, terms=(term,)))
+    feeds = {
+        term.predicted.name: np.full(_single(term.predicted.shape), score, term.predicted.numpy),
+        term.label.name: np.full(_single(term.label.shape), label).astype(term.label.numpy),
+    }
+    if term.weight is not None:
+        feeds[term.weight.name] = np.ones(_single(term.weight.shape), term.weight.numpy)
+    values = {**problem.constants(), f"{term.prefix}/scale": 1.0}
+    result = run_once(program, feeds, values, device)
+    return float(result[f"gradient/{term.predicted.name}"].ravel()[0])
+
+
+def _single(shape: Shape | None) -> list[int]:
+    """A shape with one of whatever there may be several of."""
+    return [d if isinstance(d, int) else 1 for d in shape or ()]
