@@ -56,11 +56,15 @@ class Evaluator:
     def _program(self, kind: str, outputs: Sequence[str]) -> Program:
         key = f"{kind}:{','.join(outputs)}"
         if key not in self.programs:
-            make = compose.evaluation_program if kind == "evaluation" else compose.prediction_program
+            make = (
+                compose.evaluation_program if kind == "evaluation" else compose.prediction_program
+            )
             self.programs[key] = make(self._problem, outputs)
         return self.programs[key]
 
-    def _run(self, program: Program, weights: Mapping[str, Value], batch: Batch) -> dict[str, Array]:
+    def _run(
+        self, program: Program, weights: Mapping[str, Value], batch: Batch
+    ) -> dict[str, Array]:
         feeds: dict[str, Value] = {}
         for spec in program.inputs:
             if spec.name in batch.columns:

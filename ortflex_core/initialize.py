@@ -13,7 +13,9 @@ from ortflex_core.model import Model
 from ortflex_core.parameters import Choice
 from ortflex_core.types import Array
 
-_SCALES = frozenset({("BatchNormalization", 1), ("LayerNormalization", 1), ("InstanceNormalization", 1)}) | {
+_SCALES = frozenset(
+    {("BatchNormalization", 1), ("LayerNormalization", 1), ("InstanceNormalization", 1)}
+) | {
     ("GroupNormalization", 1),
     ("RMSNormalization", 1),
 }
@@ -50,7 +52,9 @@ def reinitialize(
     for pattern in patterns:
         hits = fnmatch.filter(names, pattern)
         if not hits:
-            raise ModelError(f"reinitialize: no trained parameter fits {pattern!r}; {nearest(pattern, names)}")
+            raise ModelError(
+                f"reinitialize: no trained parameter fits {pattern!r}; {nearest(pattern, names)}"
+            )
         chosen.update(hits)
     out = {}
     for k, choice in enumerate(trained):
@@ -68,13 +72,19 @@ def _draw(choice: Choice, shape: tuple[int, ...], rng: np.random.Generator) -> A
     if operator == "PRelu":
         return np.full(shape, 0.25)
     if operator in _RECURRENT:
-        hidden = shape[-1] if place == 2 else max(1, shape[1] // {"LSTM": 4, "GRU": 3, "RNN": 1}[operator])
+        hidden = (
+            shape[-1]
+            if place == 2
+            else max(1, shape[1] // {"LSTM": 4, "GRU": 3, "RNN": 1}[operator])
+        )
         return rng.uniform(-1, 1, shape) / math.sqrt(hidden)
     if operator == "Gather":
         return rng.standard_normal(shape)
     if operator == "Add" or len(shape) < 2 or place == 2:
         return np.zeros(shape)
     receptive = math.prod(shape[2:]) if operator.startswith("Conv") else 1
-    fans = (shape[0] + shape[1]) * receptive if operator.startswith("Conv") else shape[-1] + shape[-2]
+    fans = (
+        (shape[0] + shape[1]) * receptive if operator.startswith("Conv") else shape[-1] + shape[-2]
+    )
     limit = math.sqrt(6 / fans)
     return rng.uniform(-limit, limit, shape)

@@ -73,7 +73,9 @@ def reason(error: BaseException) -> str:
     return first[:500]
 
 
-def run_once(program: Program, feeds: dict[str, Array], values: dict[str, float], device: Device) -> dict[str, Array]:
+def run_once(
+    program: Program, feeds: dict[str, Array], values: dict[str, float], device: Device
+) -> dict[str, Array]:
     """Run a program from arrays to arrays; for what happens once, not once a step."""
     from ortflex_core.host import HostProgram
 

@@ -27,7 +27,14 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, Twins, check_state
+from ortflex_plugins.backends.buffers import (
+    DataBuffers,
+    ReadLosses,
+    Scalar,
+    Scales,
+    Twins,
+    check_state,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +70,9 @@ class TrainingAgentBackend(Backend):
 class Agent:
     """The runtime's TrainingAgent on one program, its parameters being inputs with gradients."""
 
-    def __init__(self, program: Program, parameters: Sequence[str], device: Device, threads: int) -> None:
+    def __init__(
+        self, program: Program, parameters: Sequence[str], device: Device, threads: int
+    ) -> None:
         import onnxruntime
         from onnxruntime.capi import _pybind_state as state
 
@@ -82,7 +91,9 @@ class Agent:
                 self.model, session_options(threads), providers=device.providers()
             )
         except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"onnxruntime cannot differentiate the model: {reason(error)}") from error
+            raise GraphError(
+                f"onnxruntime cannot differentiate the model: {reason(error)}"
+            ) from error
         self.inputs = [i.name for i in self._session.get_inputs()]
         self.outputs = list(info.user_output_names)
         fetches = [o.name for o in self._session.get_outputs()]
@@ -155,7 +166,11 @@ class TrainingAgentEngine:
         self._forward = compose.forward_program(problem, ort_gradients.rewrite(problem, runtime))
         self._loss = compose.loss_program(problem)
         self._penalty = compose.penalty_program(problem)
-        penalized = [o.name.removeprefix("gradient/") for o in self._penalty.outputs[1:]] if self._penalty else []
+        penalized = (
+            [o.name.removeprefix("gradient/") for o in self._penalty.outputs[1:]]
+            if self._penalty
+            else []
+        )
         self._update = compose.update_program(problem, penalized)
         self._agent = Agent(self._forward, names, device, problem.threads)
         self._weights = Twins(device, {n: model.initializer(n) for n in names})
@@ -195,7 +210,9 @@ class TrainingAgentEngine:
             self._penalty_hosts = HostVector(self._penalty, device, self._constants)
             self._penalty_hosts.update({})
             penalties = {
-                n: device.empty(tuple(self._gradients[n].shape()), self.problem.model.initializers[n].numpy)
+                n: device.empty(
+                    tuple(self._gradients[n].shape()), self.problem.model.initializers[n].numpy
+                )
                 for n in penalized
             }
         self._penalty_value = Scalar(device, cost)
@@ -332,7 +349,10 @@ class TrainingAgentEngine:
         self._step = int(slots.get("step", self._step))
 
     def programs(self) -> dict[str, Program | bytes]:
-        graphs: dict[str, Program | bytes] = {"forward": self._forward, "gradient": self._agent.model}
+        graphs: dict[str, Program | bytes] = {
+            "forward": self._forward,
+            "gradient": self._agent.model,
+        }
         graphs |= {"loss": self._loss, "update": self._update}
         if self._penalty is not None:
             graphs["penalty"] = self._penalty

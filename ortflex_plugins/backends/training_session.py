@@ -51,7 +51,9 @@ def native_optimizer(problem: Problem) -> _Native | None:
     slots = dict(zip(("Moment_1_", "Moment_2_"), problem.optimizer.slots, strict=False))
     if problem.optimizer_name == "adam":
         floats = {**betas, "epsilon": values["eps"], "lambda": 0.0}
-        return _Native("AdamOptimizer", floats, {"do_bias_correction": 1, "weight_decay_mode": 0}, slots)
+        return _Native(
+            "AdamOptimizer", floats, {"do_bias_correction": 1, "weight_decay_mode": 0}, slots
+        )
     if problem.optimizer_name == "lamb":
         floats = {**betas, "epsilon": values["eps"], "lambda": values["weight_decay"]}
         floats |= {name: values[name] for name in ("ratio_min", "ratio_max")}
@@ -248,7 +250,9 @@ class TrainingSessionEngine:
         return {n: np.array(everything[n]) for n in self.problem.parameters}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        shapes = {n: self.problem.model.initializers[n].shape or () for n in self.problem.parameters}
+        shapes = {
+            n: self.problem.model.initializers[n].shape or () for n in self.problem.parameters
+        }
         check_state(state, shapes, "parameter")  # type: ignore[arg-type]
         fresh = {n: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
         self._session.load_state(fresh, strict=False)
