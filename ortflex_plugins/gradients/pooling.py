@@ -1,0 +1,171 @@
+"""Gradient rules of pooling: the largest, the mean and the p-norm of windows, or of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full, put_back, reshape_like
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients._windows import (
+    FLOAT,
+    Windows,
+    flat,
+    known,
+    places,
+    shares,
+    spread,
+    windows,
+)
+
+RULES = Rules()
+
+
+def _windows(node: NodeView) -> Windows:
+    return windows(node, node.inputs[0], node.outputs[0], tuple(node.kernel_shape))
+
+
+@RULES.rule("MaxPool", since=8)
+def _max_pool(op: Ops, node: NodeView, g: Tensor, _: Tensor | None = None) -> Sequence[Gradient]:
+    """All of a window's gradient goes to the first of its largest, as Indices and torch have it."""
+    x, at = node.inputs[0], _windows(node)
+    whole = full(op, g, node.outputs[0])
+    if at.tiles and x.dtype == FLOAT and len(node.outputs) == 1:
+        return [_first_largest(op, node, whole, at)]
+    if node.storage_order:
+        settings = {**at.settings, "kernel_shape": node.kernel_shape, "ceil_mode": node.ceil_mode}
+        settings |= {"auto_pad": node.auto_pad, "pads": node.pads}
+        indices = op("MaxPool", x, outputs=2, **settings)[1]
+    else:
+        indices = node.more_outputs(2)[1]
+    return [put_back(op, whole, indices, x, repeated=at.overlap)]
+
+
+def _first_largest(op: Ops, node: NodeView, g: Tensor, at: Windows) -> Tensor:
+    """Without Indices, whose kernel takes 15 times as long: windows that tile can be blown up.
+
+    Every largest element gets a number, higher the earlier it comes; the highest of the window is
+    the first. The numbers of equal elements differ, so that exactly one is chosen.
+    """
+    assert at.kernel is not None
+    assert at.counts is not None
+    x, y = node.inputs[0], node.outputs[0]
+    numbers = np.arange(flat(at.kernel), 0, -1, dtype=np.float32).reshape(at.kernel)
+    rank = op.constant(np.tile(numbers, at.counts))
+    candidates = op.Where(op.Equal(x, _enlarged(op, y, at)), rank, 0.0)
+    first = op.MaxPool(candidates, kernel_shape=list(at.kernel), strides=list(at.strides))
+    chosen = op.Equal(candidates, _enlarged(op, first, at))
+    return op.Where(chosen, _enlarged(op, g, at), 0.0)  # type: ignore[no-any-return]
+
+
+def _enlarged(op: Ops, value: Tensor, at: Windows) -> Tensor:
+    """Every element repeated over its window, which is what Resize does faster than Expand."""
+    assert at.kernel is not None
+    scales = op.constant(np.array([1, 1, *at.kernel], np.float32))
+    how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return op("Resize", value, None, scales, mode="nearest", **how)  # type: ignore[no-any-return]
+
+
+def _over_windows(op: Ops, g: Tensor, at: Windows, x: Tensor) -> Tensor:
+    """Each window's number added to all its places."""
+    assert at.kernel is not None
+    if at.tiles and x.dtype == FLOAT:
+        return _enlarged(op, g, at)
+    ones = op.constant(np.ones((1, 1, *at.kernel), np.float32), x.dtype)
+    # Channels are independent: each is a sample of its own.
+    if at.counts is not None:
+        alone = op.Reshape(g, op.constant([-1, 1, *at.counts]))
+    else:
+        alone = op.Reshape(g, op.Concat(op.constant([-1, 1]), places(op, g), axis=0))
+    return reshape_like(op, spread(op, alone, ones, at, x), x)
+
+
+@RULES.rule("AveragePool", since=7)
+def _average_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Every place of a window gets dY / count; padding counts or not, but gets nothing."""
+    x, at = node.inputs[0], _windows(node)
+    return [_over_windows(op, full(op, g, node.outputs[0]) * _weight(op, node, at), at, x)]
+
+
+def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
+    """1 / count of each window."""
+    assert at.kernel is not None
+    x, y = node.inputs[0], node.outputs[0]
+    unpadded = at.pads is not None and not any(map(any, at.pads))
+    if not node.ceil_mode and (node.count_include_pad or unpadded):
+        return 1 / flat(at.kernel)
+    inside = shares(op, at, x, y)
+    if isinstance(inside, np.ndarray):
+        inside = op.constant(inside, x.dtype)
+    if not node.count_include_pad:
+        return op.Reciprocal(inside)  # type: ignore[no-any-return]
+    # How much padding a window counts that reaches beyond it is for the kernel to say: its means
+    # of ones are inside / count.
+    one = op.Reshape(op.constant(1.0, x.dtype), op.constant([1] * (2 + len(at.kernel))))
+    shape = op.Concat(op.constant([1, 1]), places(op, x), axis=0)
+    settings = {"kernel_shape": node.kernel_shape, "strides": node.strides, "pads": node.pads}
+    settings |= {"auto_pad": node.auto_pad, "ceil_mode": 1, "count_include_pad": 1}
+    settings["dilations"] = node.dilations
+    return op.AveragePool(op.Expand(one, shape), **settings) / inside  # type: ignore[no-any-return]
+
+
+@RULES.rule("LpPool", since=2)
+def _lp_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Y = (Σ|x|ᵖ)^(1/p): dX = x|x|^(p−2) times the sum over windows of dY y^(1−p)."""
+    x, at = node.inputs[0], _windows(node)
+    pull = full(op, g, node.outputs[0]) * _power(op, node.outputs[0], 1 - node.p)
+    return [_signed_power(op, x, node.p) * _over_windows(op, pull, at, x)]
+
+
+def _power(op: Ops, y: Tensor, exponent: int) -> Tensor | float:
+    """A power of a norm, 1 where the norm is 0: everything it is multiplied with is 0 there."""
+    if exponent == 0:
+        return 1.0
+    safe = op.Where(op.Equal(y, 0.0), 1.0, y)
+    return op.Reciprocal(safe) if exponent == -1 else op.Pow(safe, float(exponent))  # type: ignore[no-any-return]
+
+
+def _signed_power(op: Ops, x: Tensor, p: int) -> Tensor:
+    if p == 1:
+        return op.Sign(x)  # type: ignore[no-any-return]
+    if p == 2:
+        return x
+    return x ** float(p - 1) if p % 2 == 0 else x * op.Abs(x) ** float(p - 2)
+
+
+@RULES.rule("GlobalAveragePool")
+def _global_average(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, y = node.inputs[0], node.outputs[0]
+    sizes = None if x.shape is None else known(x.shape[2:])
+    if sizes is not None:
+        return [g * (1 / flat(sizes))]
+    return [g * (op.Cast(op.Size(y), to=g.dtype) / op.Cast(op.Size(x), to=g.dtype))]
+
+
+@RULES.rule("GlobalMaxPool")
+def _global_max(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Ties are shared evenly, as by ReduceMax."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x.rank is None:
+        raise NoGradientRule("on a tensor of unknown rank")
+    mask = op.Cast(op.Equal(x, y), to=x.dtype)
+    ties = op.ReduceSum(mask, axes=list(range(2, x.rank)), keepdims=1)
+    return [g / ties * mask]
+
+
+@RULES.rule("GlobalLpPool")
+def _global_lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, y = node.inputs[0], node.outputs[0]
+    return [g * _power(op, y, 1 - node.p) * _signed_power(op, x, node.p)]
+
+
+@RULES.rule("MaxUnpool")
+def _max_unpool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Every element was written to its place in the flattened output, and is read from there."""
+    x, indices = node.inputs[:2]
+    line = op.Reshape(full(op, g, node.outputs[0]), op.constant([-1]))
+    return [reshape_like(op, op.Gather(line, indices), x), None, None]
