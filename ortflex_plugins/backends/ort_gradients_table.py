@@ -129,9 +129,20 @@ def _transpose(view: View) -> str | None:
 
 def _where(view: View) -> str | None:
     result = view.shape(view.node.output[0])
-    if all(same(view.shape(view.node.input[k]), result) for k in view.active & {1, 2}):
+    if all(_whole(view.shape(view.node.input[k]), result) for k in view.active & {1, 2}):
         return None
     return "the gradient of an input that is broadcast has the wrong shape"
+
+
+def _whole(shape: Shape | None, result: Shape | None) -> bool:
+    """Whether a tensor is not broadcast to ``result``.
+
+    The first axis is the batch, which predictions and labels may know by different names.
+    """
+    if shape is None or result is None or len(shape) != len(result):
+        return False
+    batch = bool(shape) and not isinstance(shape[0], int) and not isinstance(result[0], int)
+    return same(shape[1:], result[1:]) if batch else same(shape, result)
 
 
 def _reduction(view: View) -> str | None:
