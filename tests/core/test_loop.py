@@ -513,7 +513,7 @@ def test_a_scheduled_rate_of_zero_moves_nothing(backend: str) -> None:
     same(trainer.get_state(), models.weights_of(model), 0)
 
 
-@pytest.mark.parametrize("backend", ["training_agent", "training_session"])
+@pytest.mark.parametrize("backend", ["fused", "training_agent", "training_session"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_from_the_second_step_on_nothing_is_bound(backend: str, optimizer: str) -> None:
     x, y = regression(rows=30)
