@@ -22,8 +22,14 @@ class Case:
     formula: Callable[..., Tensor]
     arrays: Mapping[str, Array]
     since: int = 13
+    until: int = 99
+    """The newest opset for which runtimes have a kernel."""
     needs_rank: bool = False
     """Whether the operator, or its rule, must know the number of dimensions."""
+    sized: tuple[str, ...] = ()
+    """Inputs whose sizes the rule must know: weights."""
+    needs_sizes: bool = False
+    """Whether the rule must know all sizes while the graph is built."""
     oracle: Callable[..., Array] | None = None
     """The formula in numpy, where no runtime at hand computes it in float64."""
     dtypes: tuple[type, ...] = (np.float64, np.float32)
@@ -32,7 +38,16 @@ class Case:
 
 
 def case(name: str, formula: Callable[..., Any], **options: Any) -> Case:
-    known = ("since", "needs_rank", "oracle", "dtypes", "reference")
+    known = (
+        "since",
+        "until",
+        "needs_rank",
+        "sized",
+        "needs_sizes",
+        "oracle",
+        "dtypes",
+        "reference",
+    )
     fields = {k: options.pop(k) for k in known if k in options}
     return Case(name, formula, options, **fields)
 

@@ -1,0 +1,109 @@
+"""Cases of If, Loop and Scan, written as text; FLOAT stands for the type of the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+
+from ortflex_core import subgraphs
+from tests.gradcheck import data
+from tests.plugins.gradient_cases import Case, case
+
+
+def text(name: str, source: str, **options: Any) -> Case:
+    """A case whose formula is the body of a graph that computes y."""
+
+    def formula(op: Any, **inputs: Any) -> Any:
+        dtype = next(t.dtype for t in inputs.values() if t.is_float)
+        kind = {1: "float", 11: "double"}[dtype]
+        formals = ", ".join(
+            f"{kind if t.is_float else {7: 'int64', 9: 'bool'}[t.dtype]} {n}"
+            for n, t in inputs.items()
+        )
+        graph = onnx.parser.parse_graph(
+            f"g ({formals}) => ({kind} y) {{ {source.replace('FLOAT', kind + '[]')} }}"
+        )
+        (y,) = subgraphs.replay(op._trace, graph, list(inputs.values()), {})
+        return y
+
+    return case(name, formula, needs_rank=True, **options)
+
+
+_x, _w, _square = data(2, 3), data(3, seed=1), data(3, 3, seed=2)
+
+_IF = """
+    h = Mul(x, w)
+    y = If(c) <
+        then_branch = t () => (FLOAT a) { e = Exp(h) a = Mul(e, w) },
+        else_branch = f () => (FLOAT b) { b = Tanh(x) }
+    >
+"""
+# The state goes out and comes in, and what each iteration gives is summed.
+_LOOP = """
+    last, every = Loop(n, , x) <
+        body = b (int64 i, bool go, FLOAT s) => (bool on, FLOAT t, FLOAT out) {
+            on = Identity(go)
+            m = MatMul(s, w)
+            t = Tanh(m)
+            out = Mul(t, x)
+        }
+    >
+    first = Constant <value = int64[1] {0}> ()
+    total = ReduceSum <keepdims = 0> (every, first)
+    y = Add(total, last)
+"""
+_WHILE = """
+    y, q = Loop(n, c, x, n) <
+        body = b (int64 i, bool go, FLOAT s, int64 count) => (bool on, FLOAT t, int64 more) {
+            three = Constant <value = int64 {3}> ()
+            two = Constant <value = int64 {2}> ()
+            on = Less(i, three)
+            odd = Mod(i, two)
+            now = Cast <to = 9> (odd)
+            more = Add(count, three)
+            t = If(now) <
+                then_branch = p () => (FLOAT u) { e = Tanh(s) u = Mul(e, w) },
+                else_branch = q () => (FLOAT v) { v = Sub(s, x) }
+            >
+        }
+    >
+"""
+
+
+def scan(axis: int, back: int, to_axis: int, to_back: int) -> Case:
+    source = """
+        last, every = Scan <
+            body = b (FLOAT s, FLOAT x) => (FLOAT t, FLOAT out) {
+                m = MatMul(s, w)
+                q = Add(m, x)
+                t = Tanh(q)
+                out = Mul(t, x)
+            },
+            num_scan_inputs = 1, scan_input_axes = [%d], scan_input_directions = [%d],
+            scan_output_axes = [%d], scan_output_directions = [%d]
+        > (s0, xs)
+        place = Constant <value = int64[1] {%d}> ()
+        end = Unsqueeze(last, place)
+        y = Mul(every, end)
+    """
+    shape = {0: (40, 1, 3), 1: (1, 40, 3)}[axis]
+    return text(
+        f"Scan-{axis}{back}{to_axis}{to_back}",
+        source % (axis, back, to_axis, to_back, to_axis),
+        **{"s0": data(1, 3), "xs": data(*shape, seed=3) / 4, "w": _square},
+    )
+
+
+CASES = [
+    *(text(f"If-{c}", _IF, x=_x, c=np.array(c), w=_w) for c in (True, False)),
+    *(text(f"Loop-{n}", _LOOP, x=_x, n=np.array(n), w=_square) for n in (1, 4)),
+    text("Loop-while", _WHILE, x=_x, n=np.array(10), c=np.array(True), w=_w),
+    text("Loop-stopped", _WHILE, x=_x, n=np.array(10), c=np.array(False), w=_w),
+    text("Loop-constant", "n = Constant <value = int64 {3}> ()" + _LOOP, x=_x, w=_square),
+    scan(0, 0, 0, 0),
+    scan(1, 1, 1, 1),
+    scan(0, 1, 2, 0),
+    scan(1, 0, 0, 1),
+]
