@@ -1,0 +1,159 @@
+"""Gradient rules of attention and of rotary position embedding.
+
+The standard defines both by simpler operators. The runtime computes them in one kernel; the way
+back goes through the definition, whose products are computed once more.
+
+Source: Vaswani et al., "Attention is all you need" (2017); Su et al., "RoFormer" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import full
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+
+RULES = Rules()
+
+# Instead of −∞, so that a row in which all is masked has no 0/0: e^x of it is 0 as well.
+_MASKED = -1e30
+
+
+@RULES.rule("Attention")
+def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    if node.input(6) is not None:
+        raise NoGradientRule("with nonpad_kv_seqlen")
+    if node.is_causal and node.input(4) is not None:
+        raise NoGradientRule("with is_causal and past keys, where runtimes differ")
+    if any((getattr(node, f"{side}_window_size") or -1) >= 0 for side in ("left", "right")):
+        raise NoGradientRule("with a sliding window")
+    if len(gs) > 3 and gs[3] is not None:
+        raise NoGradientRule("with a gradient that comes by its output qk_matmul_output")
+    return node.through(_attention_outputs(op, node), *gs[:3])
+
+
+def _attention_outputs(op: Ops, node: NodeView) -> list[Tensor]:
+    """Y = softmax(scale · Q Kᵀ + mask) V, and the keys and values with those of the past."""
+    q, k, v = (
+        _heads(op, t, n)
+        for t, n in zip(
+            node.inputs[:3],
+            (node.q_num_heads, node.kv_num_heads, node.kv_num_heads),
+            strict=True,
+        )
+    )
+    past_k, past_v = node.input(4), node.input(5)
+    keys = k if past_k is None else op.Concat(past_k, k, axis=2)
+    values = v if past_v is None else op.Concat(past_v, v, axis=2)
+    size = _known(q, 3, "heads of unknown size")
+    repeat = _known(q, 1, "an unknown number of heads") // _known(
+        k, 1, "an unknown number of heads"
+    )
+    scale = size**-0.5 if node.scale is None else node.scale
+    across = op.Transpose(_repeated(op, keys, repeat), perm=[0, 1, 3, 2])
+    scores = op.MatMul(q * scale, across)
+    if node.softcap:
+        scores = node.softcap * op.Tanh(scores / node.softcap)
+    probabilities = op.Softmax(_masked(op, node, scores, q, keys), axis=-1)
+    y = op.MatMul(probabilities, _repeated(op, values, repeat))
+    if node.inputs[0].rank == 3:
+        y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
+    return [y, keys, values]
+
+
+def _known(x: Tensor, axis: int, otherwise: str) -> int:
+    size = None if x.shape is None else x.shape[axis]
+    if not isinstance(size, int):
+        raise NoGradientRule(f"with {otherwise}")
+    return size
+
+
+def _heads(op: Ops, x: Tensor, count: int | None) -> Tensor:
+    """[B, S, heads · n] as [B, heads, S, n]; four dimensions are that already."""
+    if x.rank == 4:
+        return x
+    if x.rank != 3 or not count:
+        raise NoGradientRule("with inputs of unknown rank")
+    size = _known(x, 2, "heads of unknown size") // count
+    return op.Transpose(op.Reshape(x, [0, 0, count, size]), perm=[0, 2, 1, 3])  # type: ignore[no-any-return]
+
+
+def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
+    """Every head so many times, side by side: several queries share keys and values."""
+    if times == 1:
+        return x
+    heads, size = _known(x, 1, "an unknown number of heads"), _known(x, 3, "heads of unknown size")
+    copies = op.Expand(op.Unsqueeze(x, axes=[2]), [1, 1, times, 1, 1])
+    return op.Reshape(copies, [0, heads * times, -1, size])  # type: ignore[no-any-return]
+
+
+def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) -> Tensor:
+    mask = node.input(3)
+    if mask is not None and mask.dtype == onnx.TensorProto.BOOL:
+        scores = op.Where(mask, scores, _MASKED)
+    elif mask is not None:
+        scores = scores + mask
+    if node.is_causal:
+        before = op.Unsqueeze(_count(op, keys), axes=[0])
+        scores = op.Where(
+            op.LessOrEqual(before, op.Unsqueeze(_count(op, q), axes=[1])), scores, _MASKED
+        )
+    return scores
+
+
+def _count(op: Ops, x: Tensor) -> Tensor:
+    """The positions 0, 1, … of [B, heads, S, n]."""
+    end = op.Squeeze(op.Slice(op.Shape(x), [2], [3]), axes=[0])
+    return op.Range(op.constant(0), end, op.constant(1))  # type: ignore[no-any-return]
+
+
+@RULES.rule("RotaryEmbedding")
+def _rotary(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """A rotation's transpose is the rotation by the opposite angle."""
+    if node.needs(1) or node.needs(2):
+        return node.through([_rotated(op, node)], g)
+    x, cos, sin, *rest = node.inputs
+    settings = {
+        name: getattr(node, name) for name in ("interleaved", "num_heads", "rotary_embedding_dim")
+    }
+    return [op.RotaryEmbedding(full(op, g, x), cos, -sin, *rest, **settings), None, None]
+
+
+def _rotated(op: Ops, node: NodeView) -> Tensor:
+    """(x₁ cos − x₂ sin, x₁ sin + x₂ cos) for the two halves, or the pairs, of a head's elements."""
+    x, cos, sin = node.inputs[:3]
+    places = node.input(3)
+    if places is not None:
+        cos, sin = (op.Gather(t, places, axis=0) for t in (cos, sin))
+    # The position is axis 2 of [B, heads, S, n], and axis 1 of [B, S, heads, n].
+    heads_at = 1 if x.rank == 4 else 2
+    cos, sin = (op.Unsqueeze(t, axes=[heads_at]) for t in (cos, sin))
+    value = x
+    if x.rank == 3:
+        size = _known(x, 2, "heads of unknown size") // node.num_heads
+        value = op.Reshape(x, [0, 0, node.num_heads, size])
+    whole = _known(value, 3, "heads of unknown size")
+    turned = node.rotary_embedding_dim or whole
+    half = turned // 2
+
+    def part(start: int, end: int, step: int = 1) -> Tensor:
+        return op.Slice(value, [start], [end], [-1], [step])  # type: ignore[no-any-return]
+
+    if node.interleaved:
+        first, second = part(0, turned, 2), part(1, turned, 2)
+    else:
+        first, second = part(0, half), part(half, turned)
+    real, imaginary = first * cos - second * sin, first * sin + second * cos
+    if node.interleaved:
+        pairs = op.Concat(*(op.Unsqueeze(t, axes=[-1]) for t in (real, imaginary)), axis=-1)
+        pieces = [op.Reshape(pairs, [0, 0, 0, turned])]
+    else:
+        pieces = [real, imaginary]
+    if turned < whole:
+        pieces.append(part(turned, whole))
+    y = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=-1)
+    return op.Reshape(y, [0, 0, -1]) if x.rank == 3 else y  # type: ignore[no-any-return]
