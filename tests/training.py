@@ -52,6 +52,13 @@ def regression(rows: int = 40, features: int = 5, outputs: int = 1, seed: int = 
     return x, x @ truth + noise
 
 
+def same(state: Any, weights: Any, tolerance: float = 1e-5) -> None:
+    """Two sets of weights are the same."""
+    assert sorted(state) == sorted(weights)
+    for name, array in weights.items():
+        np.testing.assert_allclose(state[name], array, rtol=tolerance, atol=tolerance)
+
+
 class Recorder:
     """Remembers every hook's arguments."""
 
