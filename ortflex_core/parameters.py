@@ -119,8 +119,12 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
             where = f"{node.op_type} {node.name!r}" if node.name else node.op_type
             others = [i for i in node.input if i and i != name]
             if place in product:
-                bias = node.op_type in _BIASED and place == 2
-                choice = _judge(model, source, where, allow_single=bias)
+                # A bias of one channel, a 1×1 matrix, the one slope of a PRelu are weights;
+                # a single number anywhere else is a constant.
+                rank = len(model.initializers[source].shape or ())
+                single = node.op_type in _BIASED and (place == 2 or rank > 1)
+                single = single or node.op_type == "PRelu"
+                choice = _judge(model, source, where, allow_single=single)
                 choice = attrs.evolve(choice, operator=node.op_type, place=place)
             elif place in elementwise and any(o in from_parameter for o in others):
                 single = node.op_type == "Add" and any(

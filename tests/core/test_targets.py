@@ -158,3 +158,12 @@ def test_class_labels_are_read_from_the_file(labels: Any) -> None:
         assert found is not None
         np.testing.assert_array_equal(found.astype(fitted.classes_.dtype), fitted.classes_)
     assert file_classes(Model(models.classifier())) is None
+
+
+def test_single_numbers_in_the_place_of_weights_are_weights() -> None:
+    model = net(
+        [node("MatMul", "X", "W", "z"), node("Add", "z", "b", "h"), node("PRelu", "h", "s", "Y")],
+        {"W": np.ones((1, 1)), "b": np.ones(1), "s": np.full(1, 0.25)},
+        features=1,
+    )
+    assert trained(model) == ["W", "b", "s"]
