@@ -17,6 +17,7 @@ from ortflex_core.cotangents import full
 from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
+from ortflex_core.modes import inference
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import LossTerm, Problem, symbols
 from ortflex_core.program import Program, build
@@ -273,7 +274,7 @@ def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:
     """Inference with labels: ``total/<k>`` = Σ w·l of each loss term, and the named tensors."""
     trace = problem.trace()
     wanted = tuple(dict.fromkeys((*problem.predicted, *outputs)))
-    values = _forward(trace, problem, wanted, None)
+    values = _forward(trace, problem, wanted, inference)
     named = {f"total/{t.term.index}": t.total for t in traced_losses(trace, problem, values)}
     return build(trace, named | {n: values[n] for n in outputs}, name="evaluation")
 
@@ -281,7 +282,7 @@ def evaluation_program(problem: Problem, outputs: Sequence[str]) -> Program:
 def prediction_program(problem: Problem, outputs: Sequence[str]) -> Program:
     """Inference: the named tensors, parameters as inputs."""
     trace = problem.trace()
-    return build(trace, _forward(trace, problem, outputs, None), name="prediction")
+    return build(trace, _forward(trace, problem, outputs, inference), name="prediction")
 
 
 def per_sample_program(problem: Problem, term: LossTerm) -> Program:

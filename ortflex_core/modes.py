@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from ortflex_core.dropout import dropout
+from ortflex_core.host import Host
 from ortflex_core.ops import Tensor, Trace
 
 if TYPE_CHECKING:
@@ -19,13 +21,14 @@ if TYPE_CHECKING:
 class Modes:
     """Rewrites of one training step, and the running statistics that it updates.
 
-    ``buffers`` are the running statistics before the step;
+    ``buffers`` are the running statistics before the step, ``suffix`` is that of its host symbols;
     ``updates`` maps the names of running statistics to their new values, after the replay.
     """
 
-    def __init__(self, problem: Problem, buffers: Mapping[str, Tensor]) -> None:
+    def __init__(self, problem: Problem, buffers: Mapping[str, Tensor], suffix: str = "") -> None:
         self._problem = problem
         self._buffers = buffers
+        self._step = Host.symbol(f"step{suffix}")
         self.updates: dict[str, Tensor] = {}
 
     def __call__(
@@ -36,10 +39,31 @@ class Modes:
             return None
         if node.op_type == "BatchNormalization":
             return self._batch_norm(trace, node, inputs)
-        if node.op_type == "Dropout" and inactive_dropout(self._problem, node):
-            assert inputs[0] is not None
-            return _identity(trace, node, inputs[0])
+        if node.op_type == "Dropout":
+            return self._dropout(trace, node, inputs)
         return None
+
+    def _dropout(
+        self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+    ) -> Sequence[Tensor]:
+        x, given, training = (*inputs, None, None)[:3]
+        assert x is not None
+        ratio: float | Tensor = 0.5 if given is None else given
+        if isinstance(ratio, Tensor) and ratio.constant is not None:
+            ratio = float(ratio.constant)
+        if not isinstance(self._problem.dropout, str):
+            ratio, training = float(self._problem.dropout), None
+        elif training is not None and training.constant is not None:
+            training = None
+        if inactive_dropout(self._problem, node) or ratio == 0:
+            return _identity(trace, node, x)
+        op = trace.op
+        step = trace.bind(self._step, TensorProto.INT64)
+        made = dropout(op, x, ratio, step, seed=self._problem.seed, node=node.output[0])
+        if training is not None:
+            kept = _identity(trace, node, x)
+            made = tuple(op.Where(training, a, b) for a, b in zip(made, kept, strict=False))
+        return made[: len(node.output)]
 
     def _batch_norm(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -59,7 +83,7 @@ class Modes:
         trailing = list(range(1, rank - 1))
 
         def channel(t: Tensor) -> Tensor:
-            return op.Unsqueeze(t, axes=trailing) if trailing else t  # type: ignore[no-any-return]
+            return op.Unsqueeze(t, axes=trailing) if trailing else t
 
         if trains_statistics(self._problem, node):
             axes = [0, *range(2, rank)]
@@ -82,7 +106,7 @@ class Modes:
         variance: Tensor,
         settings: dict[str, object],
     ) -> None:
-        """running ← momentum·running + (1 − momentum)·batch, the variance unbiased as in torch."""
+        """Running ← momentum·running + (1 − momentum)·batch, the variance unbiased as in torch."""
         op = trace.op
         momentum = float(settings.get("momentum", 0.9))  # type: ignore[arg-type]
         count = op.Cast(op.Size(x), to=x.dtype) / op.Cast(op.Size(mean), to=x.dtype)
@@ -97,7 +121,9 @@ def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:
     """What Dropout is when nothing is dropped: its input, and a mask that is all true."""
     if len(node.output) < 2 or not node.output[1]:
         return (x,)
-    return x, trace.op.Cast(trace.op.Expand(trace.op.constant(1.0), trace.op.Shape(x)), to=TensorProto.BOOL)
+    return x, trace.op.Cast(
+        trace.op.Expand(trace.op.constant(1.0), trace.op.Shape(x)), to=TensorProto.BOOL
+    )
 
 
 def trains_statistics(problem: Problem, node: NodeProto) -> bool:
@@ -113,14 +139,39 @@ def inactive_dropout(problem: Problem, node: NodeProto) -> bool:
     """Whether a Dropout passes everything: switched off, or in inference mode in the file."""
     if problem.dropout == "off" or problem.dropout == 0:
         return True
-    if isinstance(problem.dropout, float):
+    if not isinstance(problem.dropout, str):
         return False
-    known = problem.model.initializers
-    if len(node.input) > 1 and node.input[1] in known:
-        if float(problem.model.initializer(node.input[1])) == 0:
-            return True
+    if len(node.input) > 1 and _constant(problem, node.input[1]) == 0:
+        return True
     training = node.input[2] if len(node.input) > 2 else ""
-    return not training or (training in known and not problem.model.initializer(training).any())
+    return not training or _constant(problem, training) == 0
+
+
+def _constant(problem: Problem, name: str) -> float | None:
+    """The value of a scalar that the file has: an initializer, or what a Constant gives."""
+    if name in problem.model.initializers:
+        return float(problem.model.initializer(name))
+    node = problem.model.producers.get(name)
+    if node is not None and node.op_type == "Constant" and node.attribute[0].name == "value":
+        return float(numpy_helper.to_array(node.attribute[0].t))
+    return None
+
+
+def inference(
+    trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+) -> Sequence[Tensor] | None:
+    """Rewrite for evaluation: whatever the file says, nothing is dropped and nothing learned."""
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "Dropout":
+        assert inputs[0] is not None
+        return _identity(trace, node, inputs[0])
+    settings = {a.name: a for a in node.attribute}
+    if node.op_type == "BatchNormalization" and "training_mode" in settings:
+        del settings["training_mode"]
+        y = trace.node(node.op_type, inputs, settings, name=node.name)
+        return (*y, *inputs[3:5])[: len(node.output)]  # type: ignore[return-value]
+    return None
 
 
 def running_statistics(problem: Problem) -> tuple[str, ...]:
@@ -130,15 +181,3 @@ def running_statistics(problem: Problem) -> tuple[str, ...]:
         if node.op_type == "BatchNormalization" and trains_statistics(problem, node):
             names.update(dict.fromkeys(node.input[3:5]))
     return tuple(names)
-
-
-def reasons(problem: Problem) -> list[str]:
-    """Why the modes asked for cannot be had."""
-    active = [
-        n.name or n.output[0]
-        for n in problem.model.ancestors(problem.predicted)
-        if n.op_type == "Dropout" and not inactive_dropout(problem, n)
-    ]
-    if active:
-        return [f"Dropout {active[0]!r} is in training mode; use dropout='off'"]
-    return []

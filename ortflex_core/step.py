@@ -81,7 +81,7 @@ def _step(
 ) -> _Now:
     """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
     local = attrs.evolve(problem, terms=tuple(t.at(suffix, rows) for t in problem.terms))
-    mode = Modes(problem, now.buffers)
+    mode = Modes(problem, now.buffers, suffix)
     given = {**now.weights, **now.buffers}
     given |= compose.model_inputs(trace, problem, problem.predicted, suffix, rows)
     values = problem.model.replay(trace, problem.predicted, given, mode, infer=rows is not None)

@@ -18,7 +18,6 @@ from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch, Block
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.evaluate import Evaluator
-from ortflex_core.modes import reasons as mode_reasons
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Backend, Device, Losses, Value
@@ -72,9 +71,6 @@ class FusedBackend(Backend):
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        against = mode_reasons(problem)
-        if against:
-            return against
         try:
             step_program(problem)
         except (NoGradientRule, NotDifferentiable, GraphError) as error:
