@@ -1,0 +1,226 @@
+"""Gradient rules of the operators that resize images, rearrange their blocks or cut them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules
+from ortflex_core.cotangents import dims, full, reshape_like, same_shape
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients._windows import FLOAT, flat, known
+
+RULES = Rules()
+
+_KEPT = (
+    *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside"),
+    *("mode", "nearest_mode"),
+)
+_REPEATS = {
+    ("asymmetric", "floor"),
+    *(
+        (place, rounded)
+        for place in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+        for rounded in ("round_prefer_floor", "round_prefer_ceil")
+    ),
+}
+"""Nearest neighbours of these kinds repeat each element when the scale is a whole number."""
+
+
+@RULES.rule("Resize", since=11)
+def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Every axis is a product with a matrix, and Resize of the identity is that matrix."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x.rank is None:
+        raise NoGradientRule("on a tensor of unknown rank")
+    whole = full(op, g, y)
+    factors = _repeats(node)
+    if factors is not None:
+        mean = op.AveragePool(whole, kernel_shape=factors, strides=factors)
+        return [mean * float(flat(factors)), None, None, None]
+    for axis in _resized(node):
+        whole = _along(op, whole, _matrix(op, node, axis), axis)
+    return [whole, None, None, None]
+
+
+def _axes(node: NodeView) -> list[int]:
+    rank = node.inputs[0].rank
+    return list(range(rank)) if node.axes is None else [a % rank for a in node.axes]
+
+
+def _given(node: NodeView, index: int) -> Tensor | None:
+    """An optional input; an empty tensor stands for none, too."""
+    tensor: Tensor | None = node.input(index)
+    return None if tensor is None or tensor.shape == (0,) else tensor
+
+
+def _repeats(node: NodeView) -> list[int] | None:
+    """How often each spatial element is repeated, if that is all that happens."""
+    x, y = node.inputs[0], node.outputs[0]
+    how = (node.coordinate_transformation_mode, node.nearest_mode)
+    if x.shape is None or y.shape is None:
+        return None
+    if node.mode != "nearest" or how not in _REPEATS or x.dtype != FLOAT or x.rank not in (3, 4, 5):
+        return None
+    before, after, scales = known(x.shape[2:]), known(y.shape[2:]), _given(node, 2)
+    if before is None or after is None or not same_shape(x.shape[:2], y.shape[:2]):
+        return None
+    if 0 in before or any(m % n for n, m in zip(before, after, strict=True)):
+        return None
+    factors = [m // n for n, m in zip(before, after, strict=True)]
+    if scales is None:
+        return factors
+    if scales.constant is None:
+        return None
+    wanted = [1.0] * x.rank
+    for axis, scale in zip(_axes(node), scales.constant.tolist(), strict=True):
+        wanted[axis] = scale
+    return factors if wanted == [1, 1, *factors] else None
+
+
+def _resized(node: NodeView) -> list[int]:
+    """The axes along which anything changes, as far as the graph's builder can tell."""
+    x, y = node.inputs[0], node.outputs[0]
+    scales, crops = _given(node, 2), node.coordinate_transformation_mode == "tf_crop_and_resize"
+    _check_aspect(node)
+    found = []
+    for k, axis in enumerate(_axes(node)):
+        size = x.shape[axis]
+        same = size is not None and y.shape is not None and y.shape[axis] == size
+        if scales is not None:
+            same = scales.constant is not None and float(scales.constant[k]) == 1
+        # Runtimes have linear and cubic kernels for images only, not for what is before them.
+        outside = node.mode != "nearest" and x.rank > 2 and axis == 0
+        if not (outside or (same and not (crops and _cropped(node, k)))):
+            found.append(axis)
+    return found
+
+
+def _cropped(node: NodeView, k: int) -> bool:
+    roi = _given(node, 1)
+    if roi is None:
+        return False
+    half = len(_axes(node))
+    return roi.constant is None or roi.constant[[k, k + half]].tolist() != [0, 1]
+
+
+def _check_aspect(node: NodeView) -> None:
+    """A kept aspect ratio must fit the sizes, or the scale is none that sizes can express."""
+    policy, sizes = node.keep_aspect_ratio_policy, _given(node, 3)
+    if policy in (None, "stretch") or sizes is None:
+        return
+    x = node.inputs[0]
+    axes = _axes(node)
+    before = known(tuple(x.shape[a] for a in axes))
+    if before is not None and sizes.constant is not None:
+        ratios = sizes.constant / np.array(before)
+        scale = ratios.min() if policy == "not_larger" else ratios.max()
+        if all(float(n * scale).is_integer() for n in before):
+            return
+    raise NoGradientRule(f"with keep_aspect_ratio_policy={policy!r} and sizes that do not fit it")
+
+
+def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
+    """[n, m]: how much of each of n elements goes into each of m."""
+    x, y = node.inputs[0], node.outputs[0]
+    rank, k = max(2, x.rank), _axes(node).index(axis)
+    size = x.shape[axis]
+    scales, roi = _given(node, 2), _given(node, 1)
+    before = op.constant([size]) if isinstance(size, int) else _sizes(op, x, axis)
+    if isinstance(size, int):
+        unit = op.constant(np.eye(size, dtype=np.float32).reshape([1] * (rank - 2) + [size] * 2))
+    else:
+        shape = op.Concat(before, before, axis=0)
+        unit = op.EyeLike(op.Expand(op.constant(0.0), shape))
+        unit = op.Unsqueeze(unit, axes=list(range(rank - 2))) if rank > 2 else unit
+    unit = op.Cast(unit, to=x.dtype)
+    settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
+    if node.coordinate_transformation_mode == "tf_crop_and_resize" and roi is not None:
+        half = len(_axes(node))
+        ends = [op.Cast(op.Gather(roi, op.constant([j])), to=FLOAT) for j in (k, k + half)]
+        none = [op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1)]
+        settings["roi"] = op.Concat(none[0], ends[0], none[1], ends[1], axis=0)
+    if scales is not None:
+        scale = op.Gather(scales, op.constant([k]))
+        settings["scales"] = op.Concat(op.constant(np.ones(rank - 1, np.float32)), scale, axis=0)
+    else:
+        first = [op.constant([1] * (rank - 2))] if rank > 2 else []
+        settings["sizes"] = op.Concat(*first, before, _sizes(op, y, axis), axis=0)
+    matrix = op.Resize(unit, **settings)
+    return op.Squeeze(matrix, axes=list(range(rank - 2))) if rank > 2 else matrix  # type: ignore[no-any-return]
+
+
+def _sizes(op: Ops, x: Tensor, axis: int) -> Tensor:
+    size = None if x.shape is None else x.shape[axis]
+    if isinstance(size, int):
+        return op.constant([size])
+    return op.Gather(op.Shape(x), op.constant([axis]))  # type: ignore[no-any-return]
+
+
+def _along(op: Ops, g: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """The product of ``matrix`` with every column of ``g`` along one axis."""
+    rank = g.rank
+    assert rank is not None
+    if axis == rank - 1:
+        return op.MatMul(g, op.Transpose(matrix, perm=[1, 0]))  # type: ignore[no-any-return]
+    if axis == rank - 2:
+        return op.MatMul(matrix, g)  # type: ignore[no-any-return]
+    order = [k for k in range(rank) if k != axis]
+    order.insert(rank - 2, axis)
+    back = [int(k) for k in np.argsort(order)]
+    return op.Transpose(op.MatMul(matrix, op.Transpose(g, perm=order)), perm=back)  # type: ignore[no-any-return]
+
+
+@RULES.rule("DepthToSpace")
+def _depth_to_space(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    x, block = node.inputs[0], node.blocksize
+    blocks = op.SpaceToDepth(full(op, g, node.outputs[0]), blocksize=block)
+    if node.mode != "CRD":
+        return [blocks]
+    # SpaceToDepth puts the blocks before the channels, this mode after them; one axis does for
+    # height and width.
+    channels = None if blocks.shape is None else blocks.shape[1]
+    if isinstance(channels, int):
+        parts = op.constant([0, block * block, channels // (block * block), -1])
+    else:
+        sizes = op.Slice(dims(op, x), [1], [2]) / (block * block)
+        parts = op.Concat(op.constant([0, block * block]), sizes, op.constant([-1]), axis=0)
+    turned = op.Transpose(op.Reshape(blocks, parts), perm=[0, 2, 1, 3])
+    return [reshape_like(op, turned, x)]
+
+
+@RULES.rule("SpaceToDepth")
+def _space_to_depth(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    return [op.DepthToSpace(full(op, g, node.outputs[0]), blocksize=node.blocksize)]
+
+
+@RULES.rule("CenterCropPad")
+def _center_crop_pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """What was cut off comes back as zeros and the other way round, at the same places."""
+    x = node.inputs[0]
+    target = dims(op, x)
+    if node.axes is not None:
+        target = op.Gather(target, op.constant(list(node.axes)))
+    back = op.CenterCropPad(full(op, g, node.outputs[0]), target, axes=node.axes)
+    return [reshape_like(op, back, x), None]
+
+
+@RULES.rule("Col2Im")
+def _col2im(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The columns of the cotangent: a convolution with every unit kernel."""
+    x, image, block = node.inputs
+    y = node.outputs[0]
+    if block.constant is None:
+        raise NoGradientRule("with a block_shape that is not constant")
+    kernel = [int(k) for k in block.constant]
+    units = np.eye(flat(kernel), dtype=np.float32).reshape(-1, 1, *kernel)
+    alone = op.Concat(op.constant([-1, 1]), image, axis=0)
+    whole = full(op, g, y)
+    sizes = None if y.shape is None else known(y.shape[2:])
+    target = op.constant([-1, 1, *sizes]) if sizes is not None else alone
+    settings = {"pads": node.pads, "strides": node.strides, "dilations": node.dilations}
+    columns = op.Conv(op.Reshape(whole, target), op.constant(units, x.dtype), **settings)
+    return [reshape_like(op, columns, x), None, None]
