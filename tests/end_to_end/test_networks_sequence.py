@@ -1,0 +1,216 @@
+"""Recurrent networks, transformers and an autoencoder, made by torch: every gradient against torch's."""
+
+from __future__ import annotations
+
+import functools
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from ortflex_core import Trainer, gradient_model
+from ortflex_core.types import Array
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+F = nn.functional
+
+
+class Recurrent(nn.Module):  # type: ignore[misc, name-defined]
+    """Words to classes by the last step of a recurrent layer."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 6)
+        self.layer = kind(6, 5, batch_first=True, **options)
+        self.out = nn.Linear(5 * (1 + options.get("bidirectional", False)), 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.layer(self.words(x))[0][:, -1])
+
+
+class Block(nn.Module):  # type: ignore[misc, name-defined]
+    """Attention and two linear layers, each with a shortcut."""
+
+    def __init__(self, width: int, heads: int, *, causal: bool, first: bool) -> None:
+        super().__init__()
+        self.heads, self.causal, self.first = heads, causal, first
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def attend(self, x: Any) -> Any:
+        b, s, w = x.shape
+        q, k, v = (
+            t.reshape(b, s, self.heads, -1).transpose(1, 2) for t in self.into(x).chunk(3, dim=-1)
+        )
+        scores = q @ k.transpose(2, 3) / (w // self.heads) ** 0.5
+        if self.causal:
+            scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), -1e9)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, w))
+
+    def forward(self, x: Any) -> Any:
+        one, two = self.norms
+        if self.first:
+            x = x + self.attend(one(x))
+            return x + self.down(F.gelu(self.up(two(x)), approximate="tanh"))
+        x = one(x + self.attend(x))
+        return two(x + self.down(F.gelu(self.up(x))))
+
+
+class Encoder(nn.Module):  # type: ignore[misc, name-defined]
+    """After BERT: words and places, norms after the shortcuts, classes from the first word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(13, 8), nn.Embedding(7, 8)
+        self.norm = nn.LayerNorm(8)
+        self.blocks = nn.Sequential(*(Block(8, 2, causal=False, first=False) for _ in range(2)))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = self.words(x) + self.places(torch.arange(7))
+        return self.out(torch.tanh(self.blocks(self.norm(x))[:, 0]))
+
+
+class Decoder(nn.Module):  # type: ignore[misc, name-defined]
+    """After GPT-2: causal, norms first, the words' table is the last layer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(13, 8), nn.Embedding(7, 8)
+        self.blocks = nn.Sequential(*(Block(8, 2, causal=True, first=True) for _ in range(2)))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        x = self.words(x) + self.places(torch.arange(7))
+        return self.norm(self.blocks(x)) @ self.words.weight.T
+
+
+class Vision(nn.Module):  # type: ignore[misc, name-defined]
+    """After ViT: patches of an image as words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, stride=4)
+        self.first = nn.Parameter(torch.randn(1, 1, 8))
+        self.places = nn.Parameter(torch.randn(1, 5, 8))
+        self.blocks = nn.Sequential(*(Block(8, 2, causal=False, first=True) for _ in range(2)))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], dim=1) + self.places
+        return self.out(self.blocks(x)[:, 0])
+
+
+def autoencoder() -> Any:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.SiLU(),
+        nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1),
+        nn.GroupNorm(4, 4),
+        nn.Tanh(),
+        nn.Conv2d(4, 2, 1),
+    )
+
+
+NETWORKS: Mapping[str, Callable[[], Any]] = {
+    "lstm": lambda: Recurrent(nn.LSTM, bidirectional=True, num_layers=2),
+    "gru": lambda: Recurrent(nn.GRU, bidirectional=True),
+    "rnn": lambda: Recurrent(nn.RNN, nonlinearity="tanh"),
+    "encoder": Encoder,
+    "decoder": Decoder,
+    "vision": Vision,
+    "autoencoder": autoencoder,
+}
+SHAPES = {"vision": (3, 3, 8, 8), "autoencoder": (3, 2, 8, 8)}
+
+
+@functools.cache
+def made(name: str, fixed: bool = False) -> tuple[Any, onnx.ModelProto, Any]:
+    """A network, its file at opset 17, and data; the batch is dynamic unless it is fixed."""
+    torch.manual_seed(3)
+    network = NETWORKS[name]().train()
+    x = torch.randn(SHAPES[name]) if name in SHAPES else torch.randint(0, 11, (3, 7))
+    file = io.BytesIO()
+    axes = None if fixed else {"x": {0: "batch"}, "y": {0: "batch"}}
+    with warnings.catch_warnings():
+        # The exporter announces its successor.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network,
+            (x,),
+            file,
+            input_names=["x"],
+            output_names=["y"],
+            opset_version=17,
+            dynamic_axes=axes,
+            training=torch.onnx.TrainingMode.TRAINING,
+            # Folded constants have no longer the parameters' names.
+            do_constant_folding=False,
+            dynamo=False,
+        )
+    return network, onnx.load_model_from_string(file.getvalue()), x
+
+
+def compare(got: Mapping[str, Array], network: Any) -> None:
+    expected = {n: p.grad.double().numpy() for n, p in network.named_parameters()}
+    assert set(got) == set(expected)
+    largest = max(np.linalg.norm(e) for e in expected.values())
+    for name, e in expected.items():
+        distance = np.linalg.norm(got[name].astype(float) - e)
+        assert distance <= 1e-4 * np.linalg.norm(e) + 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["dynamic", "fixed"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_gradient_equals_torch(name: str, fixed: bool) -> None:
+    network, proto, x = made(name, fixed)
+    names = [n for n, _ in network.named_parameters()]
+    network.zero_grad()
+    y = network(x)
+    seed = torch.randn(y.shape, generator=torch.Generator().manual_seed(5))
+    y.backward(seed)
+    model = gradient_model(proto, wrt=names)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": x.numpy(), "cotangent/y": seed.numpy()}
+    feeds |= {n: p.detach().numpy() for n, p in network.named_parameters()}
+    found = session.run([f"gradient/{n}" for n in names], feeds)
+    compare(dict(zip(names, found, strict=True)), network)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "encoder"])
+def test_training_follows_torch(name: str) -> None:
+    """Five steps of Adam: smooth networks run freely beside torch's."""
+    network, proto, x = made(name)
+    labels = torch.tensor([0, 2, 1])
+    trainer = Trainer(
+        proto,
+        loss="softmax_cross_entropy",
+        optimizer="adam",
+        backend="fused",
+        params=[n for n, _ in network.named_parameters()],
+        learning_rate=0.01,
+        batch_size=3,
+        epochs=5,
+        shuffle=False,
+    )
+    trainer.fit(x.numpy(), labels.numpy())
+    reference = NETWORKS[name]()
+    reference.load_state_dict(network.state_dict())
+    optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(reference(x), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose(trainer.train_losses_, losses, rtol=1e-4, atol=1e-5)
