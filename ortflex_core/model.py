@@ -21,7 +21,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from ortflex_core.errors import ModelError, nearest
 from ortflex_core.files import OutputError, write_bytes
 from ortflex_core.ops import Tensor, Trace
-from ortflex_core.subgraphs import captured, trace_node
+from ortflex_core.subgraphs import captured as captured
+from ortflex_core.subgraphs import trace_node
 from ortflex_core.types import Array, Shape, TensorSpec, dtype_name
 
 OLDEST_OPSET = 13
@@ -108,6 +109,17 @@ class Model:
             return TensorSpec(name, TensorProto.UNDEFINED, None)
         known = [*self.producers, *self._values]
         raise ModelError(f"{self.label} has no tensor {name!r}; {nearest(name, known)}")
+
+    def unknown(self) -> list[str]:
+        """Tensors whose type or rank (of outputs: sizes) could not be inferred, in the graph's order."""
+        known = {n for n, s in self._values.items() if s.dtype and s.shape is not None}
+        vague = {o.name for o in self.outputs if None in (o.shape or ())}
+        return [name for name in self.producers if name not in known or name in vague]
+
+    def learn(self, specs: Iterable[TensorSpec]) -> None:
+        """Take in types and shapes that were found by other means than inference."""
+        self._values.update({spec.name: spec for spec in specs})
+        self.outputs = tuple(self._values[o.name] for o in self.outputs)
 
     def ancestors(self, names: Iterable[str]) -> list[NodeProto]:
         """The nodes that the given tensors depend on, in the graph's order."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from ortflex_core.errors import ModelError, nearest
-from ortflex_core.model import Model
+from ortflex_core.model import Model, reads
+from ortflex_core.subgraphs import subgraphs_of
 from ortflex_core.types import dtype_name, shape_text
 
 # Input places that hold weights. "product" places make an initializer a parameter by themselves;
@@ -36,7 +37,8 @@ _PRODUCT: Mapping[str, tuple[int, ...]] = {
 }
 _ELEMENTWISE: Mapping[str, tuple[int, ...]] = {"Add": (0, 1), "Mul": (0, 1)}
 _THROUGH = frozenset(
-    {"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "DequantizeLinear"}
+    {"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+    | {"QuantizeLinear", "DequantizeLinear"}
 )
 _BIASED = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -84,14 +86,17 @@ def choose(
 
 def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list[Choice]) -> str:
     floats = [n for n, s in model.initializers.items() if s.dtype in _FLOATS]
-    domains = sorted({n.op_type for n in model.ancestors(outputs) if n.domain == "ai.onnx.ml"})
+    nodes = model.ancestors(outputs)
+    linear = sorted(
+        {n.op_type for n in nodes if n.op_type in ("LinearClassifier", "LinearRegressor")}
+    )
     text = f"{model.label} has no float parameter to train that reaches {', '.join(outputs)}"
     if params is not None:
         text += f" with params={params!r}"
-    if domains:
+    if linear:
         text += (
-            f"; the weights of {', '.join(domains)} are attributes, which cannot be trained: convert "
-            f"with skl2onnx's options black_op={set(domains)!r} to get MatMul and Add"
+            f"; the weights of {', '.join(linear)} are attributes, which cannot be trained: convert "
+            f"with skl2onnx's options black_op={set(linear)!r} to get MatMul and Add"
         )
     elif floats:
         text += f"; its float initializers are {', '.join(floats[:10])}: name them with params=[…]"
@@ -106,7 +111,7 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
     from_parameter: set[str] = set()
     product_of: dict[str, NodeProto] = {}
     found: dict[str, Choice] = {}
-    for node in nodes:
+    for node in _with_subgraphs(nodes):
         product = _PRODUCT.get(node.op_type, ()) if not node.domain else ()
         elementwise = _ELEMENTWISE.get(node.op_type, ()) if not node.domain else ()
         for place, name in enumerate(node.input):
@@ -137,16 +142,24 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
             if choice.trained or source not in found:
                 found[source] = choice
         trained = {c.name for c in found.values() if c.trained}
-        if any(i in from_parameter or carries.get(i) in trained for i in node.input):
+        if any(i in from_parameter or carries.get(i) in trained for i in reads(node)):
             from_parameter.update(node.output)
         if node.op_type in _BIASED:
             product_of[node.output[0]] = node
     return {name: found[name] for name in specs if name in found}
 
 
+def _with_subgraphs(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, those inside If, Loop and Scan before the one that holds them."""
+    for node in nodes:
+        for graph in subgraphs_of(node):
+            yield from _with_subgraphs(graph.node)
+        yield node
+
+
 def _one_channel(model: Model, product: NodeProto | None) -> bool:
     """Whether a product has one output channel, so that its bias has one element."""
-    if product is None:
+    if product is None or product.output[0] not in model.producers:
         return False
     shape = model.value(product.output[0]).shape
     axis = 1 if product.op_type.startswith("Conv") else -1

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import attrs
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
@@ -94,6 +94,8 @@ def build(trace: Trace, outputs: Mapping[str, Tensor], *, name: str) -> Program:
     counts: dict[str, int] = {}
     for node in nodes:
         graph.node.append(_node(node, names, taken, counts, graph))
+        if node.op_type in ("If", "Loop", "Scan") and node.domain == "":
+            graph.value_info.extend(_declared(node, names, outputs))
     for proto, (_, tensor) in zip(copies, copied, strict=True):
         proto.input.append(_name_of(tensor, names, taken, counts, graph))
         graph.node.append(proto)
@@ -112,6 +114,19 @@ def build(trace: Trace, outputs: Mapping[str, Tensor], *, name: str) -> Program:
         outputs=specs,
         nodes=len(graph.node),
     )
+
+
+def _declared(
+    node: Node, names: Mapping[int, str], outputs: Mapping[str, Tensor]
+) -> list[ValueInfoProto]:
+    """The shapes of what control flow gives: onnxruntime does not find out, but Scan asks for them."""
+    return [
+        onnx.helper.make_tensor_value_info(
+            names[id(t)], t.dtype, [d if isinstance(d, int) else None for d in t.shape]
+        )
+        for t in node.outputs
+        if t.shape is not None and names[id(t)] not in outputs
+    ]
 
 
 def _needed(trace: Trace, outputs: Mapping[str, Tensor]) -> list[Node]:
@@ -174,10 +189,13 @@ def _node(
     outer = {name: _name_of(t, names, taken, counts, graph) for name, t in node.captures.items()}
     proto.output.extend(_name_of(o, names, taken, counts, graph) for o in node.outputs)
     # A model's node may be there several times, once a step: its name, then numbered.
-    label = f"node {node.name or node.op_type}"
-    counts[label] = counts.get(label, 0) + 1
-    first = bool(node.name) and counts[label] == 1
-    proto.name = node.name if first else f"{node.name or node.op_type}.{counts[label]}"
+    base = node.name or node.op_type
+    label = node.name
+    while not label or f"node {label}" in counts:
+        counts[f"numbered {base}"] = counts.get(f"numbered {base}", int(bool(node.name))) + 1
+        label = f"{base}.{counts[f'numbered {base}']}"
+    counts[f"node {label}"] = 1
+    proto.name = label
     for attribute in node.attributes.values():
         proto.attribute.append(_rename_captures(attribute, outer) if outer else attribute)
     return proto

@@ -15,6 +15,7 @@ from ortflex_core import __version__
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("ortflex_plugins.cli.train:train", "Train a model as a TOML file says."),
     "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
+    "check": ("ortflex_plugins.cli.check:check", "Say what of a model can be trained."),
     "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",

@@ -17,6 +17,7 @@ from ortflex_core.recipe_parts import plain
 from ortflex_core.registry import KINDS, Entry, Plugins, singular
 from ortflex_core.structure import component_schema, expected, field_types
 from ortflex_core.toml import to_toml
+from ortflex_plugins.cli.operators import operators_markdown
 
 _OURS = "ortflex"
 _SKIPPED = ("Raises:", "Args:", "Attributes:")
@@ -39,6 +40,7 @@ def pages(plugins: Plugins | None = None) -> dict[str, str]:
     return {
         "configuration.md": "\n".join(_configuration()) + "\n",
         "components.md": "\n".join(_components(plugins or Plugins.discover())) + "\n",
+        "operators.md": operators_markdown(plugins),
     }
 
 

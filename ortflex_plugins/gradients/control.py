@@ -203,7 +203,7 @@ def _reversed(
     sums = [t if g is None else t + g for t, g in zip(totals, to_captures, strict=True)]
     written = [_whole(inside, g, by_place[s[0]]) for s, g in zip(read, to_slices, strict=True)]
     kept = [inside.Identity(going), *after, *sums, *written]
-    used = {a for n in sub.trace.nodes for a in n.arguments}
+    used = _ancestors(kept)
     lengths, stacked = _keep(op, node, shape, [k for k, t in stacks.items() if t in used])
     later = {stacks[k].hint: t for k, t in stacked.items()} | {length.hint: lengths}
     attribute, outer = sub.graph(kept, later)
@@ -226,6 +226,18 @@ def _reversed(
     for (k, axis, back), gradient in zip(read, made[len(floats) + len(waiting) :], strict=True):
         answers[k] = _in_place(op, gradient, node.inputs[k], axis, back)
     return answers
+
+
+def _ancestors(results: Sequence[Tensor]) -> set[Tensor]:
+    """Everything that some tensors depend on."""
+    found: set[Tensor] = set()
+    pending = list(results)
+    while pending:
+        tensor = pending.pop()
+        if tensor not in found:
+            found.add(tensor)
+            pending.extend(() if tensor.node is None else tensor.node.arguments)
+    return found
 
 
 def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:

@@ -205,13 +205,16 @@ def test_a_parameter_that_leads_nowhere_is_an_error() -> None:
         gradients([], [w], RULES)
 
 
-def test_a_parameter_read_by_a_subgraph_is_not_overlooked() -> None:
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_parameter_read_by_a_subgraph_is_not_overlooked(taken: bool) -> None:
     trace = Trace({"": 17})
     flag = trace.input("flag", np.bool_, ())
     w = trace.input("w", np.float32, ("N", 3))
-    y = conditional(trace, flag, trace.op.Exp(w), "captured") + w
-    with pytest.raises(NoGradientRule, match=r"operator If .* reached by w -> Exp -> If"):
-        gradients([(y, None)], [w], RULES)
+    y = conditional(trace, flag, 2 * w, "captured") + w
+    (slope,) = gradients([(y, None)], [w], RULES)
+    program = build(trace, {"slope": slope}, name="p")
+    got = run(program, {"flag": np.array(taken), "w": np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(got["slope"], np.full((2, 3), 3.0))
 
 
 def family(op_type: str, factor: float, since: int = 1) -> Rules:

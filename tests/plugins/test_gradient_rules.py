@@ -188,7 +188,7 @@ def test_ties_are_shared_evenly(op_type: str, xs: Any, expected: Any) -> None:
 
 
 def test_a_form_without_a_rule_is_refused() -> None:
-    with pytest.raises(NoGradientRule, match="operator Det of matrices of unknown size of ai.onnx"):
+    with pytest.raises(NoGradientRule, match="operator Det of matrices of unknown size of ai"):
         computed(lambda op, x: op.Det(x), {"x": data(3, 3)}, None, opset=17, known="ranks")
 
 

@@ -1,0 +1,319 @@
+"""What of a model can be trained, before anybody has data: node by node, backend by backend."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+from onnx import ModelProto, NodeProto
+
+from ortflex_core import parameters, problem
+from ortflex_core.autodiff import RuleTable, gradients
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, OrtflexError
+from ortflex_core.model import Model, reads
+from ortflex_core.ops import FLOATS, Trace
+from ortflex_core.parameters import Choice
+from ortflex_core.registry import Plugins
+from ortflex_core.types import TensorSpec
+
+Status = Literal["trainable", "passes", "frozen", "not differentiable", "no rule"]
+
+_WORDS: Mapping[Status, str] = {
+    "trainable": "trainable",
+    "passes": "passes a gradient",
+    "frozen": "frozen",
+    "not differentiable": "not differentiable",
+    "no rule": "no rule",
+}
+
+
+@attrs.frozen(kw_only=True)
+class NodeReport:
+    """One node: whether a gradient comes through, why, and the parameters that it blocks."""
+
+    index: int
+    name: str
+    operator: str
+    domain: str
+    status: Status
+    reason: str
+    parameters: tuple[str, ...] = ()
+    """The trained initializers that the node reads."""
+    blocks: tuple[str, ...] = ()
+    """The parameters that cannot be trained because of this node."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelReport:
+    """What :func:`check_model` found."""
+
+    model: str
+    opset: int
+    outputs: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    nodes: tuple[NodeReport, ...]
+    backends: Mapping[str, tuple[str, ...]]
+    """Each backend's reasons against the model; empty if it can train it."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether some backend can train the model here."""
+        return any(not reasons for reasons in self.backends.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many nodes there are of each status."""
+        found = Counter(node.status for node in self.nodes)
+        return {status: found[status] for status in _WORDS}
+
+    @property
+    def summary(self) -> str:
+        """The result in a few lines."""
+        trained = [c.name for c in self.choices if c.trained]
+        blocked = {name for node in self.nodes for name in node.blocks}
+        counts = ", ".join(f"{n} {_WORDS[s]}" for s, n in self.counts.items() if n)  # type: ignore[index]
+        lines = [
+            f"{self.model}: opset {self.opset}, {len(self.nodes)} nodes ({counts})",
+            f"{len(trained)} parameters, {len(trained) - len(blocked & set(trained))} of them reached "
+            f"by a gradient from {', '.join(self.outputs)}",
+        ]
+        for name, reasons in self.backends.items():
+            lines.append(f"{name}: " + ("can train it" if not reasons else reasons[0]))
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {
+            "model": self.model,
+            "opset": self.opset,
+            "outputs": list(self.outputs),
+            "trainable": self.trainable,
+            "counts": self.counts,
+            "parameters": [
+                {"name": c.name, "trained": c.trained, "reason": c.reason} for c in self.choices
+            ],
+            "nodes": [attrs.asdict(node) for node in self.nodes],
+            "backends": {
+                name: {"can_train": not reasons, "reasons": list(reasons)}
+                for name, reasons in self.backends.items()
+            },
+        }
+
+
+def check_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Model,
+    loss: Any = None,
+    params: str | Iterable[str] | None = None,
+    *,
+    families: Sequence[str] = (),
+    plugins: Plugins | None = None,
+) -> ModelReport:
+    """Say per node whether it can be trained, and which backends can train the model.
+
+    A node is *trainable* (it reads a trained parameter and has a gradient), *passes* a gradient on,
+    is *frozen* (no trained parameter before it, or it does not lead to the loss), *not
+    differentiable* (by its nature), or has *no rule*.
+
+    Args:
+        model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
+        loss: as for :class:`Trainer`; None is the squared error on every float output.
+        params: as for :class:`Trainer`: what to train; None for all parameters.
+        families: families of gradient rules that come first where two define an operator.
+        plugins: where plugins are looked for; None for what is installed.
+
+    Raises:
+        ModelError: the model is broken, or a name does not fit it.
+        ConfigError, PluginError: the loss cannot be built.
+
+    Example:
+        >>> text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 2] x, float[2, 1] w)'
+        >>> made = onnx.parser.parse_model(text + " => (float[N, 1] y) { y = MatMul(x, w) }")
+        >>> made.graph.initializer.append(onnx.helper.make_tensor("w", 1, [2, 1], [1.0, 2.0]))
+        >>> [(node.operator, node.status) for node in check_model(made).nodes]
+        [('MatMul', 'trainable')]
+    """
+    source = model if isinstance(model, Model) else Model(model)
+    found = plugins or Plugins.discover()
+    rules = found.rules(families)
+    spec = loss
+    if loss is None:
+        floats = [o.name for o in source.outputs if o.dtype in FLOATS]
+        spec = dict.fromkeys(floats, "squared_error") if len(floats) > 1 else "squared_error"
+    requests = problem.loss_requests(source, spec, found)
+    outputs = tuple(dict.fromkeys(r.predicted for r in requests))
+    choices = tuple(parameters.choose(source, outputs, params))
+    nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
+    return ModelReport(
+        model=source.label,
+        opset=source.opset,
+        outputs=outputs,
+        choices=choices,
+        nodes=tuple(nodes),
+        backends=_backends(source, requests, choices, rules, found),
+    )
+
+
+def _nodes(
+    model: Model, outputs: Sequence[str], trained: Sequence[str], rules: RuleTable
+) -> list[NodeReport]:
+    """The walk forward says what depends on a parameter, the walk back what gets a gradient."""
+    leading = set(map(id, model.ancestors(outputs)))
+    weights = set(trained)
+    # For every tensor the parameters it depends on.
+    behind: dict[str, frozenset[str]] = {name: frozenset([name]) for name in trained}
+    judged: list[tuple[NodeProto, Status, str, set[str]]] = []
+    for node in model.internal.graph.node:
+        before = frozenset().union(*(behind.get(n, frozenset()) for n in reads(node)))
+        if id(node) not in leading:
+            judged.append((node, "frozen", "it does not lead to what the loss sees", set()))
+            continue
+        if not before:
+            judged.append((node, "frozen", "no trained parameter is before it", set()))
+            continue
+        behind.update((output, before) for output in node.output if output)
+        live = [n for n in dict.fromkeys(reads(node)) if n in behind]
+        status, reason, open_ = _judge(model, node, live, rules)
+        if status == "passes" and weights & set(reads(node)):
+            status = "trainable"
+        judged.append((node, status, reason, open_))
+    reached = set(outputs)
+    for node, _, _, open_ in reversed(judged):
+        if reached & set(node.output):
+            reached |= open_
+    return [_report(model, k, entry, behind, weights, reached) for k, entry in enumerate(judged)]
+
+
+def _report(
+    model: Model,
+    index: int,
+    judged: tuple[NodeProto, Status, str, set[str]],
+    behind: Mapping[str, frozenset[str]],
+    weights: set[str],
+    reached: set[str],
+) -> NodeReport:
+    node, status, reason, _ = judged
+    before = sorted(set().union(*(behind.get(n, frozenset()) for n in reads(node))))
+    blocks: list[str] = []
+    if status == "no rule":
+        blocks = before
+    elif status == "not differentiable":
+        blocks = [name for name in before if name not in reached]
+    return NodeReport(
+        index=index,
+        name=node.name,
+        operator=node.op_type,
+        domain=node.domain or "ai.onnx",
+        status=status,
+        reason=reason,
+        parameters=tuple(n for n in dict.fromkeys(reads(node)) if n in weights),
+        blocks=tuple(blocks),
+    )
+
+
+def _judge(
+    model: Model, node: NodeProto, live: Sequence[str], rules: RuleTable
+) -> tuple[Status, str, set[str]]:
+    """Status and reason of a node that depends on parameters, and the inputs with a gradient.
+
+    The node is differentiated by itself: an operator may have a rule, but not for this form of it.
+    """
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
+    label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
+    if not known:
+        return "no rule", f"there is no gradient rule for {label}", set()
+    if rule is None:
+        return "not differentiable", f"no gradient passes through {node.op_type}", set()
+    open_: set[str] = set()
+    for name in live:
+        try:
+            _differentiate(model, node, live, name, rules)
+        except NoGradientRule as error:
+            text = str(error).split(f" of {domain or 'ai.onnx'} opset")[0]
+            return "no rule", text, set()
+        except (NotDifferentiable, GraphError):
+            continue
+        open_.add(name)
+    if not open_:
+        return "not differentiable", "no gradient passes to an input that parameters reach", set()
+    family = rules.family(domain, node.op_type)
+    return "passes", f"by the family {family!r} of gradient rules", open_
+
+
+def _differentiate(
+    model: Model, node: NodeProto, live: Sequence[str], wrt: str, rules: RuleTable
+) -> None:
+    trace = Trace(model.opsets)
+    given = {}
+    # What reads whole numbers that stand for real ones passes its gradient on to those.
+    read: dict[str, tuple[str, ...]] = {name: (name,) for name in reads(node)}
+    for name in read:
+        maker = model.producers.get(name)
+        if maker is not None and rules.rounds(maker.domain, maker.op_type):
+            read[name] = tuple(reads(maker))
+    live = [n for name in live for n in read[name][:1]]
+    wrt = read[wrt][0]
+    for name in dict.fromkeys(n for names in read.values() for n in names):
+        spec = model.value(name)
+        if name in live or name not in model.initializers:
+            given[name] = trace.input(name, spec.dtype, spec.shape)
+    results = [n for n in node.output if n]
+    values = model.replay(trace, results, given)
+    roots = [(t, None) for t in values.values() if t.is_float or not t.dtype]
+    # Whole numbers that stand for real ones pass a gradient on if what reads them does.
+    if not roots and rules.rounds(node.domain, node.op_type):
+        roots = [(values[results[0]], None)]
+        seed = trace.constant(1.0, given[wrt].dtype)
+        gradients([(roots[0][0], seed)], [given[wrt]], rules)
+        return
+    if not roots:
+        raise NotDifferentiable(f"{node.op_type} has no float output")
+    gradients(roots, [given[wrt]], rules)
+
+
+def _backends(
+    model: Model,
+    requests: Sequence[problem.LossRequest],
+    choices: Sequence[Choice],
+    rules: RuleTable,
+    plugins: Plugins,
+) -> dict[str, tuple[str, ...]]:
+    """Why each backend cannot train the model; the labels are of the kind each loss asks for."""
+    from ortflex_core.runtime import require_runtime
+
+    names = plugins["backends"].names()
+    try:
+        runtime = require_runtime()
+        labels = {r.label: _label(model, r) for r in requests}
+        bound = problem.Problem(
+            model=model,
+            terms=problem.bind_terms(model, requests, labels, {}),
+            penalties=(),
+            optimizer=plugins.component("optimizers", "sgd"),
+            optimizer_name="sgd",
+            choices=tuple(choices),
+            reduction="mean",
+            rules=rules,
+            plugins=plugins,
+        )
+        device = plugins.component("devices", "cpu")
+        problem.check_precision(model, bound.parameters)
+    except OrtflexError as error:
+        return dict.fromkeys(names, (str(error),))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        try:
+            backend = plugins.component("backends", name)
+            against = backend.available(runtime) or backend.supports(bound, device, runtime)
+        except OrtflexError as error:
+            against = [str(error)]
+        found[name] = tuple(against)
+    return found
+
+
+def _label(model: Model, request: problem.LossRequest) -> TensorSpec:
+    predicted = model.value(request.predicted)
+    return request.loss.label(predicted, None)

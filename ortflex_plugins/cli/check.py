@@ -1,0 +1,68 @@
+"""``ortflex check``: what of a model can be trained, and by which backends."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from ortflex_core.check import ModelReport, NodeReport, check_model
+
+_COLORS = {
+    "trainable": "green",
+    "passes": "green",
+    "frozen": "dim",
+    "not differentiable": "yellow",
+    "no rule": "red",
+}
+
+
+@click.command()
+@click.argument("model", type=click.Path())
+@click.option("--loss", help="The loss, by name; squared_error on every float output by default.")
+@click.option("--params", multiple=True, help="What to train: a name or glob; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) -> None:
+    """Say what of MODEL can be trained, node by node, and which backends can.
+
+    Exits with 1 if no backend can train the model here.
+    """
+    report = check_model(model, loss, list(params) or None)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _show(report)
+    if not report.trainable:
+        raise SystemExit(1)
+
+
+def _show(report: ModelReport) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    # What goes through a pipe is searched: no line of it may be folded.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("node", "operator", "status"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for node in report.nodes:
+        color = _COLORS[node.status]
+        label = escape(node.name or f"#{node.index}")
+        table.add_row(label, node.operator, f"[{color}]{node.status}[/]", escape(_why(node)))
+    console.print(table)
+    for choice in report.choices:
+        if not choice.trained:
+            console.print(f"not trained: {escape(choice.name)} ({escape(choice.reason)})")
+    console.print("\n" + escape(report.summary))
+
+
+def _why(node: NodeReport) -> str:
+    text = node.reason
+    if node.parameters:
+        text += f"; reads {', '.join(node.parameters)}"
+    if node.blocks:
+        text += f"; blocks {', '.join(node.blocks)}"
+    return text
