@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core import parameters, problem, targets
+from ortflex_core import parameters, probe, problem, targets
 from ortflex_core.errors import ConfigError, ModelError, OrtflexError, Problems, Unsupported
 from ortflex_core.model import Model
 from ortflex_core.parameters import Choice
@@ -106,6 +106,7 @@ def resolve(
         Unsupported: the device is not there.
     """
     check_version(model, runtime)
+    probe.complete(model)
     errors = Problems()
     errors.extend(check_numbers(counts, learning_rate, seed, reduction, batch_norm))
     get = plugins.component
