@@ -88,10 +88,10 @@ def _modes(problem: Problem) -> list[str]:
 
 
 def describe(node: NodeProto) -> str:
-    """A node for messages: its name and operator, or its output where it has no name."""
-    name = repr(node.name) if node.name else f"of {node.output[0]!r}"
+    """A node for messages: its name, its operator, and the name of what it makes."""
+    name = f"node {node.name!r}" if node.name else "a node"
     domain = f"{node.domain}." if node.domain else ""
-    return f"node {name} ({domain}{node.op_type})"
+    return f"{name} ({domain}{node.op_type}, output {node.output[0]!r})"
 
 
 def rewrite(problem: Problem, runtime: Runtime) -> Rewrite:
@@ -133,6 +133,15 @@ def operators_without_gradient(
     """Check every node between ``wrt`` and a scalar of a finished graph: one line an obstacle.
 
     For TrainingSession, which differentiates float32 only.
+
+    >>> runtime = Runtime(
+    ...     distribution="onnxruntime-training", version="1.16.3", max_opset=19, max_ir=9
+    ... )
+    >>> graph = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ...     f (float[2] w) => (float y) { a = Atan (w)  y = ReduceSum <keepdims = 0> (a) }''')
+    >>> [text] = operators_without_gradient(graph, ["w"], "y", runtime)
+    >>> text[:62]
+    "a node (Atan, output 'a'): the gradient builder of onnxruntime"
     """
     return [o.text for o in obstacles(program, wrt, (output,), runtime, float64=False)]
 

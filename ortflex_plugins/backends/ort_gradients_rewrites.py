@@ -6,6 +6,7 @@ check that follows then refuses the node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,14 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
     for term in terms[1:]:
         total = total + term
     return total
+
+
+def _gelu(op: Ops, a: Attributes, x: Tensor) -> Made:
+    if a.get("approximate", "none") != "tanh":
+        return None
+    # The builder takes the derivative of the exact one.
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * op.Pow(x, 3.0))
+    return 0.5 * x * (1.0 + op.Tanh(inner))  # type: ignore[no-any-return]
 
 
 def _cast_like(op: Ops, a: Attributes, x: Tensor, like: Tensor) -> Made:
@@ -161,10 +170,8 @@ def _reduction(op_type: str, before: str | None = None, after: str | None = None
         x = inputs[0]
         assert x is not None
         fixed, axes = _axes(a, inputs)
-        if not fixed:
+        if not fixed or (not axes and a.get("noop_with_empty_axes")):
             return None
-        if not axes and a.get("noop_with_empty_axes"):
-            return x if (op_type, before, after) in _NEUTRAL else None
         keep, other = a.get("keepdims", 1), before or after or op_type == "ReduceSum"
         if keep and not other:
             return None
@@ -176,14 +183,6 @@ def _reduction(op_type: str, before: str | None = None, after: str | None = None
         return op(after, y) if after else y  # type: ignore[no-any-return]
 
     return rule
-
-
-_NEUTRAL = {("ReduceSum", None, None), ("ReduceMean", None, None)}
-
-
-def _sum_over(op: Ops, a: Attributes, *inputs: Tensor | None) -> Made:
-    fixed, axes = _axes(a, inputs)
-    return inputs[0] if fixed and not axes and a.get("noop_with_empty_axes") else None
 
 
 def _split(op: Ops, a: Attributes, x: Tensor, sizes: Tensor | None = None, *, count: int) -> Made:
@@ -251,6 +250,7 @@ RULES: Mapping[str, Rule] = {
     "Celu": _celu,
     "Div": _div,
     "Elu": lambda op, a, x: _exponential(op, x, a.get("alpha", 1.0)),
+    "Gelu": _gelu,
     "Gemm": _gemm,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda op, a, x: x * op.Clip((1 / 6) * x + 0.5, 0.0, 1.0),
@@ -269,7 +269,6 @@ RULES: Mapping[str, Rule] = {
     "ReduceLogSum": _reduction("ReduceSum", after="Log"),
     "ReduceLogSumExp": _reduction("ReduceLogSumExp"),
     "ReduceMean": _reduction("ReduceMean"),
-    "ReduceSum": _sum_over,
     "ReduceSumSquare": _reduction("ReduceSum", before="Pow"),
     "Relu": _relu,
     "Selu": _selu,
