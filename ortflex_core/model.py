@@ -113,7 +113,12 @@ class Model:
     def unknown(self) -> list[str]:
         """Tensors whose type or rank (of outputs: sizes) could not be inferred, in the graph's order."""
         known = {n for n, s in self._values.items() if s.dtype and s.shape is not None}
-        vague = {o.name for o in self.outputs if None in (o.shape or ())}
+        # Inference calls what it does not know unk__0, unk__1, …
+        vague = {
+            o.name
+            for o in self.outputs
+            if any(d is None or str(d).startswith("unk__") for d in o.shape or ())
+        }
         return [name for name in self.producers if name not in known or name in vague]
 
     def learn(self, specs: Iterable[TensorSpec]) -> None:

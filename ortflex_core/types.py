@@ -147,7 +147,9 @@ class History:
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(dict(row) for row in self.epochs)
+        counts = ("epoch", "rows")
+        for row in self.epochs:
+            writer.writerow({k: int(v) if k in counts else v for k, v in row.items()})
         from ortflex_core.files import write_bytes
 
         write_bytes(Path(path), out.getvalue().encode())
