@@ -499,6 +499,10 @@ def _simplify(
         if first.constant is not None and to != TensorProto.STRING:
             return trace.constant(first.constant.astype(numpy_dtype(to)), to)
         return None
+    if op_type == "Transpose" and "perm" in attributes:
+        # onnxruntime before 1.20 takes one that follows a Gemm for a real transposition.
+        order = list(attributes["perm"].ints)
+        return first if order == sorted(order) else None
     if op_type in ("Shape", "Size") and not attributes:
         if first.shape is None or not all(isinstance(d, int) for d in first.shape):
             return None

@@ -216,3 +216,10 @@ def test_several_outputs_come_as_a_tuple(trace: Trace) -> None:
 def test_symbolic_sizes_survive(x: Tensor) -> None:
     assert (x * 2 + 1).shape == ("N", 3)
     assert repr(x.trace.op.Abs(x)) == "<Abs: float32[N, 3]>"
+
+
+def test_a_transposition_that_moves_nothing_is_none() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float32, (2, 3))
+    assert trace.op.Transpose(x, perm=[0, 1]) is x
+    assert trace.op.Transpose(x, perm=[1, 0]) is not x
