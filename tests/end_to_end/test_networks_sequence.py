@@ -43,6 +43,8 @@ class Block(nn.Module):  # type: ignore[misc, name-defined]
         self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        # Not by Trilu: onnxruntime 1.16 has none for booleans.
+        self.register_buffer("later", torch.ones(7, 7).triu(1).bool(), persistent=False)
 
     def attend(self, x: Any) -> Any:
         b, s, w = x.shape
@@ -51,7 +53,7 @@ class Block(nn.Module):  # type: ignore[misc, name-defined]
         )
         scores = q @ k.transpose(2, 3) / (w // self.heads) ** 0.5
         if self.causal:
-            scores = scores.masked_fill(~torch.ones(s, s, dtype=torch.bool).tril(), -1e9)
+            scores = scores.masked_fill(self.later, -1e9)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, w))
 
     def forward(self, x: Any) -> Any:
