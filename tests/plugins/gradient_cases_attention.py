@@ -90,6 +90,16 @@ CASES = [
         sized=("q", "k", "v", "past_k", "past_v"),
         reference=True,
     ),
+    case(
+        "Attention-of-itself",
+        lambda op, x: op.Attention(x, x, x),
+        **{"x": data(1, 2, 2, 3), "since": 23, "sized": ("x",), "reference": True},
+    ),
+    case(
+        "Attention-of-each-other",
+        lambda op, x: op.Attention(x, op.Tanh(x), op.Sin(op.Tanh(x))),
+        **{"x": data(1, 2, 2, 3), "since": 23, "sized": ("x",), "reference": True},
+    ),
     rotary("halves", data(1, 2, 3, 4)),
     rotary("pairs", data(1, 2, 3, 4), interleaved=1),
     rotary("learned", data(1, 2, 3, 4), learned=True),
