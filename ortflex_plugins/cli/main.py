@@ -16,6 +16,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("ortflex_plugins.cli.train:train", "Train a model as a TOML file says."),
     "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
     "check": ("ortflex_plugins.cli.check:check", "Say what of a model can be trained."),
+    "compare": (
+        "ortflex_plugins.cli.compare:compare",
+        "Train the same steps on every backend, and say where they part.",
+    ),
     "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",
@@ -38,6 +42,16 @@ class LazyGroup(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a call, or say which one was probably meant."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from ortflex_core.errors import nearest
+
+            ctx.fail(f"unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table of commands, from its lines alone."""

@@ -1,0 +1,96 @@
+"""``ortflex compare``: one recipe on every backend, step by step, and where they part."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ortflex_core.compare import Comparison
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--steps", default=10, show_default=True, help="How many steps to compare.")
+@click.option("--backend", "backends", multiple=True, help="Only this backend; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def compare(
+    recipe: Path, overrides: Sequence[str], steps: int, backends: Sequence[str], as_json: bool
+) -> None:
+    """Train the same steps on every backend that works here, and say where they part.
+
+    RECIPE and KEY=VALUE are those of `ortflex train`. Every step starts from the same weights and
+    takes the same batch; nothing is written. Exits with 1 if a backend differs from the reference
+    by more than float32 rounding explains.
+    """
+    from ortflex_core.compare import compare as run
+    from ortflex_core.config import Recipe
+    from ortflex_core.recipe_parts import Parts
+    from ortflex_core.registry import Plugins
+
+    plugins = Plugins.discover()
+    loaded = Recipe.load(recipe, overrides, plugins)
+    held_out = loaded.validation if isinstance(loaded.validation, float) else None
+    found = run(
+        loaded.trainer(plugins),
+        Parts(plugins).build("data", loaded.data),
+        steps=steps,
+        backends=list(backends) or None,
+        held_out=held_out,
+    )
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        _show(found)
+    if not found.agree:
+        raise SystemExit(1)
+
+
+def _show(found: Comparison) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    # What goes through a pipe is searched: no line of it may be folded.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("backend")
+    for column in ("µs/step", "first loss", "last loss"):
+        table.add_column(column, justify="right")
+    for column in ("worst loss", "worst gradient", "worst update"):
+        table.add_column(column)
+    table.add_row(found.reference, "", *_ends(found.reference_losses), "reference")
+    for result in found.results:
+        table.add_row(
+            result.backend,
+            f"{result.us_per_step:.1f}",
+            *_ends(result.losses),
+            f"{result.loss_error:.1e}",
+            escape(_worst(result.gradient_errors)),
+            escape(_worst(result.weight_errors)),
+        )
+    console.print(table)
+    for name, reasons in found.skipped.items():
+        console.print(escape(f"{name} cannot train this here: {reasons[0]}"))
+    for note in found.notes:
+        console.print(escape(note))
+    for difference in found.differences:
+        console.print(escape(str(difference)))
+    if found.agree:
+        steps = len(found.reference_losses)
+        console.print(f"all agree within float32 rounding over {steps} steps")
+
+
+def _ends(losses: Sequence[float]) -> tuple[str, str]:
+    return f"{losses[0]:.6g}", f"{losses[-1]:.6g}"
+
+
+def _worst(errors: Mapping[str, float]) -> str:
+    name = max(errors, key=lambda n: errors[n])
+    return f"{errors[name]:.1e} {name}"

@@ -1,0 +1,224 @@
+"""Comparing backends: those that are right agree, and a wrong one is caught where it is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx.reference import ReferenceEvaluator
+
+from ortflex_core.compare import Comparison, compare
+from ortflex_core.data import Batch
+from ortflex_core.double import widened_model
+from ortflex_core.errors import ConfigError, DataError, Unsupported
+from ortflex_core.hookspecs import hook
+from ortflex_core.problem import Problem
+from ortflex_core.protocols import Device
+from ortflex_core.runtime import Runtime
+from ortflex_plugins.cli.main import main
+from tests import models
+from tests.training import make, regression
+
+plain = pytest.importorskip("ortflex_example.plain")
+X, Y = regression(rows=30, features=6)
+
+
+class WrongEngine(plain.PlainEngine):  # type: ignore[misc, name-defined]
+    """The plain engine with one mistake."""
+
+    def __init__(self, problem: Problem, device: Device, wrong: str) -> None:
+        super().__init__(problem, device)
+        self.wrong = wrong
+
+    def _one(self, batch: Batch, rate: float) -> tuple[float, float]:
+        before = dict(self._weights)
+        loss, penalty = super()._one(batch, rate)
+        if self.wrong in ("loss", "tensor"):
+            return 2 * loss, penalty
+        factors: Mapping[str, float] = {}
+        if self.wrong == "gradient":  # what a wrong rule of Tanh in the second layer gives
+            factors = dict.fromkeys(("W1", "b1", "W2", "b2"), 1.5)
+        if self.wrong == "update" and self.problem.optimizer.name == "adam":
+            factors = {"b2": 1.01}
+        for name, factor in factors.items():
+            self._weights[name] = before[name] + factor * (self._weights[name] - before[name])
+        return loss, penalty
+
+    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Any]:
+        found = super().predict(batch, outputs)
+        if self.wrong == "tensor":
+            for name in {"h2", "m3", "Y"} & set(found):
+                found[name] = found[name] * 1.01
+        return found  # type: ignore[no-any-return]
+
+
+@attrs.frozen(kw_only=True)
+class Wrong(plain.Plain):  # type: ignore[misc, name-defined]
+    name = "wrong"
+    wrong: str = "gradient"
+
+    def build(self, problem: Problem, device: Device, runtime: Runtime) -> WrongEngine:
+        return WrongEngine(problem, device, self.wrong)
+
+
+def compared(wrong: str | None = None, **options: Any) -> Comparison:
+    backend = "auto" if wrong is None else Wrong(wrong=wrong)
+    trainer = make(models.mlp(), backend=backend, optimizer="adam", batch_size=8, **options)
+    names = ["fused", "example_numpy"] if wrong is None else ["example_numpy", "wrong"]
+    return compare(trainer, X, Y, steps=6, backends=names)
+
+
+def test_backends_that_are_right_agree() -> None:
+    found = compared(penalty={"name": "elastic", "l1": 0.01, "l2": 0.1})
+    assert found.agree, found.differences
+    assert found.reference == "float64"
+    assert [r.backend for r in found.results] == ["fused", "example_numpy"]
+    for result in found.results:
+        np.testing.assert_allclose(result.losses, found.reference_losses, rtol=1e-5)
+        assert len(result.losses) == 6
+        assert result.us_per_step > 0
+        assert sorted(result.gradient_errors) == ["W1", "W2", "W3", "b1", "b2", "b3"]
+        assert max(result.gradient_errors.values()) < 1e-4
+
+
+def test_the_steps_are_those_of_a_training() -> None:
+    found = compared()
+    seen: list[float] = []
+
+    class Keep:
+        @hook
+        def step_end(self, loss: float, penalty: float) -> None:
+            seen.append(loss + penalty)
+
+    trainer = make(
+        models.mlp(), backend="fused", optimizer="adam", batch_size=8, epochs=2, callbacks=[Keep()]
+    )
+    trainer.fit(X, Y)
+    np.testing.assert_allclose(found.reference_losses, seen[:6], rtol=1e-5)
+
+
+def test_it_leaves_the_trainer_alone() -> None:
+    trainer = make(models.mlp(), batch_size=8)
+    compare(trainer, X, Y, steps=3, backends=["example_numpy"])
+    for name, array in models.weights_of(models.mlp()).items():
+        np.testing.assert_array_equal(trainer.get_state()[name], array)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "name", "node", "text"),
+    [
+        ("tensor", "tensor", "h2", "act2", "the tensor 'h2', which Tanh node 'act2' computes, is"),
+        ("loss", "loss", "squared_error", "", "while every tensor before it agrees .*squared_err"),
+        (
+            "gradient",
+            "gradient",
+            "b2",
+            "add2",
+            "the gradient of 'b2', which Add node 'add2' reads, .*look at add2, act2, matmul3",
+        ),
+        ("update", "weight", "b2", "", "all gradients agree; look at the optimizer adam"),
+    ],
+)
+def test_a_wrong_backend_is_caught_where_it_is_wrong(
+    wrong: str, kind: str, name: str, node: str, text: str
+) -> None:
+    found = compared(wrong)
+    (difference,) = found.differences
+    assert not found.agree
+    assert (difference.backend, difference.step, difference.kind) == ("wrong", 0, kind)
+    assert (difference.name, difference.node) == (name, node)
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(str(difference))
+
+
+def test_convolutions_have_no_float64_kernel_and_are_compared_all_the_same() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 1, 6, 6)).astype(np.float32)
+    trainer = make(models.conv_net(), loss="softmax_cross_entropy", batch_size=8, backend="auto")
+    found = compare(trainer, x, np.arange(20) % 4, steps=2, backends=["fused", "example_numpy"])
+    assert found.agree
+    assert found.reference in ("float64", "fused")
+    assert bool(found.notes) == (found.reference == "fused")
+
+
+def test_what_cannot_be_compared() -> None:
+    trainer = make(models.mlp(), batch_size=8)
+    with pytest.raises(ConfigError, match="steps: expected an integer >= 1, got 0"):
+        compare(trainer, X, Y, steps=0)
+    with pytest.raises(ConfigError, match="unknown backend 'fusd'; did you mean 'fused'"):
+        compare(trainer, X, Y, backends=["fusd"])
+    with pytest.raises(DataError, match="an iterable of batches cannot be compared on"):
+        compare(trainer, [(X, Y)])
+    rounded = models.model(
+        [
+            onnx.helper.make_node("MatMul", ["X", "W"], ["XW"]),
+            onnx.helper.make_node("Floor", ["XW"], ["Y"]),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {"W": np.ones((6, 1))},
+    )
+    with pytest.raises(Unsupported, match=r"no backend can train this here:\n  fused: "):
+        compare(make(rounded), X, Y, backends=["fused"])
+
+
+def test_a_widened_model_computes_in_float64() -> None:
+    x = np.full((1, 6), 1 / 3)
+    wide = widened_model(models.mlp())
+    (found,) = ReferenceEvaluator(wide).run(None, {"X": x})
+    assert found.dtype == np.float64
+    h = x
+    weights = {n: a.astype(np.float64) for n, a in models.weights_of(models.mlp()).items()}
+    for k in (1, 2, 3):
+        h = h @ weights[f"W{k}"] + weights[f"b{k}"]
+        h = np.tanh(h) if k < 3 else h
+    np.testing.assert_allclose(found, h, rtol=1e-14)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    onnx.save(models.mlp(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", X=X, y=Y)
+    path = tmp_path / "train.toml"
+    path.write_text(
+        'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\nbatch_size = 8\n'
+        "validation = 0.2\n"
+    )
+    return path
+
+
+def test_the_command(recipe: Path) -> None:
+    result = CliRunner().invoke(main, ["compare", str(recipe), "optimizer=momentum", "--steps=4"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].split()[:4] == ["backend", "µs/step", "first", "loss"]
+    assert [line.split()[0] for line in lines if line.startswith(("fused", "example_numpy"))]
+    assert "all agree within float32 rounding over 4 steps" in result.output
+    assert sorted(p.name for p in recipe.parent.iterdir()) == [
+        "data.npz",
+        "model.onnx",
+        "train.toml",
+    ]
+
+
+def test_the_command_in_json(recipe: Path) -> None:
+    arguments = ["compare", str(recipe), "--json", "--steps=2", "--backend=example_numpy"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    table = json.loads(result.output)
+    assert table["agree"] is True
+    assert [r["backend"] for r in table["results"]] == ["example_numpy"]
+    assert len(table["reference_losses"]) == 2
+
+
+def test_the_command_says_what_is_wrong_with_the_file(recipe: Path) -> None:
+    result = CliRunner().invoke(main, ["compare", str(recipe), "optimizer=adm"])
+    assert result.exit_code == 1
+    assert "unknown optimizer 'adm'; did you mean 'adam'" in result.output
