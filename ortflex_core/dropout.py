@@ -20,6 +20,7 @@ from ortflex_core.ops import Ops, Tensor
 
 _INT64, _UINT64 = TensorProto.INT64, TensorProto.UINT64
 _HALF = np.array(32, np.uint64)
+_END = np.iinfo(np.int64).max
 
 
 def dropout(
@@ -55,31 +56,31 @@ def _threshold(op: Ops, ratio: float | Tensor) -> Tensor:
 def _uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
     """One of all int64 for every element of ``x``.
 
-    Each row (all axes but the last) and each column has a random word, each element the product of
+    Each column and each row (all axes but the last) has a random word, each element the product of
     two. For a given row the products are as independent as the words of the columns, and the other
     way round; only this one multiplication and the comparison work on the whole tensor.
     """
-    start = step * op.constant(2**32)
+    start, key = step * op.constant(2**32), _key(label)
     if x.rank is None or x.rank < 2:
-        words = _squares(op, start + _count(op, op.Size(x)), _key(label, "row"))
+        words = _squares(op, start + _count(op, op.Size(x)), key)
         whole: Tensor = op.Reshape(words, op.Shape(x))
         whole.shape = x.shape
         return whole
     assert x.shape is not None
-    *rows, columns = x.shape
-    known = [d if isinstance(d, int) else -1 for d in rows]
-    size = op.ReduceProd(op.Slice(op.Shape(x), [0], [-1]), keepdims=0)
-    shape = op.constant([*known, 1])
-    if -1 not in known:
-        size = op.constant(math.prod(known))
-    elif known.count(-1) > 1:
-        shape = op.Concat(op.Slice(op.Shape(x), [0], [-1]), op.constant([1]), axis=0)
-    if isinstance(columns, int):
-        width = op.constant(columns)
-    else:
-        width = op.Squeeze(op.Slice(op.Shape(x), [-1], [2**31]), axes=[0])
-    by_row = _squares(op, start + _count(op, size), _key(label, "row"))
-    by_column = _squares(op, start + _count(op, width), _key(label, "column"))
+    known = [d if isinstance(d, int) else -1 for d in x.shape]
+    *rows, columns = known
+    front = op.Slice(op.Shape(x), [0], [-1])
+    height = op.ReduceProd(front, keepdims=0) if -1 in rows else op.constant(math.prod(rows))
+    many = rows.count(-1) > 1
+    shape = op.Concat(front, op.constant([1]), axis=0) if many else op.constant([*rows, 1])
+    width = op.constant(columns)
+    if columns == -1:
+        width = op.Squeeze(op.Slice(op.Shape(x), [-1], [_END]), axes=[0])
+    size = op.constant(math.prod(rows) + columns) if -1 not in known else height + width
+    # Columns first: of a longer batch the first rows have the same words.
+    words = _squares(op, start + _count(op, size), key)
+    border = op.constant([columns]) if columns != -1 else op.Reshape(width, [1])
+    by_column, by_row = op.Slice(words, [0], border), op.Slice(words, border, [_END])
     product: Tensor = op.Reshape(by_row, shape) * by_column
     product.shape = x.shape
     return product
@@ -89,9 +90,9 @@ def _count(op: Ops, size: Tensor) -> Tensor:
     return op.Range(op.constant(0), size, op.constant(1))  # type: ignore[no-any-return]
 
 
-def _key(*parts: str) -> int:
+def _key(label: str) -> int:
     """An odd 64-bit key without a pattern, as the generator asks for."""
-    digest = hashlib.sha256("/".join(parts).encode()).digest()
+    digest = hashlib.sha256(label.encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True) | 1
 
 
