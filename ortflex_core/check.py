@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core import parameters, problem
+from ortflex_core import parameters, problem, sequences
 from ortflex_core.autodiff import RuleTable, gradients
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, OrtflexError
 from ortflex_core.model import Model, reads
@@ -223,6 +223,8 @@ def _judge(
     domain = "" if node.domain == "ai.onnx" else node.domain
     known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
     label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
+    if not domain and node.op_type in sequences.OPERATORS:
+        return "passes", "sequences are resolved while the graph is traced", set(live)
     if not known:
         return "no rule", f"there is no gradient rule for {label}", set()
     if rule is None:
@@ -259,7 +261,8 @@ def _differentiate(
     for name in dict.fromkeys(n for names in read.values() for n in names):
         spec = model.value(name)
         if name in live or name not in model.initializers:
-            given[name] = trace.input(name, spec.dtype, spec.shape)
+            # What an operator outside the standard gives is of no known type.
+            given[name] = trace.input(name, spec.dtype or TensorProto.FLOAT, spec.shape)
     results = [n for n in node.output if n]
     values = model.replay(trace, results, given)
     roots = [(t, None) for t in values.values() if t.is_float or not t.dtype]

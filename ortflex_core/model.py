@@ -163,7 +163,8 @@ class Model:
                 made = self._retrace(trace, node, arguments, values, infer)
             for name, tensor in zip(node.output, made, strict=False):
                 if name:
-                    tensor.hint = tensor.hint or name
+                    if isinstance(tensor, Tensor):  # and not a sequence of them
+                        tensor.hint = tensor.hint or name
                     values[name] = tensor
         return {name: self._argument(trace, name, values) for name in wanted}  # type: ignore[misc]
 

@@ -366,13 +366,15 @@ class Trace:
         for label, tensor in zip(names, node.inputs, strict=True):
             if tensor is None:
                 continue
-            types[label] = onnx.helper.make_tensor_type_proto(tensor.dtype, tensor.shape)
+            # What comes from an operator that nobody declared is taken for float32.
+            dtype = tensor.dtype or TensorProto.FLOAT
+            types[label] = onnx.helper.make_tensor_type_proto(dtype, tensor.shape)
             if tensor.constant is not None and tensor.constant.size <= 64:
                 data[label] = onnx.numpy_helper.from_array(tensor.constant)
         imports = [onnx.helper.make_opsetid(d, v) for d, v in self.opsets.items()]
         try:
             found = infer_node_outputs(schema, proto, types, data, opset_imports=imports)
-        except (InferenceError, onnx.checker.ValidationError) as error:
+        except (InferenceError, onnx.checker.ValidationError, ValueError) as error:
             reason = str(error).strip().splitlines()[-1]
             raise GraphError(f"{node!r} is ill-typed: {reason}") from error
         out: list[tuple[int, Shape | None]] = []

@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
+from ortflex_core import sequences
+from ortflex_core.errors import GraphError
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import build
 from ortflex_core.types import Array, Shape
@@ -166,13 +168,26 @@ def trace_node(
         value = constant_of(node)
         if value is not None:
             return (trace.constant(value),)
+    if domain == "" and node.op_type in sequences.RESOLVERS:
+        return tuple(sequences.resolve(trace, node.op_type, attributes, arguments))
+    if domain == "" and node.op_type == "SequenceMap":
+        return tuple(_mapped(trace, attributes["body"].g, arguments, captures))  # type: ignore[arg-type]
+    if domain == "" and node.op_type == "Identity":
+        return (arguments[0],)  # type: ignore[return-value]  # it may be a sequence
     if domain == "" and node.op_type in CONTROL:
         inlined = _INLINE[node.op_type](trace, attributes, arguments, captures)
         if inlined is not None:
             return tuple(inlined)
-        if types is None or any(shape is None for _, shape in types):
+        if any(isinstance(a, sequences.TensorSequence) for a in arguments):
+            types = []  # it is refused below
+        elif types is None or any(shape is None for _, shape in types):
             # onnx's own inference gives up the rank of whatever a loop carries.
             types = _TYPES[node.op_type](trace, attributes, arguments, captures)
+    if any(isinstance(a, sequences.TensorSequence) for a in (*arguments, *captures.values())):
+        raise GraphError(
+            f"{node.op_type} {node.name!r} reads a sequence; sequences are resolved while the graph "
+            "is traced, which needs a number of iterations or a condition that is known by then"
+        )
     return trace.node(
         node.op_type,
         arguments,
@@ -183,6 +198,22 @@ def trace_node(
         captures=captures,
         types=types,
     )
+
+
+def _mapped(
+    trace: Trace,
+    body: GraphProto,
+    arguments: Sequence[Any],
+    captures: Mapping[str, Tensor],
+) -> list[sequences.TensorSequence]:
+    """SequenceMap: the body for each element of the first sequence."""
+    many = sequences.TensorSequence
+    count = len(arguments[0])
+    rows = [
+        replay(trace, body, [a[k] if isinstance(a, many) else a for a in arguments], captures)
+        for k in range(count)
+    ]
+    return [many(column) for column in zip(*rows, strict=True)]
 
 
 def _known(tensor: Tensor | None) -> Any:

@@ -65,6 +65,20 @@ def _compress(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     return [put_back(op, full(op, g, node.outputs[0]), moved, x, repeated=False), None]
 
 
+@RULES.rule("Unique")
+def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
+    """Of equal elements the first one is owed all: it is the one that stands in the output."""
+    if g is None:
+        return [None]
+    x, first = node.inputs[0], node.more_outputs(2)[1]
+    moved = positions(op, x)
+    if node.axis is None:
+        moved = op.Gather(op.Reshape(moved, op.constant([-1])), first, axis=0)
+    else:
+        moved = op.Gather(moved, first, axis=node.axis)
+    return [put_back(op, full(op, g, node.outputs[0]), moved, x, repeated=False)]
+
+
 @RULES.rule("ReverseSequence")
 def _reverse_sequence(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Turned twice, everything is where it was."""

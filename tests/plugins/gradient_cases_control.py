@@ -96,7 +96,41 @@ def scan(axis: int, back: int, to_axis: int, to_back: int) -> Case:
     )
 
 
+_SEQUENCES = """
+    two = Constant <value = int64[2] {1, 2}> ()
+    parts = SplitToSequence <axis = 1> (x, two)
+    last = Constant <value = int64 {-1}> ()
+    b = SequenceAt(parts, last)
+    first = Constant <value = int64 {0}> ()
+    a = SequenceAt(parts, first)
+    bent = Tanh(b)
+    made = SequenceConstruct(a, bent)
+    longer = SequenceInsert(made, b, first)
+    doubled = SequenceMap <body = m (FLOAT e) => (FLOAT f) { f = Mul(e, e) }> (longer)
+    shorter = SequenceErase(doubled, last)
+    whole = ConcatFromSequence <axis = 1> (shorter)
+    maybe = Optional(whole)
+    y = OptionalGetElement(maybe)
+"""
+# What torch's exporters write for a list that grows.
+_GROWING = """
+    n = Constant <value = int64 {3}> ()
+    empty = SequenceEmpty()
+    s, list = Loop(n, , x, empty) <
+        body = b (int64 i, bool go, FLOAT s, seq(FLOAT) l) => (bool on, FLOAT t, seq(FLOAT) m) {
+            on = Identity(go)
+            p = MatMul(s, w)
+            t = Tanh(p)
+            m = SequenceInsert(l, t)
+        }
+    >
+    y = ConcatFromSequence <axis = 0, new_axis = 1> (list)
+"""
+
+
 CASES = [
+    text("Sequences", _SEQUENCES, x=data(2, 3, seed=5)),
+    text("Sequences-growing", _GROWING, x=_x, w=_square),
     *(text(f"If-{c}", _IF, x=_x, c=np.array(c), w=_w) for c in (True, False)),
     *(text(f"Loop-{n}", _LOOP, x=_x, n=np.array(n), w=_square) for n in (1, 4)),
     text("Loop-while", _WHILE, x=_x, n=np.array(10), c=np.array(True), w=_w),

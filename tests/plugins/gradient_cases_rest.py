@@ -189,6 +189,8 @@ REST = [
         lambda op, x, c: op.Compress(x, c, axis=1),
         **{"x": _grid, "c": np.array([True, False, True])},
     ),
+    case("Unique", lambda op, x: op("Unique", x, sorted=1) * 2, x=_grid),
+    case("Unique-axis", lambda op, x: op("Unique", x, axis=1, sorted=0), x=_grid),
     *(
         case(
             f"ReverseSequence-{time}",

@@ -1,0 +1,154 @@
+"""What check_model says of nodes, parameters and backends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import ModelProto
+
+from ortflex_core import check_model
+from ortflex_core.check import ModelReport
+from ortflex_core.errors import ModelError
+from ortflex_plugins.cli.check import check as command
+from tests import models
+from tests.training import plugins
+
+
+def report(source: ModelProto, **options: Any) -> ModelReport:
+    return check_model(source, plugins=plugins(), **options)
+
+
+def by_name(found: ModelReport) -> dict[str, Any]:
+    return {node.name or node.operator: node for node in found.nodes}
+
+
+def model(body: str, weights: dict[str, Any], domains: str = "") -> ModelProto:
+    source = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17{domains}]>
+        g (float[N, 3] x) => (float[N, 2] y) {{ {body} }}"""
+    )
+    for name, value in weights.items():
+        array = np.asarray(value, np.float32)
+        source.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return source
+
+
+U = {"w": np.ones((3, 2)), "u": [0.5, 2.0]}
+W = {"w": np.ones((3, 2)), "v": np.eye(2) + 0.5}
+
+
+def test_a_network_that_trains() -> None:
+    found = report(models.mlp())
+    nodes = by_name(found)
+    assert (nodes["matmul1"].status, nodes["act1"].status) == ("trainable", "passes")
+    assert nodes["matmul1"].parameters == ("W1",)
+    assert nodes["matmul1"].reason == "by the family 'matmul' of gradient rules"
+    assert not any(node.blocks for node in found.nodes)
+    assert found.backends["fused"] == ()
+    assert found.trainable
+    assert "6 parameters, 6 of them reached by a gradient from Y" in found.summary
+    assert "fused: can train it" in found.summary
+
+
+def test_what_lies_before_the_parameters_or_aside_is_frozen() -> None:
+    nodes = by_name(report(models.mlp(), params=["W3", "b3"]))
+    assert nodes["matmul1"].status == "frozen"
+    assert nodes["matmul1"].reason == "no trained parameter is before it"
+    assert nodes["matmul3"].status == "trainable"
+    aside = model("m = MatMul(x, w)  y = MatMul(m, v)  z = Exp(m)", W)
+    found = by_name(report(aside))["Exp"]
+    assert (found.status, found.reason) == ("frozen", "it does not lead to what the loss sees")
+
+
+def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:
+    source = model(
+        "m = MatMul(x, w)  s = my.company.Silu(m)  y = Mul(s, u)", U, ', "my.company": 1'
+    )
+    found = report(source)
+    silu = by_name(found)["Silu"]
+    assert (silu.status, silu.blocks) == ("no rule", ("w",))
+    assert silu.reason == "there is no gradient rule for Silu of my.company opset 1"
+    assert "2 parameters, 1 of them reached" in found.summary
+    assert "operator Silu of my.company" in found.backends["fused"][0]
+    assert report(source, params=["u"]).trainable
+
+
+def test_a_form_without_a_rule_is_told_from_an_operator_without_one() -> None:
+    source = model(
+        "m = MatMul(x, w)  t = Transpose(m)  p = MatMul(m, t)  d = Det(p)  y = Add(m, d)", W
+    )
+    det = by_name(report(source))["Det"]
+    assert det.status == "no rule"
+    assert det.reason == "no gradient rule for the operator Det of matrices of unknown size"
+
+
+def test_walls_block_what_has_no_other_way() -> None:
+    both = model("m = MatMul(x, w)  f = Floor(m)  s = Add(m, f)  y = MatMul(s, v)", W)
+    floor = by_name(report(both))["Floor"]
+    assert (floor.status, floor.blocks) == ("not differentiable", ())
+    assert floor.reason == "no gradient passes through Floor"
+    wall = model("m = MatMul(x, w)  f = Floor(m)  y = MatMul(f, v)", W)
+    found = report(wall)
+    assert by_name(found)["Floor"].blocks == ("w",)
+    assert "no gradient reaches 'w'" in found.backends["fused"][0]
+    cast = model("m = MatMul(x, w) i = Cast <to = 7> (m) f = Cast <to = 1> (i) y = Add(f, m)", W)
+    assert [n.status for n in report(cast).nodes[1:3]] == ["not differentiable"] * 2
+
+
+def test_quantized_weights_and_control_flow_pass_a_gradient() -> None:
+    source = model(
+        """scale = Constant <value = float {0.01}> ()  zero = Constant <value = int8 {0}> ()
+        q = QuantizeLinear(w, scale, zero)  d = DequantizeLinear(q, scale, zero)
+        m = MatMul(x, d)  n = Constant <value = int64 {2}> ()
+        y = Loop(n, , m) <body = b (int64 i, bool go, float[] s) => (bool on, float[] t) {
+            on = Identity(go)  t = MatMul(s, v) }>""",
+        W,
+    )
+    found = report(source)
+    status = {node.operator: node.status for node in found.nodes}
+    assert status["QuantizeLinear"] == "trainable"
+    assert (status["DequantizeLinear"], status["Loop"]) == ("passes", "trainable")
+    assert found.backends["fused"] == ()
+
+
+def test_each_backend_has_its_reasons() -> None:
+    found = report(models.linear())
+    assert set(found.backends) == set(plugins()["backends"].names())
+    for name, reasons in found.backends.items():
+        loaded = plugins()["backends"].load(name)
+        from ortflex_core.runtime import require_runtime
+
+        unavailable = loaded.available(require_runtime())
+        assert list(reasons) == unavailable
+
+
+def test_several_outputs_and_a_loss_of_choice() -> None:
+    assert report(models.two_headed()).outputs == ("amount", "scores")
+    found = report(models.classifier(), loss="softmax_cross_entropy")
+    assert found.outputs == ("scores",)  # seen through the softmax
+    assert by_name(found)["Softmax"].status == "frozen"
+    with pytest.raises(ModelError, match="unknown parameter 'nothing'"):
+        report(models.linear(), params="nothing")
+
+
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.onnx")
+    onnx.save(models.mlp(), path)
+    shown = CliRunner().invoke(command, [path])
+    assert shown.exit_code == 0
+    assert "matmul1" in shown.output
+    assert "6 parameters, 6 of them reached" in shown.output
+    told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
+    assert told["backends"]["fused"] == {"can_train": True, "reasons": []}
+    assert told["counts"]["trainable"] == 6
+    assert told["nodes"][0]["parameters"] == ["W1"]
+    assert [p["name"] for p in told["parameters"]] == ["W1", "b1", "W2", "b2", "W3", "b3"]
+    wall = model("m = MatMul(x, w)  y = Floor(m)", W)
+    onnx.save(wall, path)
+    assert CliRunner().invoke(command, [path, "--params", "w"]).exit_code == 1
