@@ -16,7 +16,7 @@ import onnx
 from onnx import AttributeProto, TensorProto
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from ortflex_core import host
+from ortflex_core import folding, host
 from ortflex_core.errors import GraphError, nearest
 from ortflex_core.host import Host
 from ortflex_core.types import Array, Shape, dtype_name, numpy_dtype, onnx_dtype, shape_text
@@ -505,6 +505,12 @@ def _simplify(
         # onnxruntime before 1.20 takes one that follows a Gemm for a real transposition.
         order = list(attributes["perm"].ints)
         return first if order == sorted(order) else None
+    if all(i is None or i.constant is not None for i in inputs):
+        settings = {k: onnx.helper.get_attribute_value(v) for k, v in attributes.items()}
+        arrays = [None if i is None else i.constant for i in inputs]
+        folded = folding.fold(op_type, arrays, settings)
+        if folded is not None:
+            return trace.constant(folded)
     if op_type in ("Shape", "Size") and not attributes:
         if first.shape is None or not all(isinstance(d, int) for d in first.shape):
             return None

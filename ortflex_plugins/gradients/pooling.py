@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import onnx
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules
 from ortflex_core.cotangents import full, put_back, reshape_like
@@ -65,9 +65,18 @@ def _first_largest(op: Ops, node: NodeView, g: Tensor, at: Windows) -> Tensor:
 def _enlarged(op: Ops, value: Tensor, at: Windows) -> Tensor:
     """Every element repeated over its window, which is what Resize does faster than Expand."""
     assert at.kernel is not None
+    assert at.sizes is not None
+    assert value.shape is not None
     scales = op.constant(np.array([1, 1, *at.kernel], np.float32))
-    how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return op("Resize", value, None, scales, mode="nearest", **how)  # type: ignore[no-any-return]
+    how = {
+        "mode": "nearest",
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
+    settings = {name: onnx.helper.make_attribute(name, v) for name, v in how.items()}
+    # Inference does not see that a batch of unknown size stays what it is.
+    kind = [(value.dtype, (*value.shape[:2], *at.sizes))]
+    return value.trace.node("Resize", [value, None, scales], settings, types=kind)[0]
 
 
 def _over_windows(op: Ops, g: Tensor, at: Windows, x: Tensor) -> Tensor:

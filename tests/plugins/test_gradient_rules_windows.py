@@ -107,7 +107,8 @@ def test_windows_that_tile_need_no_indices() -> None:
     trace = Trace({"": 17})
     x = trace.input("x", np.float32, ("N", 3, 4, 4))
     y = trace.op.MaxPool(x, kernel_shape=[2, 2], strides=[2, 2])
-    program = build(trace, {"dx": gradients([(y, None)], [x], RULES)[0]}, name="backward")
+    seed = trace.input("seed", np.float32, y.shape)
+    program = build(trace, {"dx": gradients([(y, seed)], [x], RULES)[0]}, name="backward")
     kinds = {n.op_type for n in program.proto().graph.node}
     assert not kinds & {"ScatterElements", "Shape"}
 
