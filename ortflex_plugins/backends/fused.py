@@ -168,7 +168,7 @@ class _Plan:
         for spec in self.program.outputs:
             if spec.name in self._costs:
                 owner, pointer = self._costs[spec.name]
-                binder.output_at(attrs.evolve(spec, shape=()), owner, self.place, pointer)
+                binder.output_at(spec, owner, self.place, pointer)
             else:
                 value = after[spec.name.removeprefix("new/")]
                 binder.output_at(spec, value, self.place, value.data_ptr())
