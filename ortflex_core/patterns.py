@@ -1,0 +1,234 @@
+"""Patterns of :func:`ortflex_core.passes.optimize`: what a node is replaced by, if by anything.
+
+A pattern gets the walk, the old node and its new inputs; it returns the new tensor that stands for
+the node's output, or None to leave the node as it is. What it no longer needs is left out later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from ortflex_core.cotangents import same_shape
+from ortflex_core.ops import Node, Tensor
+from ortflex_core.types import Shape
+
+if TYPE_CHECKING:
+    from ortflex_core.passes import Rebuild
+
+Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
+
+# Up to so many elements a kernel's work is less than its start.
+_SMALL = 4096
+
+
+def settings(node: Node) -> dict[str, Any]:
+    """The attributes of a node as Python values."""
+    return {k: onnx.helper.get_attribute_value(v) for k, v in node.attributes.items()}
+
+
+def summed_rows(node: Node) -> Tensor | None:
+    """X of ReduceSum(x, axis 0, keepdims=0), a matrix with a number of rows that is known."""
+    x, axes = (*node.inputs, None)[:2]
+    keep = node.attributes.get("keepdims")
+    static = x is not None and x.rank == 2 and isinstance((x.shape or (None,))[0], int)
+    along = axes is not None and axes.constant is not None and axes.constant.tolist() == [0]
+    return x if static and along and keep is not None and not keep.i else None
+
+
+def _small(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(d, int) for d in shape) and _size(shape) <= _SMALL
+
+
+def _size(shape: Shape) -> int:
+    return math.prod(d for d in shape if isinstance(d, int))
+
+
+def _numpy(tensor: Tensor) -> Any:
+    return onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
+
+
+def _product(
+    build: Rebuild, tensor: Tensor | None, addend: Tensor, sign: float = 1.0
+) -> Tensor | None:
+    """One Gemm for addend + sign · α·A′B′, if ``tensor`` is that product and nobody else reads it."""
+    made = build.source(tensor, "Gemm", "MatMul")
+    if made is None or tensor is None or not build.only_use(tensor) or len(made.inputs) > 2:
+        return None
+    product = made.outputs[0]
+    if product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    a, b = made.inputs
+    if a is None or b is None or (made.op_type == "MatMul" and not a.rank == b.rank == 2):
+        return None
+    if not (same_shape(addend.shape, product.shape) or _is_row(addend.shape, product.shape)):
+        return None
+    kept = settings(made)
+    kept["alpha"] = sign * kept.get("alpha", 1.0)
+    if kept["alpha"] == 1.0:
+        del kept["alpha"]
+    return build.make(
+        "Gemm", [build.value(a), build.value(b), addend], product.dtype, product.shape, **kept
+    )
+
+
+def _is_row(shape: Shape | None, product: Shape | None) -> bool:
+    """Whether a shape is [n] or [1, n] beside a product [m, n]."""
+    if not shape or not product or len(product) != 2 or len(shape) > 2:
+        return False
+    return isinstance(shape[-1], int) and shape[-1] == product[-1] and shape[:-1] in ((), (1,))
+
+
+def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """C − α·A′B′ is one Gemm."""
+    left = inputs[0]
+    if left is None or not same_shape(left.shape, node.outputs[0].shape):
+        return None
+    return _product(build, node.inputs[1], left, -1.0)
+
+
+def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """C + α·A′B′ is one Gemm, on either side; C may be a row."""
+    left, right = inputs
+    assert left is not None
+    assert right is not None
+    found = _product(build, node.inputs[1], left)
+    return found if found is not None else _product(build, node.inputs[0], right)
+
+
+def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """A row minus the sum of rows is a Gemm: C − 1ᵀX."""
+    left = inputs[0]
+    rows = build.row_sum(node.inputs[1])
+    if left is None or rows is None or rows.shape is None or left.rank != 2:
+        return None
+    ones = build.trace.constant(np.ones((1, rows.shape[0]), _numpy(rows)))
+    return build.make("Gemm", [ones, build.value(rows), left], left.dtype, left.shape, alpha=-1.0)
+
+
+def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Σ a·b of columns [B, 1] is aᵀb, of vectors [B] their product; Σ x·x is ReduceSumSquare(x)."""
+    product = build.source(node.inputs[0], "Mul")
+    if product is None:
+        return None
+    left, right = product.inputs
+    assert left is not None
+    assert right is not None
+    scalar = _dot(build, node, left, right)
+    if scalar is not None or left is not right:
+        return scalar
+    axes = inputs[1] if len(inputs) > 1 else None
+    if axes is not None and axes.constant is None:
+        return None
+    chosen = None if axes is None or axes.constant is None else axes.constant.tolist()
+    keep = settings(node).get("keepdims", 1)
+    return build.trace.op.ReduceSumSquare(build.value(left), axes=chosen, keepdims=keep)  # type: ignore[no-any-return]
+
+
+def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | None:
+    """The sum of all products, if a matrix product can make it: of columns or of vectors."""
+    whole = len(node.inputs) == 1 and not settings(node).get("keepdims", 1)
+    if not whole or not same_shape(left.shape, right.shape) or left.dtype != right.dtype:
+        return None
+    if left.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE) or left.shape is None:
+        return None
+    a, b = build.value(left), build.value(right)
+    if left.rank == 1:
+        return build.make("MatMul", [a, b], left.dtype, ())
+    if left.rank == 2 and left.shape[1] == 1 and node.outputs[0] in build.totals:
+        return build.make("Gemm", [a, b], left.dtype, (1, 1), transA=1)
+    return None
+
+
+def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of a matrix's rows is 1ᵀX, which the matrix product does several times quicker."""
+    x = summed_rows(node)
+    if x is None or x.shape is None or x.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    ones = build.trace.constant(np.ones(x.shape[0], _numpy(x)))
+    return build.make("MatMul", [ones, build.value(x)], x.dtype, node.outputs[0].shape)
+
+
+def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """The sign of what a Relu gave: 0 or 1, which HardSigmoid with a huge slope finds quicker.
+
+    They differ for positive values below 1/3e38, which float32 has only as denormal numbers.
+    """
+    (y,) = inputs
+    if y is None or y.node is None or y.node.op_type != "Relu" or y.dtype != TensorProto.FLOAT:
+        return None
+    return build.make("HardSigmoid", [y], y.dtype, y.shape, alpha=3e38, beta=0.0)
+
+
+def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Max(x, 0) is Relu(x)."""
+    if len(inputs) != 2 or node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    for x, zero in (inputs, inputs[::-1]):
+        if zero is not None and x is not None and _is(zero, 0.0):
+            return build.make("Relu", [x], x.dtype, x.shape)
+    return None
+
+
+def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Log(1 + Exp(x)) is Softplus(x), which is worth it for few elements: it computes both sides."""
+    total = build.source(node.inputs[0], "Add")
+    if (
+        total is None
+        or node.outputs[0].dtype != TensorProto.FLOAT
+        or not _small(total.outputs[0].shape)
+    ):
+        return None
+    for one, other in (total.inputs, total.inputs[::-1]):
+        power = build.source(other, "Exp")
+        if power is not None and one is not None and _is(one, 1.0):
+            (x,) = power.inputs
+            assert x is not None
+            return build.make("Softplus", [build.value(x)], x.dtype, x.shape)
+    return None
+
+
+def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Where(k, s·Cast(k), 0) is s·Cast(k), which is 0 there by itself."""
+    chosen, kept, zero = inputs
+    made = build.source(node.inputs[1], "Mul")
+    if chosen is None or kept is None or zero is None or made is None or not _is(zero, 0.0):
+        return None
+    for scale, factor in (made.inputs, made.inputs[::-1]):
+        cast = build.source(factor, "Cast")
+        # A host scalar is finite, so that nothing but 0 comes of its product with 0.
+        if cast is not None and scale is not None and (scale.host is not None or _finite(scale)):
+            (mask,) = cast.inputs
+            if mask is not None and mask.dtype == TensorProto.BOOL and build.value(mask) is chosen:
+                return kept
+    return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    return tensor.constant is not None and bool(np.isfinite(tensor.constant).all())
+
+
+def _is(tensor: Tensor, value: float) -> bool:
+    """Whether a tensor is a constant scalar of this value."""
+    known = tensor.constant
+    return known is not None and known.ndim == 0 and float(known) == value
+
+
+FIRST: Mapping[str, Pattern] = {
+    "Add": _add,
+    "Log": _logarithm,
+    "Max": _maximum,
+    "ReduceSum": _squares,
+    "Sign": _sign,
+    "Sub": _subtract,
+    "Where": _where,
+}
+"""By operator, for the first walk."""
+
+SECOND: Mapping[str, Pattern] = {"ReduceSum": _sum_of_rows, "Sub": _rows_subtracted}
+"""For the second walk, which knows the rows."""
