@@ -14,7 +14,7 @@ from onnx import TensorProto
 from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
 from ortflex_core.cotangents import full
-from ortflex_core.errors import GraphError
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
 from ortflex_core.modes import inference
@@ -105,7 +105,14 @@ class TracedLoss:
         own = self._loss.gradient(op, self.predicted, self.expected, cotangent)
         if own is not None:
             return full(op, own, self.predicted)
-        return gradients([(self.per_sample, cotangent)], [self.predicted], problem.rules)[0]
+        try:
+            return gradients([(self.per_sample, cotangent)], [self.predicted], problem.rules)[0]
+        except (NoGradientRule, NotDifferentiable) as error:
+            raise type(error)(
+                f"the {self.term.loss.name} loss on {self.term.output!r} cannot be differentiated: "
+                f"{error}. Write it with operators that have a gradient, or give it a gradient() "
+                "of its own"
+            ) from None
 
 
 def add_up(tensors: Sequence[Tensor]) -> Tensor:

@@ -47,6 +47,10 @@ class GraphError(OrtflexError, ValueError):
     """A formula or a graph is ill-formed: types, shapes, operators, cycles."""
 
 
+class MissingKernel(GraphError):
+    """The installed onnxruntime lacks an operator of a graph, or lacks it for these types."""
+
+
 class NoGradientRule(OrtflexError, LookupError):
     """An operator between a parameter and the loss has no gradient rule.
 

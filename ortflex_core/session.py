@@ -8,18 +8,26 @@ because a session's threads do not survive a fork.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import onnx
 
-from ortflex_core.errors import GraphError
+from ortflex_core.errors import GraphError, MissingKernel
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device
 from ortflex_core.types import Array
 
 _LIMIT = 64
+_RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
+_PLACE = re.compile(r"^(/\S+ .*?\) (?=\S)|\S+\.(h|cc|cu):\d+ )")
+_NO_KERNEL = re.compile(
+    r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'"
+)
+_UNREGISTERED = re.compile(r"([\w.:]+)\(-?\d*\) is not a registered function/op")
 _cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 _lock = threading.Lock()
 
@@ -29,32 +37,38 @@ def session_options(threads: int) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    # Fatal only: what goes wrong becomes an exception, whose text says it once.
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     return options
 
 
-def session(program: Program, device: Device, threads: int = 1) -> Any:
-    """The session of a program on a device, made or found.
+def session(program: Program, device: Device, threads: int = 1, optimize: bool = True) -> Any:
+    """The session of a program on a device, made or found; ``optimize=False`` runs it as it stands.
 
     Raises:
+        MissingKernel: the runtime lacks an operator; names it, the node, the opset and ways out.
         GraphError: onnxruntime refuses the graph; its reason without the C++ trace.
     """
-    key = (os.getpid(), program.key, device, threads)
+    key = (os.getpid(), program.key, device, threads, optimize)
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key]
     import onnxruntime
 
+    options = session_options(threads)
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        made = onnxruntime.InferenceSession(
-            program.model, session_options(threads), providers=device.providers()
-        )
+        made = onnxruntime.InferenceSession(program.model, options, providers=device.providers())
     except Exception as error:  # onnxruntime raises classes of its own, made in C++
+        version = onnxruntime.__version__
+        if missing := missing_kernel(error, program, device, version):
+            raise MissingKernel(missing) from error
         raise GraphError(
-            f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {reason(error)}"
+            f"onnxruntime {version} refuses the {program.name} graph: {reason(error)}"
         ) from error
     with _lock:
         _cache[key] = made
@@ -64,17 +78,56 @@ def session(program: Program, device: Device, threads: int = 1) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of onnxruntime's message: what, without where in its sources."""
+    """The first line of onnxruntime's message: which node and what, without where in its sources."""
     text = str(error).strip().splitlines()
     first = text[0] if text else type(error).__name__
+    node = _RUNNING.search(first)
     for marker in ("Status Message: ", "[ONNXRuntimeError] : "):
         if marker in first:
             first = first.rsplit(marker, 1)[1]
+    first = _PLACE.sub("", first)
+    if node:
+        first = f"{node[1]} node {node[2]!r}: {first}"
     return first[:500]
 
 
+def missing_kernel(
+    error: BaseException, program: Program, device: Device, version: str
+) -> str | None:
+    """What to do where the runtime lacks an operator; None if that is not what is wrong."""
+    text = str(error)
+    found = _NO_KERNEL.search(text)
+    if found is None:
+        unknown = _UNREGISTERED.search(text)
+        if unknown is None:
+            return None
+        operator, label = unknown[1].rpartition(":")[2], ""
+    else:
+        operator, label = found[1], found[2]
+    graph = program.proto().graph
+    node = next((n for n in graph.node if label and n.name == label), None)
+    node = node or next((n for n in graph.node if n.op_type == operator), None)
+    domain = (node.domain if node is not None else "") or "ai.onnx"
+    opsets = {o.domain or "ai.onnx": o.version for o in program.proto().opset_import}
+    where = f"node {node.name!r} of the {program.name} graph" if node is not None else program.name
+    types = {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
+    ways = ["use another onnxruntime or device (`ortflex doctor` lists them)"]
+    if onnx.TensorProto.DOUBLE in types:
+        ways.insert(0, "convert the model to float32, which has more kernels than float64")
+    else:
+        ways.append("write the operator with others")
+    return (
+        f"onnxruntime {version} has no kernel on {device.name} for the operator {operator} of "
+        f"{domain} opset {opsets.get(domain, '?')}, {where}. Ways out: {', or '.join(ways)}."
+    )
+
+
 def run_once(
-    program: Program, feeds: dict[str, Array], values: dict[str, float], device: Device
+    program: Program,
+    feeds: dict[str, Array],
+    values: dict[str, float],
+    device: Device,
+    optimize: bool = True,
 ) -> dict[str, Array]:
     """Run a program from arrays to arrays; for what happens once, not once a step."""
     from ortflex_core.host import HostProgram
@@ -86,8 +139,9 @@ def run_once(
     }
     names = [o.name for o in program.outputs]
     arrays = {i.name: feeds[i.name] for i in program.inputs}
+    runner = session(program, device, optimize=optimize)
     try:
-        results = session(program, device).run(names, arrays | scalars)
+        results = runner.run(names, arrays | scalars)
     except Exception as error:  # as above
         raise GraphError(f"the {program.name} graph failed: {reason(error)}") from error
     return dict(zip(names, results, strict=True))

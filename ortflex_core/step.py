@@ -13,6 +13,7 @@ import attrs
 from ortflex_core import compose, passes
 from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
+from ortflex_core.errors import NotDifferentiable
 from ortflex_core.host import Host
 from ortflex_core.modes import Modes
 from ortflex_core.ops import Tensor, Trace
@@ -92,7 +93,12 @@ def _step(
         outputs[f"penalty{suffix}"] = cost
     here = None if factor is None else _at(factor, suffix)
     seeds = [(t.predicted, t.gradient(local, 1.0 if here is None else here)) for t in losses]
-    found = gradients(seeds, list(now.weights.values()), problem.rules)
+    try:
+        found = gradients(seeds, list(now.weights.values()), problem.rules)
+    except NotDifferentiable as error:
+        raise NotDifferentiable(
+            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
+        ) from None
     penalties = compose.penalty_gradients(trace, problem, now.weights, here)
     weights: dict[str, Tensor] = {}
     slots: dict[str, Tensor] = {}

@@ -13,9 +13,9 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core import data, preparation, scoring
+from ortflex_core import data, diagnosis, preparation, scoring
 from ortflex_core.data import ArrayBatches, Columns
-from ortflex_core.errors import DataError, OrtflexError, nearest
+from ortflex_core.errors import DataError, GraphError, OrtflexError, nearest
 from ortflex_core.evaluate import Evaluator
 from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.hooks import HookManager
@@ -182,6 +182,9 @@ class Trainer:
             backend = self.setup.backend_for(self._problem)
             engine = backend.build(self._problem, self.device, self.runtime)
             engine.load(self.get_state())
+            if diagnosis.doubtful(self._problem):
+                batch = self._preparing(self._problem).batch(columns.take(np.arange(rows)))
+                diagnosis.check_rows(self._problem, engine, batch)
             if self._engine is not None:
                 engine.load_slots(self._engine.slots())
                 engine.load_buffers(self._engine.buffers())
@@ -262,6 +265,11 @@ class Trainer:
         loop = Loop(plan)
         try:
             self.history_ = loop.run()
+        except GraphError as error:
+            if not isinstance(source, ArrayBatches):
+                raise
+            batch = next(iter(source.epoch(None)))[0]
+            raise diagnosis.explained(error, self._problem, self.engine, batch) from error
         finally:
             self._manual = loop.progress
         return self.history_
@@ -295,7 +303,10 @@ class Trainer:
         columns = self._open(X, y, weight)
         prepared = self._build(columns).batch(columns)
         rate = self._schedule().rate(self.learning_rate, self._manual)
-        [(loss, penalty)] = self.engine.run([prepared], [rate]).read()
+        try:
+            [(loss, penalty)] = self.engine.run([prepared], [rate]).read()
+        except GraphError as error:
+            raise diagnosis.explained(error, self._problem, self.engine, prepared) from error
         now = self._manual
         self._manual = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
         return loss + penalty

@@ -1,0 +1,211 @@
+"""Graphs that cannot be trained as they are: errors that say where, why and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from ortflex_core.errors import DataError, GraphError, ModelError, OrtflexError, Unsupported
+from ortflex_core.protocols import Loss
+from tests import models
+from tests.training import make, regression
+
+X, Y = regression(rows=20, features=6)
+RULES = ("fused", "example_numpy")
+by_rules = pytest.mark.parametrize("backend", RULES)
+node = helper.make_node
+
+
+def behind_a_step() -> ModelProto:
+    return models.model(
+        [
+            node("MatMul", ["X", "W"], ["m"], name="first"),
+            node("Floor", ["m"], ["f"], name="cut"),
+            node("MatMul", ["f", "V"], ["Y"], name="last"),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {"W": np.ones((6, 4)), "V": np.ones((4, 1))},
+    )
+
+
+@by_rules
+def test_a_parameter_that_no_gradient_reaches(backend: str) -> None:
+    text = r"no gradient reaches 'W' \[6, 4\]: every way .* ends at .*'cut' \(Floor\)"
+    with pytest.raises(Unsupported, match=text):
+        make(behind_a_step(), backend=backend).fit(X, Y)
+
+
+def test_leaving_that_parameter_out_helps() -> None:
+    with pytest.raises(Unsupported, match=r"Leave such parameters out .*params=\['\*', '!name'\]"):
+        make(behind_a_step(), backend="fused").fit(X, Y)
+    trainer = make(behind_a_step(), backend="fused", params=["*", "!W"], epochs=1)
+    trainer.fit(X, Y)
+    assert list(trainer.get_state()) == ["V"]
+
+
+@attrs.frozen(kw_only=True)
+class Steps(Loss):
+    name = "steps"
+
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return op.Floor(op.Abs(predicted - expected))
+
+
+@attrs.frozen(kw_only=True)
+class StepsWithGradient(Steps):
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        return cotangent * op.Sign(predicted - expected)
+
+
+@by_rules
+def test_a_loss_that_is_not_differentiable(backend: str) -> None:
+    text = r"the steps loss on 'Y' cannot be differentiated: .*\(Floor\)\. .*give it a gradient\(\)"
+    with pytest.raises(OrtflexError, match=text):
+        make(models.mlp(), loss=Steps(), backend=backend).fit(X, Y)
+
+
+def test_a_gradient_of_its_own_helps() -> None:
+    make(models.mlp(), loss=StepsWithGradient(), backend="fused", epochs=1).fit(X, Y)
+
+
+# Sizes ------------------------------------------------------------------------------------------
+
+
+def flattened() -> ModelProto:
+    return models.model(
+        [
+            node("Flatten", ["X"], ["f"], name="flat"),
+            node("MatMul", ["f", "W"], ["Y"], name="full"),
+        ],
+        [models.floats("X", "N", "C", "L")],
+        [models.floats("Y", "N", 1)],
+        {"W": np.ones((6, 1))},
+    )
+
+
+@by_rules
+def test_dynamic_dimensions_that_do_not_fit_the_weights(backend: str) -> None:
+    make(flattened(), backend=backend, epochs=1).fit(X.reshape(20, 2, 3), Y)
+    text = r"cannot run on a batch with X \[20, 1, 3\] \(the model takes \[N, C, L\]\): .*MatMul"
+    trainer = make(flattened(), backend=backend, epochs=1)
+    with pytest.raises(DataError, match=text):
+        trainer.fit(X.reshape(20, 2, 3)[:, :1], Y)
+    with pytest.raises(DataError, match=text):
+        trainer.step((X.reshape(20, 2, 3)[:, :1], Y))
+
+
+def selecting() -> ModelProto:
+    return models.model(
+        [node("MatMul", ["X", "W"], ["m"]), node("Compress", ["m", "keep"], ["Y"], axis=0)],
+        [
+            models.floats("X", "N", 6),
+            helper.make_tensor_value_info("keep", TensorProto.BOOL, ["N"]),
+        ],
+        [models.floats("Y", "M", 1)],
+        {"W": np.ones((6, 1))},
+    )
+
+
+def aggregating() -> ModelProto:
+    return models.model(
+        [node("MatMul", ["X", "W"], ["m"]), node("ReduceMean", ["m"], ["Y"], axes=[0])],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", 1, 1)],
+        {"W": np.ones((6, 1))},
+    )
+
+
+@by_rules
+def test_a_dimension_that_cannot_be_resolved(backend: str) -> None:
+    keep = np.arange(20) % 2 == 0
+    text = r"'Y', which the squared_error loss sees, has shape \[10, 1\] for a batch of 20 rows"
+    with pytest.raises(DataError, match=text):
+        make(selecting(), backend=backend, epochs=1).fit({"X": X, "keep": keep}, Y)
+
+
+@by_rules
+def test_one_prediction_for_all_rows_is_no_broadcast(backend: str) -> None:
+    trainer = make(aggregating(), backend=backend, epochs=1)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"has shape \[1, 1\] for a batch of 20 rows"):
+            trainer.fit(X, Y)
+
+
+# Operators ----------------------------------------------------------------------------------------
+
+
+def in_float64() -> ModelProto:
+    doubles = [
+        helper.make_tensor_value_info(n, TensorProto.DOUBLE, s)
+        for n, s in (("X", ["N", 1, 6]), ("Y", ["N", 1, 1]))
+    ]
+    model = models.model(
+        [node("Conv", ["X", "K"], ["c"], name="window"), node("MatMul", ["c", "W"], ["Y"])],
+        doubles[:1],
+        doubles[1:],
+        {},
+    )
+    for name, shape in (("K", (1, 1, 3)), ("W", (4, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape), name))
+    return model
+
+
+@by_rules
+def test_an_operator_without_a_kernel(backend: str) -> None:
+    text = (
+        r"has no kernel on cpu for the operator Conv of ai\.onnx opset 17, node 'window'.*float32"
+    )
+    x, y = X[:, None].astype(np.float64), Y[:, None].astype(np.float64)
+    with pytest.raises(GraphError, match=text):
+        make(in_float64(), backend=backend, epochs=1).fit(x, y)
+
+
+def test_an_operator_that_nobody_knows() -> None:
+    model = models.model(
+        [
+            node("MatMul", ["X", "W"], ["m"]),
+            node("Frobnicate", ["m"], ["Y"], name="frob", domain="acme"),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {"W": np.ones((6, 1))},
+        acme=1,
+    )
+    with pytest.raises(OrtflexError, match=r"no gradient rule for .*Frobnicate of acme .*'frob'"):
+        make(model, backend="fused").fit(X, Y)
+    with pytest.raises(
+        GraphError, match=r"has no kernel on cpu for the operator Frobnicate of acme"
+    ):
+        make(model, backend="fused").predict(X)
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+def twice_among_weights(model: ModelProto) -> None:
+    model.graph.initializer.append(model.graph.initializer[0])
+
+
+def twice_among_inputs(model: ModelProto) -> None:
+    model.graph.input.append(model.graph.input[0])
+
+
+def output_like_a_weight(model: ModelProto) -> None:
+    model.graph.node[0].output[0] = "W2"
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(twice_among_weights, "W1"), (twice_among_inputs, "X"), (output_like_a_weight, "W2")],
+)
+def test_a_duplicate_name(change: Any, name: str) -> None:
+    model = models.mlp()
+    change(model)
+    with pytest.raises(ModelError, match=rf"is not a valid ONNX model: (.|\n)*{name}"):
+        make(model)
