@@ -99,6 +99,7 @@ class Rebuild:
             if tensor.host is not None:
                 self.values[tensor] = self.trace.bind(tensor.host, tensor.dtype)
             else:
+                assert tensor.constant is not None, f"{tensor!r} is read before it is made"
                 self.values[tensor] = self.trace.constant(tensor.constant, tensor.dtype)
         return self.values[tensor]
 

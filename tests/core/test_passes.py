@@ -1,0 +1,242 @@
+"""Every pattern: the graph with it computes what the graph without it does, and it was at work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import passes
+from ortflex_core.host import Host, HostProgram
+from ortflex_core.ops import Ops, Tensor, Trace
+from ortflex_core.program import Program, build
+from tests.gradcheck import runner
+
+RNG = np.random.default_rng(5)
+Formula = Callable[..., Mapping[str, Tensor]]
+
+
+def array(*shape: int, dtype: Any = np.float32) -> Any:
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def run(program: Program, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = HostProgram([h.expression for h in program.hosts])({"rate": 0.25, "beta": 0.9})
+    feeds = {}
+    for spec in program.inputs:  # a parameter may have become a row
+        array = arrays[spec.name]
+        feeds[spec.name] = array if array.ndim == len(spec.shape or ()) else array[None]
+    for host, number in zip(program.hosts, numbers, strict=True):
+        feeds[host.spec.name] = np.asarray(number, host.spec.numpy)
+    values = runner(program.model, False)(feeds)
+    return {o.name: v for o, v in zip(program.outputs, values, strict=True)}
+
+
+def both(
+    formula: Formula,
+    arrays: Mapping[str, Any],
+    *,
+    rows: tuple[str, ...] = (),
+    symbolic: bool = False,
+    tolerance: float = 2e-6,
+) -> Counter[str]:
+    """Compare; returns the operators of the graph that the passes made."""
+    trace = Trace({"": 17})
+    inputs = {
+        n: trace.input(n, a.dtype, ("B", *a.shape[1:]) if symbolic and a.ndim else a.shape)
+        for n, a in arrays.items()
+    }
+    outputs = formula(trace.op, **inputs)
+    plain = build(trace, outputs, name="plain")
+    small = build(*passes.optimize(trace, outputs, parameters=rows), name="small")
+    want, got = run(plain, arrays), run(small, arrays)
+    for name, value in want.items():
+        scale = max(1.0, float(np.abs(value).max()))
+        np.testing.assert_allclose(
+            np.reshape(got[name], value.shape), value, rtol=tolerance, atol=tolerance * scale
+        )
+        assert got[name].dtype == value.dtype
+    return Counter(n.op_type for n in small.proto().graph.node)
+
+
+A, B, W = array(6, 4), array(6, 3), array(4, 3)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_step_along_a_product_is_one_gemm(dtype: Any) -> None:
+    arrays = {"w": W.astype(dtype), "a": A.astype(dtype), "b": B.astype(dtype)}
+    found = both(lambda op, w, a, b: {"y": w - op.Gemm(a, b, transA=1, alpha=0.5)}, arrays)
+    assert found == Counter(Gemm=1)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_an_addend_of_a_product_is_its_c(swap: bool) -> None:
+    def formula(op: Ops, w: Tensor, a: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+        old, product = 0.9 * w, op.Gemm(a, b, transA=1)
+        return {"y": product + old if swap else old + product}
+
+    assert both(formula, {"w": W, "a": A, "b": B}) == Counter(Mul=1, Gemm=1)
+
+
+def test_a_bias_after_matmul_is_its_c() -> None:
+    found = both(
+        lambda op, a, w, b: {"y": op.MatMul(a, w) + b},
+        {"a": A, "w": W, "b": array(3)},
+        symbolic=False,
+    )
+    assert found == Counter(Gemm=1)
+
+
+def test_two_products_added() -> None:
+    formula: Formula = lambda op, a, w, c: {"y": op.MatMul(a, w) + op.MatMul(c, w)}  # noqa: E731
+    assert both(formula, {"a": A, "w": W, "c": array(6, 4)})["Add"] == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "shapes"),
+    [
+        ("the product has another reader", [(6, 4), (4, 3), (6, 3)]),
+        ("more axes than two", [(2, 6, 4), (4, 3), (3,)]),
+        ("an addend that makes it larger", [(1, 4), (4, 3), (6, 3)]),
+        ("an addend by column", [(6, 4), (4, 3), (6, 1)]),
+    ],
+)
+def test_sums_that_are_no_gemm_stay(case: str, shapes: list[tuple[int, ...]]) -> None:
+    def formula(op: Ops, a: Tensor, w: Tensor, c: Tensor) -> Mapping[str, Tensor]:
+        product = op.MatMul(a, w)
+        return {"y": product + c} | ({"twice": 2 * product} if "reader" in case else {})
+
+    found = both(formula, dict(zip("awc", (array(*s) for s in shapes), strict=True)))
+    assert found["Add"] == 1
+
+
+def test_a_bias_minus_the_sum_of_rows_is_held_as_a_row() -> None:
+    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        for k in range(2):  # a chain of two steps
+            y = op.Gemm(x, w, b)
+            out[f"total/{k}"] = op.ReduceSum(y * y, keepdims=0)
+            b = b - op.ReduceSum(y, axes=[0], keepdims=0)
+        return {**out, "new/b": b}
+
+    found = both(formula, {"x": A, "w": W, "b": array(3)}, rows=("b",), tolerance=1e-5)
+    assert found == Counter(Gemm=4, ReduceSumSquare=2)
+
+
+def test_a_bias_that_is_read_otherwise_stays_a_vector() -> None:
+    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+        y = op.Gemm(x, w, b)
+        return {
+            "new/b": b - op.ReduceSum(y, axes=[0], keepdims=0),
+            "penalty": op.ReduceSum(op.Abs(b), keepdims=0),
+        }
+
+    found = both(formula, {"x": A, "w": W, "b": array(3)}, rows=("b",))
+    assert found["Sub"] == 1
+    assert found["MatMul"] == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sum_of_rows_is_a_product_with_ones(dtype: Any) -> None:
+    found = both(lambda op, x: {"y": op.ReduceSum(x, axes=[0], keepdims=0)}, {"x": A.astype(dtype)})
+    assert found == Counter(MatMul=1)
+
+
+def test_other_sums_stay() -> None:
+    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+        return {
+            "columns": op.ReduceSum(x, axes=[1], keepdims=0),
+            "kept": op.ReduceSum(x, axes=[0], keepdims=1),
+            "all": op.ReduceSum(x, keepdims=0),
+        }
+
+    assert both(formula, {"x": A}) == Counter(ReduceSum=3)
+    whole = {"x": RNG.integers(0, 9, (3, 4))}
+    assert both(lambda op, x: {"y": op.ReduceSum(x, axes=[0], keepdims=0)}, whole)["MatMul"] == 0
+
+
+def test_weighted_sums_are_dot_products() -> None:
+    dot: Formula = lambda op, x, y: {"total/0": op.ReduceSum(x * y, keepdims=0)}  # noqa: E731
+    columns = {"x": array(7, 1), "y": array(7, 1)}
+    assert both(dot, columns, rows=("x",)[:0]) == Counter(Mul=1, ReduceSum=1)
+    assert both(dot, {"x": array(7), "y": array(7)}) == Counter(MatMul=1)
+    assert both(dot, {"x": array(7, 2), "y": array(7, 2)}) == Counter(Mul=1, ReduceSum=1)
+
+
+def test_a_total_that_only_the_host_reads_may_be_a_matrix_of_one() -> None:
+    def formula(op: Ops, x: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+        return {"total/0": op.ReduceSum(x * x, keepdims=0), "new/b": 2 * b}
+
+    arrays = {"x": array(7, 1), "b": array(3)}
+    assert both(formula, arrays, rows=("b",)) == Counter(Gemm=1, Mul=1)
+    assert both(formula, arrays) == Counter(ReduceSumSquare=1, Mul=1)
+
+
+def test_a_sum_of_squares() -> None:
+    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+        return {"a": op.ReduceSum(x * x, keepdims=0), "b": op.ReduceSum(x * x, axes=[1])}
+
+    assert both(formula, {"x": A}) == Counter(ReduceSumSquare=2)
+
+
+def test_the_sign_of_a_relu() -> None:
+    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+        return {"y": op.Sign(op.Relu(x)), "other": op.Sign(x)}
+
+    x = np.array([-np.inf, -3, -1e-38, -0.0, 0, 1.2e-38, 1e-20, 2, np.inf], np.float32)
+    assert both(formula, {"x": x}, tolerance=0) == Counter(Relu=1, HardSigmoid=1, Sign=1)
+    assert both(formula, {"x": x.astype(np.float64)})["HardSigmoid"] == 0
+
+
+def test_log_loss_at_any_score() -> None:
+    def formula(op: Ops, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        logarithm = op.Log(1 + op.Exp(-op.Abs(x)))
+        return {"loss": op.Max(x, 0.0) - x * y + logarithm, "tiny": logarithm}
+
+    x = np.array([-100, -88, -20, -1, -1e-6, 0, 1e-6, 1, 20, 88, 100], np.float32)
+    found = both(formula, {"x": x, "y": (x > 0).astype(np.float32)})
+    assert found == Counter(Relu=1, Mul=1, Sub=1, Abs=1, Neg=1, Softplus=1, Add=1)
+
+
+def test_softplus_is_for_few_elements_of_float32() -> None:
+    formula: Formula = lambda op, x: {"y": op.Log(1 + op.Exp(x))}  # noqa: E731
+    assert both(formula, {"x": A})["Softplus"] == 1
+    assert both(formula, {"x": A}, symbolic=True)["Softplus"] == 0
+    assert both(formula, {"x": array(100, 50)})["Softplus"] == 0
+    assert both(formula, {"x": A.astype(np.float64)})["Softplus"] == 0
+
+
+def test_where_a_mask_has_zeros_already() -> None:
+    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+        kept = op.Greater(x, 0.0)
+        scaled = op.Mul(Host.symbol("rate"), op.Cast(kept, to=1))
+        return {"y": op.Where(kept, scaled, 0.0)}
+
+    assert both(formula, {"x": A}) == Counter(Greater=1, Cast=1, Mul=1)
+
+
+def test_where_something_else_is_chosen_it_stays() -> None:
+    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+        kept, other = op.Greater(x, 0.0), op.Greater(x, 0.5)
+        scaled = op.Mul(2.0, op.Cast(kept, to=1))
+        return {
+            "another mask": op.Where(other, scaled, 0.0),
+            "another value": op.Where(kept, scaled, 1.0),
+            "not finite": op.Where(kept, x * op.Cast(kept, to=1), 0.0),
+        }
+
+    assert both(formula, {"x": A})["Where"] == 3
+
+
+def test_a_product_replaced_by_what_the_seeds_made() -> None:
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float32, (2,))
+    stand_in = trace.input("stand_in", np.float32, (2,))
+    made, product = 0.5 * x, 3 * stand_in
+    outputs = {"y": x - product}
+    small = build(*passes.optimize(trace, outputs, {product: made}), name="small")
+    assert [i.name for i in small.inputs] == ["x"]
+    np.testing.assert_allclose(run(small, {"x": np.float32([2, 4])})["y"], [1, 2])
