@@ -140,7 +140,9 @@ NETWORKS: Mapping[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "resnet": (resnet, (3, 32, 32)),
     "mobilenet": (mobilenet, (3, 16, 16)),
     "unet": (UNet, (2, 8, 8)),
+    "resnet-18": (lambda: resnet(16, 2), (3, 64, 64)),
 }
+SLOW = {"resnet-18"}
 
 
 @functools.cache
@@ -190,7 +192,9 @@ def torch_gradients(network: Any, x: Any, y: Any) -> dict[str, Any]:
     return {n: p.grad.numpy().copy() for n, p in twin.named_parameters()}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NETWORKS]
+)
 def test_every_gradient_equals_torch(name: str) -> None:
     network, model = made(name)
     trainer = make(
