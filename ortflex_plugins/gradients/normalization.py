@@ -138,8 +138,10 @@ def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> 
     if g is None or any(s is not None for s in stash):
         raise NoGradientRule("with a gradient that comes by its output Mean or InvStdDev")
     whole = full(op, g, node.inputs[0])
-    if x.dtype == onnx.TensorProto.FLOAT and node.stash_type == onnx.TensorProto.FLOAT:
-        # The operator hands out what it computed anyway.
+    floats = x.dtype == node.stash_type == onnx.TensorProto.FLOAT
+    if floats and node.input(2) is not None:
+        # The operator hands out what it computed anyway. Without a bias, an optimizer of
+        # onnxruntime 1.16 takes the process down when these outputs are used.
         _, mean, r = node.more_outputs(3)
         x_hat = (x - mean) * r
     else:

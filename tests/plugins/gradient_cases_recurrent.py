@@ -126,15 +126,11 @@ def _as(op: Any, array: Array, like: Any) -> Any:
 
 
 CASES = [
-    recurrent("RNN", rnn, use="yh-b0"),
     recurrent("RNN", rnn, "bidirectional", use="yh-b0l"),
     recurrent("RNN", relu_rnn, "reverse", use="y", activations=["Relu"]),
-    recurrent("GRU", gru, use="yh-b0"),
     recurrent("GRU", gru, "bidirectional", use="yh-b0l"),
-    recurrent("GRU", gru_after, use="yh-b0", linear_before_reset=1),
     recurrent("GRU", gru_after, "reverse", use="h", linear_before_reset=1),
     recurrent("GRU", gru_after, "bidirectional", use="y-b0l", linear_before_reset=1),
-    recurrent("LSTM", lstm, use="yhc-b0"),
     recurrent("LSTM", lstm, use="h"),
     recurrent("LSTM", lstm, "reverse", use="y-b"),
     recurrent("LSTM", lstm, use="hc-bl"),
