@@ -15,7 +15,10 @@ from ortflex_core import __version__
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("ortflex_plugins.cli.train:train", "Train a model as a TOML file says."),
     "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
-    "check": ("ortflex_plugins.cli.check:check", "Say what of a model can be trained."),
+    "check": (
+        "ortflex_plugins.cli.check:check",
+        "Say what of MODEL can be trained, node by node, and which backends can.",
+    ),
     "compare": (
         "ortflex_plugins.cli.compare:compare",
         "Train the same steps on every backend, and say where they part.",
