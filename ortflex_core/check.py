@@ -129,9 +129,11 @@ def check_model(
         ConfigError, PluginError: the loss cannot be built.
 
     Example:
-        >>> text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 2] x, float[2, 1] w)'
-        >>> made = onnx.parser.parse_model(text + " => (float[N, 1] y) { y = MatMul(x, w) }")
-        >>> made.graph.initializer.append(onnx.helper.make_tensor("w", 1, [2, 1], [1.0, 2.0]))
+        >>> import onnx.parser
+        >>> made = onnx.parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 1] w = {1, 2}> { y = MatMul(x, w) }"
+        ... )
         >>> [(node.operator, node.status) for node in check_model(made).nodes]
         [('MatMul', 'trainable')]
     """

@@ -51,8 +51,11 @@ def gradient_model(
         GraphError: one of ``wrt`` reaches none of ``outputs``.
 
     Example:
-        >>> text = "<ir_version: 8, opset_import: ['' : 17]> g (float[N, 2] x) => (float[N, 2] y) {"
-        >>> square = onnx.parser.parse_model(text.replace("'", '"') + "y = Mul(x, x)}")
+        >>> import onnx.parser
+        >>> square = onnx.parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> '
+        ...     "g (float[N, 2] x) => (float[N, 2] y) { y = Mul(x, x) }"
+        ... )
         >>> made = gradient_model(square, wrt=["x"])
         >>> [i.name for i in made.graph.input], [o.name for o in made.graph.output]
         (['x', 'cotangent/y'], ['y', 'gradient/x'])
