@@ -39,12 +39,14 @@ class Environment(NamedTuple):
     extra: str
     python: str
     with_torch: bool
+    sample: str = "4"
+    """Every which case of the tables of gradients is asked here; 1 is all of them."""
 
 
 ENVIRONMENTS = {
     "session": Environment("session", "3.11", with_torch=True),
     "agent": Environment("agent", "3.11", with_torch=True),
-    "stock": Environment("stock", "3.11", with_torch=True),
+    "stock": Environment("stock", "3.11", with_torch=True, sample="1"),
     "stock-3.13": Environment("stock", "3.13", with_torch=False),
 }
 
@@ -164,8 +166,14 @@ for name, environment in ENVIRONMENTS.items():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
             session.run(
                 *("python", "-m", "pytest", "--continue-on-collection-errors"),
+                *("--numprocesses", "auto", "--dist", "worksteal"),
                 *("-m", "not slow", *session.posargs),
-                env={"ORTFLEX_TEST_REPORT": str(report)},
+                env={
+                    "ORTFLEX_TEST_REPORT": str(report),
+                    "ORTFLEX_TEST_SAMPLE": os.environ.get("ORTFLEX_TEST_SAMPLE", environment.sample),
+                    # One thread a worker: two would fight for the same cores.
+                    "OMP_NUM_THREADS": "1",
+                },
             )
 
 

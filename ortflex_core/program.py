@@ -94,7 +94,7 @@ def build(trace: Trace, outputs: Mapping[str, Tensor], *, name: str) -> Program:
     counts: dict[str, int] = {}
     for node in nodes:
         graph.node.append(_node(node, names, taken, counts, graph))
-        if node.op_type in ("If", "Loop", "Scan") and node.domain == "":
+        if node.domain or node.op_type in ("If", "Loop", "Scan"):
             graph.value_info.extend(_declared(node, names, outputs))
     for proto, (_, tensor) in zip(copies, copied, strict=True):
         proto.input.append(_name_of(tensor, names, taken, counts, graph))
@@ -119,13 +119,17 @@ def build(trace: Trace, outputs: Mapping[str, Tensor], *, name: str) -> Program:
 def _declared(
     node: Node, names: Mapping[int, str], outputs: Mapping[str, Tensor]
 ) -> list[ValueInfoProto]:
-    """The shapes of what control flow gives: onnxruntime does not find out, but Scan asks for them."""
+    """The types and shapes that nobody else can infer from the graph.
+
+    What operators outside the standard give, and what control flow does: onnxruntime does not find
+    out, but Scan asks for it.
+    """
     return [
         onnx.helper.make_tensor_value_info(
             names[id(t)], t.dtype, [d if isinstance(d, int) else None for d in t.shape]
         )
         for t in node.outputs
-        if t.shape is not None and names[id(t)] not in outputs
+        if t.dtype and t.shape is not None and names[id(t)] not in outputs
     ]
 
 
