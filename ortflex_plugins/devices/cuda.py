@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -39,10 +41,19 @@ class Cuda(Device):
                 "pip install 'ortflex[stock-gpu]' or 'ortflex[agent-gpu]', after uninstalling "
                 f"{runtime.distribution}"
             ]
+        driver = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+        try:
+            # Asked first, because onnxruntime prints what it does not find.
+            ctypes.CDLL(driver)
+        except OSError:
+            return [f"there is no NVIDIA driver ({driver} is not found)"]
         try:
             cls().empty([1], np.float32)
-        except Exception as error:  # a driver may fail in any way
-            return [f"no CUDA device answers: {str(error).strip().splitlines()[0][:200]}"]
+        except Exception:  # onnxruntime raises classes of its own, made in C++
+            return [
+                f"no CUDA device answers: {runtime} does not find a GPU, or the CUDA and cuDNN "
+                "libraries of the version it was built for"
+            ]
         return []
 
     def providers(self) -> list[Any]:
