@@ -6,7 +6,7 @@ The user's file is not touched: what changes is how a node is replayed into a tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
@@ -70,9 +70,8 @@ class Modes:
     ) -> Sequence[Tensor] | None:
         if len([o for o in node.output if o]) > 1:
             return None
-        x, scale, bias, mean, variance = inputs
-        assert x is not None and scale is not None and bias is not None
-        assert mean is not None and variance is not None
+        # The standard makes all five inputs mandatory.
+        x, scale, bias, mean, variance = cast("tuple[Tensor, ...]", tuple(inputs))
         rank = x.rank
         if rank is None:
             return None

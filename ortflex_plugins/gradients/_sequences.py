@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
@@ -98,23 +98,20 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
     for k in range(count):
         reverse = k == 1 or node.direction == "reverse"
 
-        def own(t: Tensor | None, axis: int = 0, k: int = k) -> Tensor | None:
-            if t is None:
-                return None
+        def own(t: Tensor, axis: int = 0, k: int = k) -> Tensor:
             if count == 1:
                 return op.Squeeze(t, axes=[axis])  # type: ignore[no-any-return]
             return op.Gather(t, op.constant(k), axis=axis)  # type: ignore[no-any-return]
 
-        def state(t: Tensor | None, own: object = own) -> Tensor:
-            return zeros if t is None else own(t)  # type: ignore[operator,no-any-return]
+        def state(t: Tensor | None, own: Callable[[Tensor], Tensor] = own) -> Tensor:
+            return zeros if t is None else own(t)
 
-        bias = own(node.input(3))
-        halves = (None, None)
+        bias = node.input(3)
+        halves: tuple[Tensor | None, Tensor | None] = (None, None)
         if bias is not None:
-            halves = op.Split(bias, [gates * hidden] * 2, axis=0, outputs=2)
+            halves = op.Split(own(bias), [gates * hidden] * 2, axis=0, outputs=2)
         y = own(node.outputs[0], 1)
         h0 = state(node.input(5))
-        assert y is not None
         before = previous(op, y, h0, reverse)
         if reverse and alive_next is not None:
             before = op.Where(alive_next, before, op.Unsqueeze(h0, axes=[0]))

@@ -89,7 +89,7 @@ def test_an_operator_without_a_rule_inside_a_branch_is_named() -> None:
         y = If(c) <then_branch = t () => (float[] a) { m = Mul(x, w)  a = my.company.Silu(m) },
                    else_branch = e () => (float[] b) { b = Mul(x, w) }>
     """
-    with pytest.raises(NoGradientRule, match="operator Silu of my.company opset 1, node Silu"):
+    with pytest.raises(NoGradientRule, match=r"operator Silu of my\.company opset 1, node Silu"):
         operators(model(body))
 
 
