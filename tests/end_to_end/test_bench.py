@@ -1,38 +1,26 @@
-"""The benchmark runs and writes down what it measured; no time is asserted."""
+"""The benchmarks run and write down what they measured; no time is asserted."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the script sets it
-    spec = importlib.util.spec_from_file_location("bench", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bench", module)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import backends, peers_table
+from benchmarks.onnx_network import network
+from benchmarks.workloads import WORKLOADS, data, weights
 
 
 def test_every_row_has_the_versions_and_runs_add_up(
-    bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sklearn")
     path = tmp_path / "new" / "bench.csv"
     arguments = ["--rounds", "1", "--epochs", "1", "--case", "sgd, batch 15"]
     for _ in range(2):
-        bench.main([*arguments, "--results", str(path)])
+        backends.main([*arguments, "--results", str(path)])
     with path.open() as file:
         rows = list(csv.DictReader(file))
     names = [row["who"] for row in rows]
@@ -40,3 +28,44 @@ def test_every_row_has_the_versions_and_runs_add_up(
     assert len(names) == 2 * len(set(names))
     assert all(row["runtime"] and row["numpy"] and float(row["us_a_step"]) > 0 for row in rows)
     assert "µs a step" in capsys.readouterr().out
+
+
+def test_peers_do_the_same_work_in_processes_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    path = tmp_path / "peers.csv"
+    arguments = ["--workload", "W1", "--peer", "scikit-learn", "--rounds", "1", "--seconds", "0"]
+    peers_table.main([*arguments, "--python", f"ortflex={sys.executable}", "--results", str(path)])
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["who"] for row in rows] == ["ortflex", "scikit-learn"]
+    assert all(row["version"] and float(row["us_a_step"]) > 0 for row in rows)
+    assert "target" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_are_whole(name: str) -> None:
+    workload = WORKLOADS[name]
+    x, y, weight = data(workload)
+    assert len(x) == len(y) == workload.rows == workload.steps * workload.batch
+    assert weight is None or weight.shape == (workload.rows,)
+    assert len(network(workload).graph.initializer) >= len(weights(workload))
+
+
+def test_torch_has_the_same_network() -> None:
+    torch = pytest.importorskip("torch")
+    import numpy as np
+    import onnxruntime
+
+    from benchmarks.torch_network import forward
+
+    for workload in WORKLOADS.values():
+        session = onnxruntime.InferenceSession(
+            network(workload).SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        x = data(workload)[0][:3]
+        parameters = [torch.from_numpy(p) for p in weights(workload)]
+        expected = forward(workload, torch.from_numpy(x), parameters).numpy()
+        (got,) = session.run(None, {"X": x})
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)

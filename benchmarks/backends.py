@@ -1,6 +1,6 @@
 """Microseconds a step of every backend here, beside torch eager and scikit-learn.
 
-    make bench        or        python benchmarks/bench.py --rounds 15
+    make bench        or        python -m benchmarks backends --rounds 15
 
 All train the same network, 100-50-10-1 with relu and squared error, on one thread, in one process,
 turn by turn: a round gives everybody a few epochs, so that a slow moment of the machine hits all.
@@ -16,11 +16,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import argparse
-import csv
-import datetime
-import importlib.metadata
 import itertools
-import platform
 import time
 import warnings
 from collections.abc import Callable
@@ -32,13 +28,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks import table
 from ortflex_core import Trainer
 from ortflex_core.errors import OrtflexError
 from ortflex_core.registry import Plugins
 
 SIZES = (100, 50, 10, 1)
 PEERS = ("torch eager", "scikit-learn")
-RESULTS = Path(__file__).parent / "results" / "bench.csv"
+RESULTS = table.RESULTS / "bench.csv"
 # On the first case: the most µs a step, and the least over torch eager beside it. The µs are those
 # of a machine on which torch eager takes 160 to 200.
 TARGETS = {"training_agent": (80.0, 2.0), "training_session": (35.0, 4.5)}
@@ -268,43 +265,6 @@ def report(case: Case, found: dict[str, Any]) -> list[dict[str, Any]]:
     return lines
 
 
-def circumstances() -> dict[str, str]:
-    """What the figures depend on."""
-    names = ("ortflex", "numpy", "onnx", "torch", "scikit-learn")
-    runtimes = ("onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime")
-
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return ""
-
-    runtime = next((f"{n} {version(n)}" for n in runtimes if version(n)), "none")
-    now = datetime.datetime.now(datetime.UTC)
-    return {
-        "date": now.isoformat(timespec="seconds"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "runtime": runtime,
-        **{name: version(name) for name in names},
-    }
-
-
-def append(lines: list[dict[str, Any]], path: Path) -> None:
-    """Add lines to the CSV; a file with other columns is set aside."""
-    around = circumstances()
-    columns = [*around, "case", "who", "us_a_step", "quickest", *(f"{p} / it" for p in PEERS)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.read_text().partition("\n")[0] != ",".join(columns):
-        path.replace(path.with_suffix(".old.csv"))
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerows({**around, **line} for line in lines)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -313,8 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--case", help="only the cases whose name contains this")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    around = circumstances()
-    print(", ".join(f"{k} {v}" for k, v in around.items() if v and k not in ("date", "ortflex")))
+    print(table.heading(table.circumstances()))
     lines: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
     for case in CASES:
@@ -324,7 +283,8 @@ def main(arguments: list[str] | None = None) -> None:
         lines += report(case, measure(case, runners, options.rounds, options.epochs))
     for name, reason in missing.items():
         print(f"\nNot measured here: {name}. {reason}")
-    append(lines, options.results)
+    columns = ["case", "who", "us_a_step", "quickest", *(f"{p} / it" for p in PEERS)]
+    table.append(lines, columns, options.results)
     print(f"\nAppended to {options.results}")
 
 

@@ -1,0 +1,26 @@
+"""``python -m benchmarks [backends|peers] [options]``: all tables, or one of them."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
+
+import sys
+
+from benchmarks import backends, peers_table
+
+TABLES = {"backends": backends.main, "peers": peers_table.main}
+
+
+def main(arguments: list[str]) -> None:
+    """Print the tables."""
+    if arguments and arguments[0] in TABLES:
+        TABLES[arguments[0]](arguments[1:])
+        return
+    for table in TABLES.values():
+        table(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
