@@ -10,7 +10,7 @@ help:
 	@echo "make demo      fine-tune a classifier on handwritten digits"
 	@echo "make test      the tests with each runtime, ruff and mypy, and a table at the end"
 	@echo "make test-all  the slow tests too"
-	@echo "make bench     microseconds a step, beside torch and scikit-learn"
+	@echo "make bench     microseconds a step, beside torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
 	@echo "make lint types"
 	@echo "make docs      docs/reference, from the classes"
 	@echo "make clean     remove the environments"

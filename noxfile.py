@@ -181,11 +181,36 @@ for name in ("agent", "session"):
 
     @session_for("bench", name, ENVIRONMENTS[name].python)
     def run_benchmarks(session: nox.Session, name: str = name) -> None:
-        """Microseconds a step, beside torch and scikit-learn."""
+        """Microseconds a step of every backend, beside torch and scikit-learn."""
         if PYTHONS[ENVIRONMENTS[name].python] is None:
             session.skip(f"no Python {ENVIRONMENTS[name].python} was found")
         prepare(session, name, "sklearn", with_torch=True)
-        session.run("python", "benchmarks/bench.py", *session.posargs)
+        session.run("python", "-m", "benchmarks", "backends", *session.posargs)
+
+
+@session_for("bench", "jax", "3.11")
+def prepare_jax(session: nox.Session) -> None:
+    """The environment of JAX, which takes part in the next one."""
+    if PYTHONS["3.11"] is None:
+        session.skip("no Python 3.11 was found")
+    session.install("jax", "jaxlib", "numpy")
+
+
+@session_for("bench", "peers", "3.11")
+def run_peers(session: nox.Session) -> None:
+    """Microseconds a step beside all peers; WORKLOADS="W1 W5" chooses, as PEERS="torch" does."""
+    if PYTHONS["3.11"] is None:
+        session.skip("no Python 3.11 was found")
+    prepare(session, "stock", "sklearn", with_torch=True)
+    arguments = []
+    for peer, other in (("jax step", "jax"), ("jax scan", "jax"), ("on-device", "agent")):
+        python = Path(session.virtualenv.location).parent / f"bench-{other}" / "bin" / "python"
+        if python.exists():
+            arguments.append(f"--python={peer}={python}")
+    for option, variable in (("workload", "WORKLOADS"), ("peer", "PEERS")):
+        chosen = os.environ.get(variable, "").replace(",", " ").split()
+        arguments += [f"--{option}={name}" for name in chosen]
+    session.run("python", "-m", "benchmarks", "peers", *arguments, *session.posargs)
 
 
 @nox.session
