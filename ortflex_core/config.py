@@ -108,6 +108,9 @@ class Recipe:
     )
     threads: int = _key("threads inside an operator; one is best for small models", 1)
     gradients: Sequence[str] = _key("families of gradient rules that come first", ())
+    free_batch: bool = _key(
+        "train with any batch_size where the model's batch dimension is fixed", False
+    )
     progress: bool | None = _key("a progress bar; by default on a terminal", None)
 
     # ------------------------------------------------------------------ reading

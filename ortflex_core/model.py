@@ -7,23 +7,20 @@ inlined; the export is the user's own model with only the trained tensors change
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.inliner
-from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from ortflex_core import freeing, modelfile, raising
 from ortflex_core.errors import ModelError, nearest
-from ortflex_core.files import OutputError, write_bytes
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.subgraphs import captured as captured
 from ortflex_core.subgraphs import trace_node
-from ortflex_core.types import Array, Shape, TensorSpec, dtype_name
+from ortflex_core.types import Array, TensorSpec, dtype_name
 
 OLDEST_OPSET = 13
 # Larger initializers that nobody trains are inputs of the compiled graphs, shared by all of them.
@@ -38,22 +35,28 @@ class Model:
 
     Args:
         source: a path, the file's bytes, or a ModelProto (which is copied).
+        free_batch: make a fixed batch dimension dynamic inside (see :mod:`ortflex_core.freeing`).
 
     Raises:
-        ModelError: missing, truncated, not ONNX, invalid, or older than opset 13.
+        ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be raised to one
+            that is known, or with a batch dimension that cannot be freed.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | bytes | ModelProto) -> None:
+    def __init__(
+        self, source: str | os.PathLike[str] | bytes | ModelProto, *, free_batch: bool = False
+    ) -> None:
         self.path = Path(source) if isinstance(source, str | os.PathLike) else None
         self.label = str(self.path) if self.path else "the model"
-        self.proto = _read(source, self.label)
+        self.free_batch = free_batch
+        self.proto = modelfile.read(source, self.label)
+        self._folder = self.path.parent if self.path else None
         self.opsets = {_domain(o.domain): o.version for o in self.proto.opset_import}
         self.opset = self.opsets.get("", 0)
         self._check()
-        self.internal = _inline(self.proto, self.label)
+        self._arrays: dict[str, Array] = {}
+        self._prepare()
         self.opsets = {_domain(o.domain): o.version for o in self.internal.opset_import}
         graph = self.internal.graph
-        self._initializers = {t.name: t for t in graph.initializer}
         self._values: dict[str, TensorSpec] = _infer(self.internal, self.label)
         self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
         self.inputs = tuple(
@@ -64,18 +67,39 @@ class Model:
         self.outputs = tuple(
             self._values[o.name] for o in graph.output if o.type.HasField("tensor_type")
         )
-        self._arrays: dict[str, Array] = {}
 
     def _check(self) -> None:
         if not self.opset:
             raise ModelError(f"{self.label} imports no standard operators (domain ai.onnx)")
-        if self.opset < OLDEST_OPSET:
-            raise ModelError(
-                f"{self.label} has opset {self.opset}, ortflex trains opset {OLDEST_OPSET} and newer. "
-                f"Convert it: onnx.version_converter.convert_version(model, 17)"
-            )
         if not self.proto.graph.node:
             raise ModelError(f"{self.label} has no nodes")
+
+    def _prepare(self) -> None:
+        """The internal graph: inlined, its batch freed and its opset raised where that is wanted."""
+        bare = modelfile.skeleton(self.proto)
+        internal = _inline(bare, self.label)
+        # What the skeleton lacks is an input of it, under the same name.
+        inside = {t.name for t in internal.graph.initializer}
+        large = [
+            t
+            for t in self.proto.graph.initializer
+            if bare is not self.proto and t.name not in inside
+        ]
+        self._initializers = {t.name: t for t in (*internal.graph.initializer, *large)}
+        values = {t.name: self.initializer(t.name) for t in large}
+        if self.free_batch:
+            internal = freeing.freed(internal, self.label, values)
+        self._freed = internal
+        if self.opset < OLDEST_OPSET:
+            internal = raising.raised(internal, self.label, self.opset, values)
+        self.internal = internal
+        # In the file's order; conversions may add constants of their own.
+        made = {t.name: t for t in internal.graph.initializer}
+        known = [t.name for t in self.proto.graph.initializer]
+        everything = {**self._initializers, **made}
+        self._initializers = {
+            n: everything[n] for n in dict.fromkeys([*known, *made]) if n in everything
+        }
 
     def initializer(self, name: str) -> Array:
         """An initializer's value (shared, do not write to it)."""
@@ -84,9 +108,7 @@ class Model:
                 raise ModelError(
                     f"{self.label} has no initializer {name!r}; {nearest(name, self._initializers)}"
                 )
-            array = onnx.numpy_helper.to_array(self._initializers[name])
-            array.setflags(write=False)
-            self._arrays[name] = array
+            self._arrays[name] = modelfile.array_of(self._initializers[name], self._folder)
         return self._arrays[name]
 
     @property
@@ -214,20 +236,58 @@ class Model:
         return trace_node(trace, node, arguments, captures, types)
 
     def export(
-        self, state: Mapping[str, Array], path: str | os.PathLike[str] | None = None
+        self,
+        state: Mapping[str, Array],
+        path: str | os.PathLike[str] | None = None,
+        *,
+        free_batch: bool = False,
     ) -> ModelProto:
         """The user's model with new values of some initializers, otherwise unchanged.
 
-        With a path the file is written too: in whole, or not at all.
+        With a path the file is written too: in whole, or not at all. Of a file of more than 2 GB
+        the large tensors are in ``<name>.data`` beside it; the ModelProto then refers to them
+        there. ``free_batch`` writes the dynamic batch dimension that the training used.
+
+        Raises:
+            ModelError: ``free_batch`` and the model was not made with it, or has functions.
+            OutputError: the file cannot be written; an old one of that name is untouched.
         """
         out = ModelProto()
-        out.CopyFrom(self.proto)
+        out.CopyFrom(self._dynamic() if free_batch else self.proto)
         for tensor in out.graph.initializer:
             if tensor.name in state:
-                _replace(tensor, state[tensor.name])
-        if path is not None:
-            _write(out, Path(path), self.path)
-        return out
+                modelfile.replace(tensor, state[tensor.name])
+        if path is None:
+            return modelfile.inside(out, self._folder, state)
+        return modelfile.write(out, Path(path), self.path, state)
+
+    def _dynamic(self) -> ModelProto:
+        if not self.free_batch:
+            raise ModelError(
+                f"{self.label}: the batch dimension was not freed for the training; make the Trainer "
+                "with free_batch=True to export it freed"
+            )
+        if self.proto.functions:
+            raise ModelError(
+                f"{self.label} has functions, which free_batch inlines: it is exported as it was, "
+                "without free_batch=True"
+            )
+        return modelfile.with_tensors(self._freed, self.proto)
+
+
+def as_model(
+    source: str | os.PathLike[str] | bytes | ModelProto | Model, free_batch: bool
+) -> Model:
+    """A model, made unless it is one already.
+
+    Raises:
+        ModelError: as :class:`Model`; or a Model that was made without ``free_batch``.
+    """
+    if not isinstance(source, Model):
+        return Model(source, free_batch=free_batch)
+    if free_batch and not source.free_batch:
+        raise ModelError(f"{source.label}: make it with Model(…, free_batch=True)")
+    return source
 
 
 def reads(node: NodeProto) -> list[str]:
@@ -237,37 +297,6 @@ def reads(node: NodeProto) -> list[str]:
 
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
-
-
-def _read(source: Any, label: str) -> ModelProto:
-    if isinstance(source, ModelProto):
-        copy = ModelProto()
-        copy.CopyFrom(source)
-        return copy
-    size = 0
-    try:
-        if isinstance(source, bytes):
-            size = len(source)
-            model = onnx.load_model_from_string(source)
-        else:
-            size = Path(source).stat().st_size
-            model = onnx.load(source)
-    except FileNotFoundError as error:
-        if not Path(source).exists():
-            raise ModelError(f"there is no file {label!r}") from error
-        raise ModelError(f"{label} lacks its external data: {error}") from error
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"{label} lacks its external data: {error}") from error
-    except (DecodeError, ValueError) as error:
-        raise ModelError(
-            f"{label} ({size} bytes) is not an ONNX model or is truncated: {error}"
-        ) from error
-    except OSError as error:
-        raise ModelError(f"{label} cannot be read: {error}") from error
-    if not model.HasField("graph"):
-        # Protocol buffers take no bytes at all for a message without fields.
-        raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
-    return model
 
 
 def _inline(proto: ModelProto, label: str) -> ModelProto:
@@ -317,61 +346,6 @@ def _tensor(info: onnx.ValueInfoProto, label: str) -> str:
             "only tensors can be fed"
         )
     return info.name
-
-
-def _replace(tensor: TensorProto, array: Array) -> None:
-    """New values in the encoding the tensor had, so that nothing else of the file changes."""
-    wanted: Shape = tuple(tensor.dims)
-    if tuple(array.shape) != wanted:
-        raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")
-    fresh = onnx.numpy_helper.from_array(
-        np.asarray(array, order="C").astype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)),
-        tensor.name,
-    )
-    if not tensor.HasField("raw_data") and len(tensor.float_data):
-        del tensor.float_data[:]
-        tensor.float_data.extend(np.ravel(array).tolist())
-    elif not tensor.HasField("raw_data") and len(tensor.double_data):
-        del tensor.double_data[:]
-        tensor.double_data.extend(np.ravel(array).tolist())
-    else:
-        tensor.raw_data = fresh.raw_data
-
-
-def _write(proto: ModelProto, path: Path, original: Path | None) -> None:
-    """Write a model; tensors that were external data stay external, in ``<name>.data`` beside it."""
-    external = _external_names(original)
-    if not external:
-        write_bytes(path, proto.SerializeToString())
-        return
-    copy = ModelProto()
-    copy.CopyFrom(proto)
-    data = f"{path.name}.data"
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            offset = 0
-            with open(Path(folder, data), "wb") as out:
-                for tensor in copy.graph.initializer:
-                    if tensor.name in external:
-                        raw = tensor.raw_data
-                        out.write(raw)
-                        onnx.external_data_helper.set_external_data(tensor, data, offset, len(raw))
-                        tensor.ClearField("raw_data")
-                        offset += len(raw)
-            Path(folder, path.name).write_bytes(copy.SerializeToString())
-            os.replace(Path(folder, data), path.with_name(data))
-            os.replace(Path(folder, path.name), path)
-    except OSError as error:
-        raise OutputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-
-
-def _external_names(original: Path | None) -> set[str]:
-    if original is None or not original.exists():
-        return set()
-    bare = onnx.load(original, load_external_data=False)
-    return {
-        t.name for t in bare.graph.initializer if onnx.external_data_helper.uses_external_data(t)
-    }
 
 
 def find_nodes(graph: GraphProto, op_type: str, domain: str = "") -> list[NodeProto]:

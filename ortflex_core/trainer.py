@@ -21,7 +21,7 @@ from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.hooks import HookManager
 from ortflex_core.initialize import reinitialize as draw
 from ortflex_core.loop import Loop, Plan, Source
-from ortflex_core.model import Model
+from ortflex_core.model import Model, as_model
 from ortflex_core.preparation import IterableBatches, Preparation
 from ortflex_core.problem import LossTerm, Problem, Reduction, bind_terms
 from ortflex_core.program import Program
@@ -65,6 +65,8 @@ class Trainer:
         batch_norm, dropout: see docs/explanation/architecture.md, "Modes".
         threads: threads inside an operator; one is best for small models.
         gradients: families of gradient rules that come first where two define an operator.
+        free_batch: train a model with a fixed batch dimension on batches of any size, where its
+            graph treats every row alike; :meth:`export` keeps the file's size unless told otherwise.
         progress: True, False, or None for a bar on terminals only.
 
     Raises:
@@ -104,13 +106,14 @@ class Trainer:
         dropout: Any = "file",
         threads: int = 1,
         gradients: Sequence[str] = (),
+        free_batch: bool = False,
         progress: bool | None = None,
         plugins: Plugins | None = None,
     ) -> None:
         self.setup = resolve(
             require_runtime(),
             plugins or Plugins.discover(),
-            model if isinstance(model, Model) else Model(model),
+            as_model(model, free_batch),
             loss=loss,
             params=params,
             penalty=penalty,
@@ -190,6 +193,8 @@ class Trainer:
                 engine.load_buffers(self._engine.buffers())
                 self._engine.close()
             self._engine, self.backend_ = engine, backend.name
+            # Large tensors that it put on the device for predictions are in the engine's now.
+            self._evaluator = Evaluator(self._problem, self.device)
             tell = self.hooks.callables(self).get("graph_built")
             for name, program in engine.programs().items() if tell is not None else ():
                 tell(name=name, program=program)  # type: ignore[misc]
@@ -290,7 +295,8 @@ class Trainer:
                 raise DataError(
                     f"the input {spec} has a fixed batch dimension, but there would be batches of "
                     f"{source.batch_size} of {rows} rows; use batch_size={spec.shape[0]} and a "  # type: ignore[index]
-                    "multiple of it as rows, or export the model with a dynamic batch dimension"
+                    "multiple of it as rows, free_batch=True, or export the model with a dynamic "
+                    "batch dimension"
                 )
         return source
 
@@ -415,13 +421,19 @@ class Trainer:
         else:
             self._state = {**self._state, **clean}
 
-    def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+    def export(
+        self, path: str | os.PathLike[str] | None = None, *, free_batch: bool = False
+    ) -> onnx.ModelProto:
         """The model with the weights of now, everything else as in the user's file.
 
+        A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
+        unless ``free_batch`` is given here, too.
+
         Raises:
+            ModelError: ``free_batch``, but it was not freed for the training.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
-        return self.model.export(self.get_state(buffers=True), path)
+        return self.model.export(self.get_state(buffers=True), path, free_batch=free_batch)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """Every graph in use: written to ``<folder>/<name>.onnx``, or as ModelProtos without a folder.

@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "compare": (
         "ortflex_plugins.cli.compare:compare",
-        "Train the same steps on every backend, and say where they part.",
+        "Train the same steps on every backend that works here, and say where they part.",
     ),
     "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
     "doctor": (

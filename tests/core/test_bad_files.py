@@ -124,15 +124,6 @@ def test_shapes_that_do_not_fit_each_other(backend: str) -> None:
         trainer.fit(*regression(rows=20, features=6))
 
 
-def test_an_opset_older_than_our_rules() -> None:
-    model = models.mlp()
-    model.opset_import[0].version = 9
-    with pytest.raises(
-        ModelError, match=r"has opset 9, ortflex trains opset 13 and newer\. Conver"
-    ):
-        make(model)
-
-
 @pytest.mark.parametrize("what", ["opset", "ir"])
 def test_a_model_newer_than_the_runtime(what: str) -> None:
     runtime = require_runtime()

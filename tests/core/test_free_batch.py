@@ -1,0 +1,181 @@
+"""A fixed batch dimension: refused with the way out, and freed where every row is treated alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper
+
+from ortflex_core.errors import DataError, ModelError
+from ortflex_core.model import Model
+from tests import models
+from tests.training import make, plugins, regression, same
+
+X, Y = regression(rows=22, features=6)
+node = helper.make_node
+
+
+def fixed(model: ModelProto, batch: int) -> ModelProto:
+    """The model as an exporter writes it that traced it with one batch."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    return model
+
+
+def reshaping(target: list[int], before: str = "h", **attributes: Any) -> ModelProto:
+    """Two Reshapes of the hidden layer; the first one's target is given."""
+    rng = np.random.default_rng(0)
+    return models.model(
+        [
+            node("MatMul", ["X", "W"], ["h"]),
+            node("Reshape", ["h", "there"], ["r"], name="there", **attributes),
+            node("Tanh", ["r"], ["t"]),
+            node("Reshape", ["t", "back"], ["b"], name="back"),
+            node("MatMul", ["b", "V"], ["Y"]),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {
+            "W": rng.standard_normal((6, 4)),
+            "V": rng.standard_normal((4, 1)),
+            "there": np.array(target),
+            "back": np.array([4, 4]),
+        },
+    )
+
+
+@pytest.mark.parametrize("model", [models.mlp(), reshaping([4, 2, 2]), reshaping([4, -1, 2])])
+def test_it_trains_on_batches_of_any_size(model: ModelProto) -> None:
+    free = models.renamed(model, {})
+    trainer = make(fixed(model, 4), free_batch=True, backend="fused", batch_size=8, epochs=2)
+    trainer.fit(X, Y)
+    assert trainer.predict(X).shape == (22, 1)
+    if any(n.op_type == "Reshape" for n in free.graph.node):
+        for tensor in free.graph.initializer:
+            if tensor.name in ("there", "back"):
+                array = onnx.numpy_helper.to_array(tensor).copy()
+                array[0] = 0
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    twin = make(free, backend="fused", batch_size=8, epochs=2)
+    twin.fit(X, Y)
+    same(trainer.get_state(), twin.get_state())
+
+
+def test_rows_that_are_flattened_into_one_axis() -> None:
+    model = fixed(reshaping([8, 2]), 4)
+    trainer = make(model, free_batch=True, backend="fused", batch_size=5, epochs=1)
+    trainer.fit(X, Y)
+    assert trainer.predict(X[:3]).shape == (3, 1)
+
+
+def test_the_export_keeps_the_file_s_batch_unless_asked() -> None:
+    source = fixed(reshaping([4, 2, 2]), 4)
+    trainer = make(source, free_batch=True, backend="fused", batch_size=8, epochs=1)
+    trainer.fit(X, Y)
+    kept, freed = trainer.export(), trainer.export(free_batch=True)
+    assert kept.graph.input == source.graph.input
+    assert kept.graph.node == source.graph.node
+    expected = models.predict(kept, {"X": X[:4]})["Y"]
+    np.testing.assert_allclose(models.predict(freed, {"X": X})["Y"][:4], expected, rtol=1e-5)
+    onnx.checker.check_model(freed, full_check=True)
+    same(models.weights_of(freed) | trainer.get_state(), models.weights_of(freed), 0)
+
+
+def test_without_it_the_error_names_it() -> None:
+    trainer = make(fixed(models.mlp(), 4), backend="fused", batch_size=8)
+    with pytest.raises(DataError, match=r"fixed batch dimension.*free_batch=True"):
+        trainer.fit(X, Y)
+    with pytest.raises(ModelError, match="was not freed for the training; make the Trainer with"):
+        trainer.export(free_batch=True)
+
+
+def test_a_model_that_is_dynamic_already_is_left_as_it_is() -> None:
+    model = Model(models.mlp(), free_batch=True)
+    assert [n.op_type for n in model.internal.graph.node] == [
+        n.op_type for n in models.mlp().graph.node
+    ]
+    assert model.inputs[0].shape == ("N", 6)
+
+
+def mixing_rows() -> ModelProto:
+    model = models.mlp()
+    model.graph.node[-1].output[0] = "rows"
+    model.graph.node.append(node("ReduceMean", ["rows"], ["mean"], axes=[0], keepdims=1))
+    model.graph.node.append(node("Sub", ["rows", "mean"], ["Y"], name="centred"))
+    return fixed(model, 4)
+
+
+def one_weight_a_row() -> ModelProto:
+    model = models.mlp()
+    model.graph.node[-1].output[0] = "rows"
+    model.graph.node.append(node("Mul", ["rows", "factor"], ["Y"], name="own"))
+    factor = np.arange(4, dtype=np.float32).reshape(4, 1)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(factor, "factor"))
+    return fixed(model, 4)
+
+
+def unequal() -> ModelProto:
+    model = fixed(models.two_headed(), 4)
+    model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 3
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (mixing_rows(), r"batch dimension of 4 cannot be freed: on 8 rows the output 'Y' differs"),
+        (
+            one_weight_a_row(),
+            r"cannot be freed: it fails on 8 rows: .*own.*Train with batch_size=4",
+        ),
+        (unequal(), r"inputs that agree about the batch, but left has 4, right has 3"),
+    ],
+)
+def test_a_graph_that_depends_on_the_batch_is_refused(model: ModelProto, text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        Model(model, free_batch=True)
+
+
+def test_functions_are_exported_as_they_were() -> None:
+    model = fixed(models.mlp(), 4)
+    body = [helper.make_node("Tanh", ["x"], ["y"])]
+    opsets = [helper.make_opsetid("", 17)]
+    model.functions.append(helper.make_function("own", "Act", ["x"], ["y"], body, opsets))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    for one in model.graph.node:
+        if one.op_type == "Tanh":
+            one.op_type, one.domain = "Act", "own"
+    trainer = make(model, free_batch=True, backend="fused", batch_size=8, epochs=1)
+    trainer.fit(X, Y)
+    assert len(trainer.export().functions) == 1
+    with pytest.raises(ModelError, match="has functions, which free_batch inlines"):
+        trainer.export(free_batch=True)
+
+
+def test_old_opsets_too() -> None:
+    model = fixed(reshaping([4, 2, 2]), 4)
+    model.opset_import[0].version, model.ir_version = 9, 4
+    trainer = make(model, free_batch=True, backend="fused", batch_size=8, epochs=1)
+    trainer.fit(X, Y)
+    assert trainer.export(free_batch=True).opset_import[0].version == 9
+
+
+def test_a_model_object_made_without_it() -> None:
+    with pytest.raises(ModelError, match=r"make it with Model\(…, free_batch=True\)"):
+        make(Model(fixed(models.mlp(), 4)), free_batch=True)
+
+
+def test_from_a_recipe(tmp_path: Any) -> None:
+    from ortflex_core.config import Recipe
+
+    onnx.save(fixed(models.mlp(), 4), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", X=X, y=Y)
+    text = (
+        'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nfree_batch = true\nepochs = 1\n'
+    )
+    (tmp_path / "train.toml").write_text(text)
+    recipe = Recipe.load(tmp_path / "train.toml", ["progress=false"], plugins())
+    assert len(recipe.run(recipe.trainer(plugins()))) == 1

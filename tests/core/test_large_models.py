@@ -1,0 +1,165 @@
+"""Models of more than 2 GB: protocol buffers cannot hold them, so their tensors stay outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from ortflex_core import modelfile
+from ortflex_core.errors import ModelError
+from ortflex_core.model import Model
+from tests import models
+from tests.training import make, same
+
+WIDTH = 256
+
+
+def embedding(rows: int) -> ModelProto:
+    """``scores = table[words] @ head``; the table refers to a file that is not there yet."""
+    rng = np.random.default_rng(0)
+    model = models.model(
+        [
+            helper.make_node("Gather", ["table", "words"], ["found"], name="look up"),
+            helper.make_node("MatMul", ["found", "head"], ["raw"], name="head"),
+            helper.make_node("Add", ["raw", "bias"], ["scores"], name="shift"),
+        ],
+        [helper.make_tensor_value_info("words", TensorProto.INT64, ["N"])],
+        [models.floats("scores", "N", 3)],
+        {"head": rng.standard_normal((WIDTH, 3)) / 16, "bias": np.zeros(3)},
+    )
+    table = TensorProto(name="table", data_type=TensorProto.FLOAT, dims=[rows, WIDTH], raw_data=b"")
+    onnx.external_data_helper.set_external_data(table, "table.bin", 0, rows * WIDTH * 4)
+    table.ClearField("raw_data")
+    model.graph.initializer.insert(0, table)
+    return model
+
+
+def written(folder: Path, rows: int) -> Path:
+    """The model with a sparse file of zeros, but for the first and last rows."""
+    folder.mkdir()
+    onnx.save(embedding(rows), folder / "big.onnx")
+    with open(folder / "table.bin", "wb") as out:
+        ends = np.random.default_rng(1).standard_normal((2, 8, WIDTH)).astype(np.float32)
+        out.write(ends[0].tobytes())
+        out.seek((rows - 8) * WIDTH * 4)
+        out.write(ends[1].tobytes())
+    return folder / "big.onnx"
+
+
+def words(rows: int) -> Any:
+    near = np.arange(16) % 8
+    return np.where(np.arange(16) % 2, near, rows - 8 + near), np.arange(16) % 3
+
+
+def check(path: Path, rows: int, folder: Path, **options: Any) -> Any:
+    """Train one step, export, and see that only the trained tensors are others."""
+    x, y = words(rows)
+    trainer = make(
+        path, loss="softmax_cross_entropy", backend="fused", batch_size=16, epochs=1, **options
+    )
+    before = trainer.predict(x)
+    trainer.fit(x, y)
+    after = trainer.predict(x)
+    assert not np.allclose(before, after)
+    folder.mkdir()
+    trainer.export(folder / "out.onnx")
+    assert sorted(os.listdir(folder)) == ["out.onnx", "out.onnx.data"]
+    onnx.checker.check_model(str(folder / "out.onnx"))
+    again = Model(folder / "out.onnx")
+    for name, array in trainer.get_state().items():
+        np.testing.assert_array_equal(again.initializer(name), array)
+    old, new = Model(path).initializer("table"), again.initializer("table")
+    if "table" not in trainer.get_state():
+        for part in (slice(0, 8), slice(rows - 8, rows), slice(rows // 2, rows // 2 + 8)):
+            np.testing.assert_array_equal(old[part], new[part])
+    return trainer
+
+
+@pytest.fixture
+def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done above 1 GB, done above 64 kB."""
+    monkeypatch.setattr(modelfile, "HUGE", 2**16)
+
+
+@pytest.mark.usefixtures("low_limit")
+@pytest.mark.parametrize("params", [["head", "bias"], None])
+def test_tensors_outside_train_and_export(tmp_path: Path, params: Any) -> None:
+    path = written(tmp_path / "in", 1000)
+    trainer = check(path, 1000, tmp_path / "out", params=params)
+    assert ("table" in trainer.get_state()) == (params is None)
+    assert "table" not in {t.name for t in trainer.model.internal.graph.initializer}
+    # As the same model trains that is inside.
+    onnx.save(onnx.load(path), tmp_path / "whole.onnx")
+    twin = make(
+        tmp_path / "whole.onnx",
+        loss="softmax_cross_entropy",
+        backend="fused",
+        batch_size=16,
+        epochs=1,
+        params=params,
+    )
+    x, y = words(1000)
+    twin.fit(x, y)
+    same(trainer.get_state(), twin.get_state())
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_exporting_over_the_file_it_came_from(tmp_path: Path) -> None:
+    path = written(tmp_path / "in", 1000)
+    shutil.copytree(tmp_path / "in", tmp_path / "copy")
+    trainer = make(path, loss="softmax_cross_entropy", backend="fused", batch_size=16, epochs=1)
+    trainer.fit(*words(1000))
+    trainer.export(path)
+    same(models.weights_of(onnx.load(path)), trainer.get_state(), 0)
+    whole = trainer.export()
+    same(models.weights_of(whole), trainer.get_state(), 0)
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_a_large_model_from_memory(tmp_path: Path) -> None:
+    path = written(tmp_path / "in", 1000)
+    trainer = make(
+        onnx.load(path), loss="softmax_cross_entropy", backend="fused", batch_size=16, epochs=1
+    )
+    trainer.fit(*words(1000))
+    trainer.export(tmp_path / "out.onnx")
+    assert (tmp_path / "out.onnx.data").stat().st_size >= 1000 * WIDTH * 4
+    same(models.weights_of(onnx.load(tmp_path / "out.onnx")), trainer.get_state(), 0)
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_external_data_that_are_cut_short(tmp_path: Path) -> None:
+    path = written(tmp_path / "in", 1000)
+    os.truncate(tmp_path / "in" / "table.bin", 5000)
+    text = r"lacks its external data: 'table\.bin' has 5000 bytes, 'table' needs 1024000 from 0 on"
+    with pytest.raises(ModelError, match=text):
+        Model(path)
+
+
+@pytest.mark.usefixtures("low_limit")
+def test_external_data_that_lead_out_of_the_folder(tmp_path: Path) -> None:
+    path = written(tmp_path / "in", 1000)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = "../table.bin"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match=r"'\.\./table\.bin' leads out of the model's folder"):
+        Model(path)
+
+
+@pytest.mark.slow
+def test_a_model_of_more_than_2_gb(tmp_path: Path) -> None:
+    rows = 2_200_000  # × 1 kB
+    if shutil.disk_usage(tmp_path).free < 8e9:
+        pytest.skip("there are no 8 GB free on the disk")
+    path = written(tmp_path / "in", rows)
+    assert (tmp_path / "in" / "table.bin").stat().st_size > 2**31
+    check(path, rows, tmp_path / "out", params=["head", "bias"])
+    for folder in ("in", "out"):
+        shutil.rmtree(tmp_path / folder)
