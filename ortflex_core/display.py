@@ -24,6 +24,8 @@ class Display:
         self._started = self._shown = time.perf_counter()
 
     def __enter__(self) -> Self:
+        if self._wanted is False:
+            return self
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -34,7 +36,7 @@ class Display:
         )
 
         console = Console(stderr=True)
-        if self._wanted is False or (self._wanted is None and not console.is_terminal):
+        if self._wanted is None and not console.is_terminal:
             return self
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),

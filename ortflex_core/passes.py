@@ -37,6 +37,8 @@ def optimize(
     trace, made = Rebuild(
         trace, outputs, replaced or {}, patterns.FIRST, bound=bool(parameters)
     ).run()
+    if not any(node.op_type == "ReduceSum" for node in trace.nodes):
+        return trace, made
     return Rebuild(trace, made, {}, patterns.SECOND, parameters).run()
 
 

@@ -187,10 +187,14 @@ class Plugins:
         groups = {f"ortflex.{kind}": kind for kind in KINDS} | {HOOKS: HOOKS}
         found: dict[tuple[str, str, str, str], Entry] = {}
         points = importlib.metadata.entry_points()
+        owners: dict[int, tuple[str, str]] = {}  # each question reads and parses a file
         for group, kind in groups.items():
             for point in points.select(group=group):
-                owner = point.dist.name if point.dist is not None else "unknown"
-                version = point.dist.version if point.dist is not None else "0"
+                made = point.dist
+                if id(made) not in owners:
+                    known = ("unknown", "0") if made is None else (made.name, made.version)
+                    owners[id(made)] = known
+                owner, version = owners[id(made)]
                 if _normalize(owner) not in off:
                     entry = Entry(kind, point.name, point.value, owner, version, point)
                     # The same distribution seen twice on sys.path is one distribution.

@@ -8,6 +8,7 @@ starting a run would show, a graph holds several.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -72,13 +73,26 @@ class FusedBackend(Backend):
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
         try:
-            step_program(problem)
+            _any_size(problem)
         except (NoGradientRule, NotDifferentiable, GraphError) as error:
             return [str(error)]
         return []
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> FusedEngine:
         return FusedEngine(problem, device, self.steps_per_run)
+
+
+_latest: list[tuple[weakref.ref[Problem], Program]] = []
+
+
+def _any_size(problem: Problem) -> Program:
+    """The step for batches of any size; it is asked for twice, by supports() and by the engine."""
+    for known, program in _latest:
+        if known() is problem:
+            return program
+    program = step_program(problem)
+    _latest[:] = [(weakref.ref(problem), program)]
+    return program
 
 
 def steps_per_run(problem: Problem, nodes: int) -> int:
@@ -245,7 +259,12 @@ class FusedEngine:
     def _program(self, steps: int, rows: int | None) -> Program:
         key = (steps, rows)
         if key not in self._programs:
-            self._programs[key] = step_program(self.problem, steps=steps, rows=rows)
+            any_size = key == (1, None)
+            self._programs[key] = (
+                _any_size(self.problem)
+                if any_size
+                else step_program(self.problem, steps=steps, rows=rows)
+            )
         return self._programs[key]
 
     def versions(self, which: int) -> dict[str, Value]:
