@@ -123,6 +123,7 @@ def ours(backend: str, case: Case) -> Epochs:
         batch_size=case.batch,
         epochs=1,
         backend=backend,
+        threads=1,
         progress=False,
     )
 

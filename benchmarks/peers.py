@@ -38,6 +38,7 @@ def ours(workload: Workload) -> Epochs:
         batch_size=workload.batch,
         epochs=1,
         backend="fused",
+        threads=1,
         progress=False,
     )
 

@@ -106,7 +106,9 @@ class Recipe:
     dropout: Literal["file", "off"] | float = _key(
         "file trains with the file's ratios; off, or a ratio for all", "file"
     )
-    threads: int = _key("threads inside an operator; one is best for small models", 1)
+    threads: int | Literal["auto"] = _key(
+        "threads inside an operator; auto is one for small steps, else one a processor", "auto"
+    )
     gradients: Sequence[str] = _key("families of gradient rules that come first", ())
     free_batch: bool = _key(
         "train with any batch_size where the model's batch dimension is fixed", False

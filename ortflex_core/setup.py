@@ -98,7 +98,8 @@ def resolve(
 ) -> Setup:
     """Find and build everything that the arguments name.
 
-    ``counts`` are the arguments that have to be positive integers: batch_size, epochs, threads.
+    ``counts`` are the arguments that have to be positive integers: batch_size, epochs, threads
+    (or "auto", which the Trainer settles when it knows the batches).
 
     Raises:
         ConfigError: all that is wrong with the arguments, at once.
@@ -158,7 +159,7 @@ def resolve(
             reduction=reduction,
             rules=rules,
             plugins=plugins,
-            threads=counts["threads"],
+            threads=1 if counts["threads"] == "auto" else counts["threads"],
             batch_norm=batch_norm,
             dropout=dropout,
             seed=seed,
@@ -192,8 +193,11 @@ def check_numbers(
 ) -> Iterable[str]:
     """What is wrong with the plain arguments, one line each."""
     for name, value in counts.items():
+        if name == "threads" and isinstance(value, str) and value == "auto":
+            continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            yield f"{name}: expected an integer >= 1, got {value!r}"
+            other = "'auto' or " if name == "threads" else ""
+            yield f"{name}: expected {other}an integer >= 1, got {value!r}"
     good = isinstance(rate, int | float | np.number) and not isinstance(rate, bool)
     if rate is not None and not (good and np.isfinite(rate) and rate > 0):
         yield f"learning_rate: expected a finite number > 0, got {rate!r}"

@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 import onnx
 
-from ortflex_core import data, diagnosis, preparation, scoring
+from ortflex_core import data, diagnosis, preparation, scoring, work
 from ortflex_core.data import ArrayBatches, Columns
 from ortflex_core.errors import DataError, GraphError, OrtflexError, nearest
 from ortflex_core.evaluate import Evaluator
@@ -63,7 +63,8 @@ class Trainer:
         reinitialize: True, or globs: start from new random weights instead of the file's.
         check_finite: refuse data with NaN or infinity (once an array).
         batch_norm, dropout: see docs/explanation/architecture.md, "Modes".
-        threads: threads inside an operator; one is best for small models.
+        threads: threads inside an operator; "auto" is one for a step under 50 million operations,
+            for which more are slower, and otherwise one for every processor.
         gradients: families of gradient rules that come first where two define an operator.
         free_batch: train a model with a fixed batch dimension on batches of any size, where its
             graph treats every row alike; :meth:`export` keeps the file's size unless told otherwise.
@@ -104,7 +105,7 @@ class Trainer:
         check_finite: bool = True,
         batch_norm: str = "train",
         dropout: Any = "file",
-        threads: int = 1,
+        threads: int | Literal["auto"] = "auto",
         gradients: Sequence[str] = (),
         free_batch: bool = False,
         progress: bool | None = None,
@@ -133,7 +134,7 @@ class Trainer:
             gradients=gradients,
         )
         self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
-        self.check_finite, self.progress = check_finite, progress
+        self.check_finite, self.progress, self.threads = check_finite, progress, threads
         self.runtime, self.plugins = self.setup.runtime, self.setup.plugins
         self.model, self.device = self.setup.model, self.setup.device
         self.optimizer, self.schedule = self.setup.optimizer, self.setup.schedule
@@ -182,6 +183,8 @@ class Trainer:
             self._problem = attrs.evolve(
                 self._problem, terms=terms, batch_size=rows, epoch_steps=columns.rows // rows
             )
+            if self.threads == "auto":
+                self._problem = attrs.evolve(self._problem, threads=work.threads(self._problem))
             backend = self.setup.backend_for(self._problem)
             engine = backend.build(self._problem, self.device, self.runtime)
             engine.load(self.get_state())

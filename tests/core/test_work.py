@@ -1,0 +1,48 @@
+"""How much a step computes, and the threads that it gets."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.onnx_network import network
+from benchmarks.workloads import WORKLOADS, data
+from ortflex_core import Trainer, work
+from ortflex_core.errors import ConfigError
+
+
+def trained(name: str, **settings: Any) -> Trainer:
+    workload = WORKLOADS[name]
+    trainer = Trainer(
+        network(workload), loss=workload.loss, batch_size=workload.batch, epochs=1, **settings
+    )
+    x, y, _ = data(workload)
+    trainer.fit(x[: workload.batch], y[: workload.batch])
+    return trainer
+
+
+@pytest.mark.parametrize("name", ["W1", "W3", "W5", "W7"])
+def test_operations_are_those_of_the_matrix_products(name: str) -> None:
+    # Three times the forward ones: the first layer, which passes nothing on, counts too much.
+    flops = work.step_flops(trained(name, threads=1).problem)
+    assert 1.0 <= flops / WORKLOADS[name].flops < 1.55
+
+
+def test_a_small_step_has_one_thread_and_a_large_one_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2)), raising=False)
+    assert trained("W1").problem.threads == 1
+    assert trained("W3").problem.threads == 2
+    assert trained("W3", threads=1).problem.threads == 1
+
+
+def test_threads_do_not_change_what_is_learned() -> None:
+    one, two = trained("W3", threads=1), trained("W3", threads=2)
+    np.testing.assert_allclose(one.train_losses_, two.train_losses_, rtol=1e-5)
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(ConfigError, match="threads: expected 'auto' or an integer >= 1, got 'all'"):
+        Trainer(network(WORKLOADS["W5"]), loss="squared_error", threads="all")  # type: ignore[arg-type]
