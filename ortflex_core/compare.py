@@ -21,6 +21,7 @@ from ortflex_core.compose import prediction_program
 from ortflex_core.data import ArrayBatches, Batch
 from ortflex_core.double import run_widened, widened
 from ortflex_core.errors import ConfigError, DataError, OrtflexError, Unsupported, nearest
+from ortflex_core.modes import buffer_value
 from ortflex_core.parting import Difference, Found, Step
 from ortflex_core.preparation import gives_batches
 from ortflex_core.problem import Problem
@@ -293,7 +294,7 @@ def _compare(
     steps: int,
 ) -> Comparison:
     zeros = {f"{s}/{p}": np.zeros_like(problem.model.initializer(p)) for s, p in problem.slots}
-    buffers = {n: problem.model.initializer(n) for n in problem.buffers}
+    buffers = {n: buffer_value(problem, n) for n in problem.buffers}
     now = Step(trainer.get_state(), {**zeros, "step": np.asarray(0)}, buffers)
     first = now
     notes: list[str] = []

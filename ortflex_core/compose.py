@@ -17,7 +17,7 @@ from ortflex_core.cotangents import full
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
-from ortflex_core.modes import inference
+from ortflex_core.modes import buffer_spec, inference
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import LossTerm, Problem, symbols
 from ortflex_core.program import Program, build
@@ -33,8 +33,8 @@ def parameter_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
 
 def buffer_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
     """An input of the graph for every running statistic that training updates."""
-    specs = problem.model.initializers
-    return {n: trace.input(n, specs[n].dtype, specs[n].shape) for n in problem.buffers}
+    specs = [buffer_spec(problem, n) for n in problem.buffers]
+    return {s.name: trace.input(s.name, s.dtype, s.shape) for s in specs}
 
 
 def model_inputs(

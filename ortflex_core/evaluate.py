@@ -11,6 +11,7 @@ from ortflex_core import compose
 from ortflex_core.data import Batch
 from ortflex_core.errors import GraphError
 from ortflex_core.host import HostProgram
+from ortflex_core.modes import buffer_value
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device, Value
@@ -32,9 +33,9 @@ class Evaluator:
         self.programs: dict[str, Program] = {}
 
     def frozen(self, name: str) -> Value:
-        """A large initializer that nobody trains, on the device."""
+        """A large initializer that nobody trains, or a buffer as the file has it, on the device."""
         if name not in self._frozen:
-            self._frozen[name] = self._device.put(self._problem.model.initializer(name))
+            self._frozen[name] = self._device.put(buffer_value(self._problem, name))
         return self._frozen[name]
 
     def predict(

@@ -257,6 +257,7 @@ class Model:
         for tensor in out.graph.initializer:
             if tensor.name in state:
                 modelfile.replace(tensor, state[tensor.name])
+        modelfile.own_values(out, state)
         if path is None:
             return modelfile.inside(out, self._folder, state)
         return modelfile.write(out, Path(path), self.path, state)

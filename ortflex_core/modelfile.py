@@ -200,6 +200,19 @@ def replace(tensor: TensorProto, array: Array) -> None:
         tensor.raw_data = fresh.raw_data
 
 
+def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
+    """Replace Identity nodes whose outputs have got values of their own by initializers."""
+    for node in [n for n in model.graph.node if n.op_type == "Identity" and n.output[0] in state]:
+        name = node.output[0]
+        tensor = onnx.numpy_helper.from_array(np.asarray(state[name], order="C"), name)
+        model.graph.initializer.append(tensor)
+        if model.ir_version < 4:  # where every initializer is an input
+            model.graph.input.append(
+                helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+            )
+        model.graph.node.remove(node)
+
+
 def write(
     model: ModelProto, path: Path, original: Path | None, state: Mapping[str, Array]
 ) -> ModelProto:

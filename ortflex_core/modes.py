@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
+import attrs
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from ortflex_core.dropout import dropout
 from ortflex_core.host import Host
 from ortflex_core.ops import Tensor, Trace
+from ortflex_core.types import Array, TensorSpec
 
 if TYPE_CHECKING:
+    from ortflex_core.model import Model
     from ortflex_core.problem import Problem
 
 
@@ -68,7 +71,7 @@ class Modes:
     def _batch_norm(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
     ) -> Sequence[Tensor] | None:
-        if len([o for o in node.output if o]) > 1:
+        if any(node.output[3:]):
             return None
         # The standard makes all five inputs mandatory.
         x, scale, bias, mean, variance = cast("tuple[Tensor, ...]", tuple(inputs))
@@ -89,12 +92,13 @@ class Modes:
             batch_mean = op.ReduceMean(x, axes=axes, keepdims=1)
             centered = x - batch_mean
             batch_variance = op.ReduceMean(centered * centered, axes=axes, keepdims=1)
-            self._statistics(trace, node, x, batch_mean, batch_variance, settings)
+            made = self._statistics(trace, node, x, batch_mean, batch_variance, settings)
             factor = channel(scale) / op.Sqrt(batch_variance + epsilon)
         else:
             centered = x - channel(mean)
             factor = channel(scale / op.Sqrt(variance + epsilon))
-        return (centered * factor + channel(bias),)
+            made = [mean, variance]
+        return (centered * factor + channel(bias), *made)[: len(node.output)]
 
     def _statistics(
         self,
@@ -104,16 +108,30 @@ class Modes:
         mean: Tensor,
         variance: Tensor,
         settings: dict[str, object],
-    ) -> None:
-        """Running ← momentum·running + (1 − momentum)·batch, the variance unbiased as in torch."""
+    ) -> list[Tensor]:
+        """Running ← momentum·running + (1 − momentum)·batch, the variance unbiased as in torch.
+
+        Returns the node's own second and third output, whose variance is biased.
+        """
         op = trace.op
         momentum = float(settings.get("momentum", 0.9))  # type: ignore[arg-type]
         count = op.Cast(op.Size(x), to=x.dtype) / op.Cast(op.Size(mean), to=x.dtype)
         unbiased = variance * (count / op.Max(count - 1, 1.0))
-        for name, batch in ((node.input[3], mean), (node.input[4], unbiased)):
-            old = self._buffers[name]
-            fresh = op.Reshape(batch, [-1])
-            self.updates[name] = momentum * old + (1 - momentum) * fresh
+
+        def mixed(old: Tensor, batch: Tensor) -> Tensor:
+            mixture: Tensor = momentum * old + (1 - momentum) * op.Reshape(batch, [-1])
+            return mixture
+
+        made = []
+        for name, batch, update in (
+            (node.input[3], mean, mean),
+            (node.input[4], variance, unbiased),
+        ):
+            # A layer that is used twice updates twice.
+            old = self.updates.get(name, self._buffers[name])
+            made.append(mixed(old, batch))
+            self.updates[name] = mixed(old, update)
+        return made
 
 
 def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:
@@ -128,10 +146,41 @@ def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:
 def trains_statistics(problem: Problem, node: NodeProto) -> bool:
     """Whether a BatchNormalization uses, and updates, the statistics of the batch.
 
-    Under ``batch_norm="train"`` it does where its running statistics are initializers.
+    Under ``batch_norm="train"`` it does where its running statistics are initializers, or copies
+    of initializers.
     """
+    if problem.batch_norm != "train":
+        return False
     known = problem.model.initializers
-    return problem.batch_norm == "train" and node.input[3] in known and node.input[4] in known
+    return all(_origin(problem.model, name) in known for name in node.input[3:5])
+
+
+def _origin(model: Model, name: str) -> str:
+    """What a tensor is a copy of, through Identity nodes of the file.
+
+    torch's old exporter writes equal tensors once and copies of them by Identity: the statistics of
+    a fresh network are all equal, and each layer has its own nevertheless.
+    """
+    origin = name
+    while (node := model.producers.get(origin)) is not None:
+        if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
+            return name
+        origin = node.input[0]
+    # An Identity out of a function has no place in the file that an export could change.
+    if origin != name and not any(name in n.output for n in model.proto.graph.node):
+        return name
+    return origin
+
+
+def buffer_spec(problem: Problem, name: str) -> TensorSpec:
+    """Type and shape of a buffer, under its own name."""
+    model = problem.model
+    return attrs.evolve(model.initializers[_origin(model, name)], name=name)
+
+
+def buffer_value(problem: Problem, name: str) -> Array:
+    """The value a buffer starts from (shared, do not write to it)."""
+    return problem.model.initializer(_origin(problem.model, name))
 
 
 def inactive_dropout(problem: Problem, node: NodeProto) -> bool:
@@ -174,7 +223,7 @@ def inference(
 
 
 def running_statistics(problem: Problem) -> tuple[str, ...]:
-    """The initializers that training updates besides the parameters."""
+    """The tensors that training updates besides the parameters: what BatchNormalization reads."""
     names: dict[str, None] = {}
     for node in problem.model.ancestors(problem.predicted):
         if node.op_type == "BatchNormalization" and trains_statistics(problem, node):

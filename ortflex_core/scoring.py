@@ -10,6 +10,7 @@ import numpy as np
 from ortflex_core import compose
 from ortflex_core.data import Batch, Columns
 from ortflex_core.errors import DataError
+from ortflex_core.modes import buffer_value
 from ortflex_core.preparation import Preparation
 from ortflex_core.problem import LossTerm, Problem
 from ortflex_core.protocols import Device, Metric
@@ -97,6 +98,7 @@ def per_sample(
     """The values of every loss before weights and reduction, by the tensor each one is on."""
     model = problem.model
     frozen = {n: model.initializer(n) for n in model.initializers if n not in state}
+    frozen |= {n: buffer_value(problem, n) for n in problem.buffers}
     feeds = {**frozen, **state, **columns}
     out = {}
     for term in problem.terms:

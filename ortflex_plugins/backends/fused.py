@@ -19,6 +19,7 @@ from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch, Block
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.evaluate import Evaluator
+from ortflex_core.modes import buffer_value
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Backend, Device, Losses, Value
@@ -240,7 +241,7 @@ class FusedEngine:
         self._weights = Twins(device, {n: model.initializer(n) for n in problem.parameters})
         zeros = {f"{s}/{p}": np.zeros_like(model.initializer(p)) for s, p in problem.slots}
         self._slots = Twins(device, zeros)
-        self._buffers = Twins(device, {n: model.initializer(n) for n in problem.buffers})
+        self._buffers = Twins(device, {n: buffer_value(problem, n) for n in problem.buffers})
         self._twins = (self._weights, self._slots, self._buffers)
         self._step = 0
         self.evaluator = Evaluator(problem, device)
