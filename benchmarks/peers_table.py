@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks peers", description=__doc__)
     parser.add_argument("--workload", action="append", choices=[*WORKLOADS], help="default: all")
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="default: all")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.15, help="a turn, at least one epoch")
     parser.add_argument(
         "--python", action="append", default=[], metavar="PEER=PATH", help="its interpreter"
