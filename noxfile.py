@@ -170,7 +170,9 @@ for name, environment in ENVIRONMENTS.items():
                 *("-m", "not slow", *session.posargs),
                 env={
                     "ORTFLEX_TEST_REPORT": str(report),
-                    "ORTFLEX_TEST_SAMPLE": os.environ.get("ORTFLEX_TEST_SAMPLE", environment.sample),
+                    "ORTFLEX_TEST_SAMPLE": os.environ.get(
+                        "ORTFLEX_TEST_SAMPLE", environment.sample
+                    ),
                     # One thread a worker: two would fight for the same cores.
                     "OMP_NUM_THREADS": "1",
                 },

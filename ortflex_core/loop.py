@@ -198,8 +198,7 @@ class Loop:
                 count, size = len(batches), batches[0].size
                 if every_step:
                     rates = [
-                        self._rate_at(at(step=step + k, rows=rows + k * size))
-                        for k in range(count)
+                        self._rate_at(at(step=step + k, rows=rows + k * size)) for k in range(count)
                     ]
                     self._rate = rates[-1]
                 else:
