@@ -41,6 +41,8 @@ class Environment(NamedTuple):
     with_torch: bool
     sample: str = "4"
     """Every which case of the tables of gradients is asked here; 1 is all of them."""
+    pins: tuple[str, ...] = ()
+    """Requirements on top of the extra: the version of the runtime, where it is not the newest."""
 
 
 ENVIRONMENTS = {
@@ -48,6 +50,9 @@ ENVIRONMENTS = {
     "agent": Environment("agent", "3.11", with_torch=True),
     "stock": Environment("stock", "3.11", with_torch=True, sample="1"),
     "stock-3.13": Environment("stock", "3.13", with_torch=False),
+    # What torch knows better is asked above; here it is whether older runtimes compute the same.
+    "stock-1.23": Environment("stock", "3.11", with_torch=False, pins=("onnxruntime==1.23.*",)),
+    "stock-1.19": Environment("stock", "3.11", with_torch=False, pins=("onnxruntime==1.19.2",)),
 }
 
 
@@ -80,9 +85,11 @@ def session_for(kind: str, name: str, python: str) -> Any:
     return nox.session(name=f"{kind}({name})", python=path, venv_backend=backend, tags=[kind])
 
 
-def prepare(session: nox.Session, *extras: str, with_torch: bool = False) -> None:
+def prepare(
+    session: nox.Session, *extras: str, with_torch: bool = False, pins: tuple[str, ...] = ()
+) -> None:
     """Install the project with these extras, unless it is; start afresh if dependencies changed."""
-    wanted = _digest(*extras, TORCH if with_torch else "")
+    wanted = _digest(*extras, *pins, TORCH if with_torch else "")
     stamp = Path(session.virtualenv.location) / "ortflex.stamp"
     if not stamp.exists() or stamp.read_text() != wanted:
         if stamp.exists():
@@ -93,7 +100,7 @@ def prepare(session: nox.Session, *extras: str, with_torch: bool = False) -> Non
             session.install("pip")  # uv makes environments without it
             session.run("python", "-m", "pip", "install", "--quiet", TORCH)
             session.install("onnxscript")  # torch's exporter needs it
-        session.install("--editable", f".[{','.join(extras)}]")
+        session.install("--editable", f".[{','.join(extras)}]", *pins)
         stamp.write_text(wanted)
     else:
         # Entry points may have changed.
@@ -161,7 +168,7 @@ for name, environment in ENVIRONMENTS.items():
                 report.write_text(json.dumps(one_line(f"tests({name})", "skipped", reason)))
                 session.skip(reason)
             extras = (environment.extra, "sklearn", "plot", "dev")
-            prepare(session, *extras, with_torch=environment.with_torch)
+            prepare(session, *extras, with_torch=environment.with_torch, pins=environment.pins)
             if EXAMPLE_PLUGIN.is_dir():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
             session.run(

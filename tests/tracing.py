@@ -15,9 +15,10 @@ from ortflex_core.component import Component, symbolic
 from ortflex_core.host import Host, HostProgram
 from ortflex_core.ops import Ops, Tensor, Trace
 from ortflex_core.program import Program, build
+from ortflex_core.runtime import require_runtime
 
-NEWEST = {"1.16": 19, "1.19": 21}.get(".".join(ort.__version__.split(".")[:2]), 26)
-"""The newest opset of the installed runtime that it runs without a warning."""
+NEWEST = require_runtime().max_opset
+"""The newest opset that the installed runtime loads."""
 
 OPSETS = sorted({13, 17, 18, NEWEST})
 

@@ -144,6 +144,8 @@ ABLE = {
     # runtime: newest opset, newest IR, TrainingSession, TrainingAgent
     "onnxruntime-training 1.16.3": (19, 9, True, True),
     "onnxruntime-training-cpu 1.19.2": (21, 10, False, True),
+    "onnxruntime 1.19.2": (21, 10, False, False),
+    "onnxruntime 1.23.2": (23, 11, False, False),
     "onnxruntime 1.31.1": (26, 13, False, False),
 }
 
