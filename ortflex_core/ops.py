@@ -16,9 +16,10 @@ import onnx
 from onnx import AttributeProto, TensorProto
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from ortflex_core import folding, host
-from ortflex_core.errors import GraphError, nearest
+from ortflex_core import host, schemas
+from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
+from ortflex_core.simplify import simplify
 from ortflex_core.types import Array, Shape, dtype_name, numpy_dtype, onnx_dtype, shape_text
 
 FLOATS = frozenset(
@@ -29,7 +30,6 @@ RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"}
     | {"Multinomial", "Dropout"}
 )
-_Schema = onnx.defs.OpSchema
 
 
 class Tensor:
@@ -259,10 +259,10 @@ class Trace:
         self, op_type: str, inputs: Sequence[Any], *, outputs: int, domain: str, **attributes: Any
     ) -> Any:
         """Make a node from Python values; one tensor, or a tuple when ``outputs`` > 1."""
-        schema = _schema(op_type, self.opsets.get(domain, 0), domain)
+        schema = schemas.schema(op_type, self.opsets.get(domain, 0), domain)
         if schema is None:
-            raise GraphError(_unknown_operator(op_type, self.opsets.get(domain), domain))
-        arguments, protos = _arrange(schema, list(inputs), attributes)
+            raise GraphError(schemas.unknown_operator(op_type, self.opsets.get(domain), domain))
+        arguments, protos = schemas.arrange(schema, list(inputs), attributes)
         made = self.node(
             op_type, self._promote(schema, arguments), protos, outputs=outputs, domain=domain
         )
@@ -288,7 +288,7 @@ class Trace:
         key = None
         if not captures and op_type not in RANDOM:
             if domain == "" and outputs == 1:
-                simpler = _simplify(self, op_type, inputs, attributes)
+                simpler = simplify(self, op_type, inputs, attributes)
                 if simpler is not None:
                     return (simpler,)
             settings = tuple(sorted((k, v.SerializeToString()) for k, v in attributes.items()))
@@ -318,13 +318,13 @@ class Trace:
             node.outputs = (*node.outputs, *new)
         return node.outputs
 
-    def _promote(self, schema: _Schema, inputs: Sequence[Any]) -> list[Tensor | None]:
+    def _promote(self, schema: schemas.Schema, inputs: Sequence[Any]) -> list[Tensor | None]:
         """Turn numbers, arrays and host scalars into tensors of the type their place asks for."""
         formals = schema.inputs
         places = [
             formals[min(i, len(formals) - 1)] if formals else None for i in range(len(inputs))
         ]
-        variadic = formals and formals[-1].option == _Schema.FormalParameterOption.Variadic
+        variadic = formals and formals[-1].option == schemas.Schema.FormalParameterOption.Variadic
         if len(inputs) > len(formals) and not variadic:
             raise GraphError(
                 f"{schema.name} takes at most {len(formals)} inputs, got {len(inputs)}"
@@ -342,17 +342,17 @@ class Trace:
                 continue
             wanted = None if place is None else known.get(place.type_str)
             if wanted is None and place is not None and len(place.types) == 1:
-                wanted = _ELEMENT_TYPES.get(next(iter(place.types)))
+                wanted = schemas.ELEMENT_TYPES.get(next(iter(place.types)))
             if isinstance(value, Host):
                 out.append(self.bind(value, TensorProto.FLOAT if wanted is None else wanted))
             elif isinstance(value, np.ndarray | np.generic):
                 out.append(self.constant(value))
             else:
-                out.append(self.constant(value, _type_of_number(schema.name, value, wanted)))
+                out.append(self.constant(value, schemas.type_of_number(schema.name, value, wanted)))
         return out
 
     def _infer(self, node: Node, outputs: int) -> list[tuple[int, Shape | None]]:
-        schema = _schema(node.op_type, self.opsets.get(node.domain, 0), node.domain)
+        schema = schema_of(self, node)
         if schema is None:
             return [(TensorProto.UNDEFINED, None)] * outputs
         names = ["" if t is None else f"i{k}" for k, t in enumerate(node.inputs)]
@@ -392,179 +392,6 @@ class Trace:
         return out
 
 
-@functools.cache
-def _schema(op_type: str, opset: int, domain: str) -> _Schema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
-def schema_of(trace: Trace, node: Node) -> _Schema | None:
+def schema_of(trace: Trace, node: Node) -> schemas.Schema | None:
     """The schema that a node follows in its graph, or None for an operator nobody declared."""
-    return _schema(node.op_type, trace.opsets.get(node.domain, 0), node.domain)
-
-
-def _unknown_operator(op_type: str, opset: int | None, domain: str) -> str:
-    where = f"{domain or 'ai.onnx'} opset {opset}"
-    names = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == domain}
-    if op_type in names:
-        return f"the operator {op_type} is not in {where} yet"
-    return f"{where} has no operator {op_type!r}; {nearest(op_type, names).split(' Known')[0]}"
-
-
-def _element_types() -> dict[str, int]:
-    from onnx.helper import tensor_dtype_to_string
-
-    types = {}
-    for name, code in TensorProto.DataType.items():
-        if name != "UNDEFINED":
-            text = tensor_dtype_to_string(code).removeprefix("TensorProto.").lower()
-            types[f"tensor({text})"] = code
-    return types
-
-
-_ELEMENT_TYPES = _element_types()
-
-
-def _type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
-    """The element type a Python number (or a list of them) takes in its place."""
-    sample = np.asarray(value)
-    if wanted is None:
-        return onnx_dtype(np.int64) if sample.dtype.kind in "iu" else None
-    kind = numpy_dtype(wanted).kind if wanted != TensorProto.BFLOAT16 else "f"
-    if sample.dtype.kind == "f" and kind in "iub":
-        raise GraphError(
-            f"{op_type}: the float {value!r} stands beside a tensor of {dtype_name(wanted)}; "
-            "cast the tensor with op.Cast(x, to=…) first"
-        )
-    return wanted
-
-
-def _arrange(
-    schema: _Schema, inputs: list[Any], attributes: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, AttributeProto]]:
-    """Sort keyword arguments into attributes and inputs, whichever this opset has them as."""
-    protos: dict[str, AttributeProto] = {}
-    names = [formal.name for formal in schema.inputs]
-    for key, value in attributes.items():
-        if value is None:
-            continue
-        if key in schema.attributes:
-            if isinstance(value, AttributeProto):
-                protos[key] = value
-            else:
-                kind = int(schema.attributes[key].type.value)  # type: ignore[attr-defined]
-                protos[key] = onnx.helper.make_attribute(key, value, attr_type=kind)
-        elif key in names:
-            place = names.index(key)
-            inputs.extend([None] * (place + 1 - len(inputs)))
-            inputs[place] = value
-        else:
-            known = [*schema.attributes, *names]
-            raise GraphError(
-                f"{schema.name} has no attribute {key!r} at opset {schema.since_version}; "
-                + nearest(key, known)
-            )
-    while inputs and inputs[-1] is None:
-        inputs.pop()
-    return inputs, protos
-
-
-def _factor(tensor: Tensor) -> Host | float | None:
-    """The value of a scalar that the host knows, or None."""
-    if tensor.host is not None:
-        return tensor.host
-    if tensor.constant is not None and tensor.constant.ndim == 0 and tensor.is_float:
-        return float(tensor.constant)
-    return None
-
-
-def _simplify(
-    trace: Trace,
-    op_type: str,
-    inputs: Sequence[Tensor | None],
-    attributes: Mapping[str, AttributeProto],
-) -> Tensor | None:
-    """An existing or cheaper tensor equal to the node about to be made, or None."""
-    first = inputs[0] if inputs else None
-    if first is None:
-        return None
-    if op_type == "Identity":
-        return first
-    if op_type == "Cast":
-        to = attributes["to"].i
-        if first.dtype == to:
-            return first
-        if first.host is not None:
-            return trace.bind(first.host, to)
-        if first.constant is not None and to != TensorProto.STRING:
-            return trace.constant(first.constant.astype(numpy_dtype(to)), to)
-        return None
-    if op_type == "Transpose" and "perm" in attributes:
-        # onnxruntime before 1.20 takes one that follows a Gemm for a real transposition.
-        order = list(attributes["perm"].ints)
-        return first if order == sorted(order) else None
-    if all(i is None or i.constant is not None for i in inputs):
-        settings = {k: onnx.helper.get_attribute_value(v) for k, v in attributes.items()}
-        arrays = [None if i is None else i.constant for i in inputs]
-        folded = folding.fold(op_type, arrays, settings)
-        if folded is not None:
-            return trace.constant(folded)
-    if op_type in ("Shape", "Size") and not attributes:
-        if first.shape is None or not all(isinstance(d, int) for d in first.shape):
-            return None
-        known = np.array(first.shape, np.int64)
-        return trace.constant(known if op_type == "Shape" else known.prod())
-    if op_type == "Neg":
-        value = _factor(first)
-        if isinstance(value, Host):
-            return trace.bind(-value, first.dtype)
-        if value is not None:
-            return trace.constant(-value, first.dtype)
-        if first.is_float and _scaled(first) is not None:
-            return trace.op.Mul(-1.0, first)  # type: ignore[no-any-return]
-        return None
-    if op_type in ("Mul", "Add", "Sub", "Div") and len(inputs) == 2:
-        second = inputs[1]
-        assert second is not None
-        return _simplify_arithmetic(trace, op_type, first, second)
-    return None
-
-
-def _simplify_arithmetic(trace: Trace, op_type: str, left: Tensor, right: Tensor) -> Tensor | None:
-    a, b = _factor(left), _factor(right)
-    if a is not None and b is not None and left.dtype == right.dtype:
-        return _scalar(trace, Host.apply(op_type, a, b), left.dtype)
-    neutral = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}[op_type]
-    if isinstance(b, float) and b == neutral:
-        return left
-    if op_type in ("Mul", "Add") and isinstance(a, float) and a == neutral:
-        return right
-    if op_type != "Mul" or (a is None) == (b is None):
-        return None
-    scale, tensor = (a, right) if a is not None else (b, left)
-    inner = _scaled(tensor)
-    if inner is None or scale is None:
-        return None
-    factor = _scalar(trace, Host.apply("Mul", scale, inner[0]), tensor.dtype)
-    return trace.op.Mul(factor, inner[1])  # type: ignore[no-any-return]
-
-
-def _scalar(trace: Trace, value: Host, dtype: int) -> Tensor:
-    """A host expression in the graph: a constant if it has a value already."""
-    if value.symbols:
-        return trace.bind(value, dtype)
-    return trace.constant(host.HostProgram([value])({})[0], dtype)
-
-
-def _scaled(tensor: Tensor) -> tuple[Host | float, Tensor] | None:
-    """(scalar, other) of a tensor that is their product, or None."""
-    inner = tensor.node
-    if inner is None or inner.op_type != "Mul" or inner.domain != "":
-        return None
-    for argument, other in (inner.inputs, inner.inputs[::-1]):
-        factor = None if argument is None else _factor(argument)
-        if factor is not None and other is not None:
-            return factor, other
-    return None
+    return schemas.schema(node.op_type, trace.opsets.get(node.domain, 0), node.domain)
