@@ -82,22 +82,23 @@ class Runner:
         return dict(zip(names, values, strict=True))
 
 
-def fitting_inputs(runner: Runner, batch: int) -> dict[str, Array]:
-    """Random inputs that a model runs on.
+def fitting_inputs(runner: Runner, batch: int) -> tuple[dict[str, Array], int]:
+    """Random inputs that a model runs on, and the size that their symbolic dimensions have.
 
     Raises:
         GraphError: it runs on none of those tried.
     """
-    for k, size in enumerate(_SIZES):
+    failure: GraphError | None = None
+    for size in _SIZES:
         feeds = random_inputs(runner.inputs, batch, size)
         try:
             runner(feeds)
-        except GraphError:
-            if k == len(_SIZES) - 1:
-                raise
+        except GraphError as error:
+            failure = failure or error
             continue
-        return feeds
-    raise AssertionError("unreachable")
+        return feeds, size
+    assert failure is not None
+    raise failure
 
 
 def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:

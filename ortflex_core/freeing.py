@@ -134,16 +134,7 @@ def _verify(
     require_runtime()
     try:
         old, new = Runner(model, large), Runner(out, large)
-        first = fitting_inputs(old, batch)
-        size = next(
-            (
-                d
-                for i in old.inputs
-                for d, s in zip(first[i.name].shape[1:], (i.shape or ())[1:], strict=True)
-                if not isinstance(s, int)
-            ),
-            5,
-        )
+        first, size = fitting_inputs(old, batch)
         second = random_inputs(old.inputs, batch, size, seed=1)
         one, two = old(first), old(second)
         alone = new(first)

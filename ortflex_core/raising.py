@@ -47,7 +47,7 @@ def raised(model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
     try:
         require_runtime()
         old, new = Runner(model, large), Runner(made, large)
-        feeds = fitting_inputs(old, batch=2)
+        feeds, _ = fitting_inputs(old, batch=2)
         wrong = difference(new(feeds), old(feeds))
     except RuntimeUnavailable:
         raise
