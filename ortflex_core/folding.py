@@ -60,6 +60,13 @@ def _squeeze(inputs: _Inputs, attributes: _Attributes) -> Array | None:
     return np.squeeze(inputs[0], _axes(inputs, attributes))
 
 
+def _reshape(inputs: _Inputs, attributes: _Attributes) -> Array | None:
+    x, shape = inputs
+    if x is None or shape is None or (shape == 0).any():
+        return None
+    return x.reshape(tuple(map(int, shape)))
+
+
 def _slice(inputs: _Inputs, attributes: _Attributes) -> Array | None:
     x, starts, ends, axes, steps = (*inputs, None, None)[:5]
     if x is None or starts is None or ends is None:
@@ -91,6 +98,7 @@ _RULES: Mapping[str, Callable[[_Inputs, _Attributes], Array | None]] = {
     "Gather": _gather,
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
+    "Reshape": _reshape,
     "Slice": _slice,
     "Add": _whole(np.add),
     "Sub": _whole(np.subtract),

@@ -20,7 +20,7 @@ from ortflex_core.errors import ModelError, nearest
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.subgraphs import captured as captured
 from ortflex_core.subgraphs import trace_node
-from ortflex_core.types import Array, TensorSpec, dtype_name
+from ortflex_core.types import Array, Shape, TensorSpec, dtype_name
 
 OLDEST_OPSET = 13
 # Larger initializers that nobody trains are inputs of the compiled graphs, shared by all of them.
@@ -137,9 +137,7 @@ class Model:
         known = {n for n, s in self._values.items() if s.dtype and s.shape is not None}
         # Inference calls what it does not know unk__0, unk__1, …
         vague = {
-            o.name
-            for o in self.outputs
-            if any(d is None or str(d).startswith("unk__") for d in o.shape or ())
+            o.name for o in self.outputs if any(d is None for d in o.shape or ()) or _vague(o.shape)
         }
         return [name for name in self.producers if name not in known or name in vague]
 
@@ -232,8 +230,33 @@ class Model:
         known = not (infer and standard) and all(
             s is not None and s.dtype and not (standard and s.shape is None) for s in specs
         )
+        if known and standard and any(_vague(s.shape) for s in specs if s is not None):
+            return self._sharpened(trace, node, arguments, captures, specs)
         types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
         return trace_node(trace, node, arguments, captures, types)
+
+    def _sharpened(
+        self,
+        trace: Trace,
+        node: NodeProto,
+        arguments: Sequence[Tensor | None],
+        captures: Mapping[str, Tensor],
+        specs: Sequence[TensorSpec | None],
+    ) -> tuple[Tensor, ...]:
+        """A node whose sizes inference did not find in the file, but perhaps in the trace.
+
+        Sizes are often computed by nodes, which the trace has folded by now.
+        """
+        made = trace_node(trace, node, arguments, captures)
+        for tensor, spec in zip(made, specs, strict=False):
+            if spec is None or spec.shape is None:  # or a sequence
+                continue
+            if tensor.shape is None:
+                tensor.shape = spec.shape
+            elif len(tensor.shape) == len(spec.shape):
+                pairs = zip(tensor.shape, spec.shape, strict=True)
+                tensor.shape = tuple(new if isinstance(new, int) else old for new, old in pairs)
+        return made
 
     def export(
         self,
@@ -294,6 +317,11 @@ def as_model(
 def reads(node: NodeProto) -> list[str]:
     """The names of outer values a node depends on, its subgraphs included."""
     return [i for i in node.input if i] + captured(node)
+
+
+def _vague(shape: Shape | None) -> bool:
+    """Whether inference made up a name for a size."""
+    return any(str(d).startswith("unk__") for d in shape or ())
 
 
 def _domain(domain: str) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from ortflex_core.folding import LARGEST
+from ortflex_core.model import Model
 from ortflex_core.ops import Trace
 from ortflex_core.program import build
 from tests.gradcheck import run
@@ -29,6 +31,8 @@ SIZES = np.array([2, 3, 5, 7])
         lambda op, v: op.Slice(v, [0], [-1], [-1], [2]),
         lambda op, v: (v + 2) * v - op.Gather(v, op.constant(0), axis=0),
         lambda op, v: op.Concat(op.Cast(v, to=1), op.constant([0.5]), axis=0),
+        lambda op, v: op.Reshape(v, [2, -1]),
+        lambda op, v: op.CastLike(v, op.constant(0.5)),
     ],
 )
 def test_equals_the_runtime(formula: Any) -> None:
@@ -48,3 +52,30 @@ def test_large_constants_and_unknown_operators_stay_nodes() -> None:
     assert op.Exp(op.constant([1.0])).constant is None
     assert op.Sub(op.constant([1]), op.constant([3])).constant is not None
     assert op.Add(op.constant([-1]), op.constant([3])).constant is None
+
+
+def test_sizes_between_unknown_ones_are_constants() -> None:
+    trace = Trace({"": 17})
+    op, x = trace.op, trace.input("x", np.float32, (None, 3, "n", 5))
+    for limits, expected in (((1, 2), [3]), ((-1, None), [5]), ((-3, -2), [3])):
+        sizes = op.Shape(x, start=limits[0], **({"end": limits[1]} if limits[1] else {}))
+        np.testing.assert_array_equal(sizes.constant, expected)
+    assert op.Shape(x, start=2).constant is None
+
+
+def test_sizes_computed_by_nodes_of_a_file_are_known() -> None:
+    """As torch's exporter cuts the gates of a recurrent layer out of its weights."""
+    model = Model(
+        parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]> net (float[N, 6] x, float[20, 5] w) => (float[N, 3] y)
+        <int64[1] zero = {0}, int64 two = {2}> {
+            size = Shape <start = 1, end = 2> (w)
+            end = Mul (size, two)
+            gate = Slice (w, size, end, zero)
+            y = MatMul (x, gate)
+        }""").SerializeToString()
+    )
+    assert (model.value("gate").shape or ())[0] not in (5, None)
+    trace = Trace(model.opsets)
+    given = {i.name: trace.input(i.name, i.dtype, i.shape) for i in model.inputs}
+    assert model.replay(trace, ["gate"], given)["gate"].shape == (5, 5)
