@@ -174,7 +174,11 @@ def compare(got: Mapping[str, Array], network: Any) -> None:
 @pytest.mark.parametrize("fixed", [False, True], ids=["dynamic", "fixed"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_gradient_equals_torch(name: str, fixed: bool) -> None:
-    network, proto, x = made(name, fixed)
+    check(*made(name, fixed))
+
+
+def check(network: Any, proto: onnx.ModelProto, x: Any) -> None:
+    """The gradients of a random combination of the outputs."""
     names = [n for n, _ in network.named_parameters()]
     network.zero_grad()
     y = network(x)
