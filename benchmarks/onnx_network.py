@@ -83,11 +83,12 @@ def _transformer(op: _Graph, count: int) -> None:
         mixed = op("Reshape", mixed, op.sizes(-1, HEADS, LENGTH, depth))
         mixed = op("Reshape", op("Transpose", mixed, perm=[0, 2, 1, 3]), op.sizes(-1, WIDTH))
         y = op("Add", x, op.linear(mixed, k + 2))
-        y = op("LayerNormalization", y, f"p{k + 4}", f"p{k + 5}", axis=-1)
+        # The gradient builder of the on-device API asks for all three outputs.
+        y = op("LayerNormalization", y, f"p{k + 4}", f"p{k + 5}", outputs=3, axis=-1)[0]
         inner = op.linear(y, k + 6)
         error = op("Erf", op("Mul", inner, op.constant(2**-0.5, np.float32)))
         half = op("Mul", op("Add", error, op.constant(1, np.float32)), op.constant(0.5, np.float32))
         z = op("Add", y, op.linear(op("Mul", inner, half), k + 8))
-        x = op("LayerNormalization", z, f"p{k + 10}", f"p{k + 11}", axis=-1)
+        x = op("LayerNormalization", z, f"p{k + 10}", f"p{k + 11}", outputs=3, axis=-1)[0]
     rows = op("Reshape", x, op.sizes(-1, LENGTH, WIDTH))
     op.linear(op("ReduceMean", rows, axes=[1], keepdims=0), 24)

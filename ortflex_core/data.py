@@ -292,6 +292,10 @@ class ArrayBatches:
         self.batch_size = min(batch_size, self.rows)
         self._denominators = denominators
         self._starts = range(0, self.rows, self.batch_size)
+        self._fixed: list[list[float]] | None = None
+        if all(isinstance(d, float) for d in denominators):
+            nothing = np.zeros(0, np.int64)
+            self._fixed = [self._summed(d, nothing) for d in denominators]
 
     @property
     def steps(self) -> int:
@@ -304,9 +308,9 @@ class ArrayBatches:
         Batches come in groups of ``at_once`` equal ones; what is left over comes one by one.
         """
         order = np.arange(self.rows) if rng is None else rng.permutation(self.rows)
-        per_batch = [self._summed(d, order) for d in self._denominators]
         size = self.batch_size
-        uniform = all(isinstance(d, float) for d in self._denominators)
+        uniform = self._fixed is not None
+        per_batch = self._fixed or [self._summed(d, order) for d in self._denominators]
         whole = [d[0] for d in per_batch]
         wholes = [whole] * at_once
         full = self.rows // size

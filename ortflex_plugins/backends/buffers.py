@@ -55,6 +55,8 @@ class Twins:
             {name: device.empty(array.shape, array.dtype) for name, array in initial.items()},
         )
         self.current = 0
+        # The host's views of both versions, where it has any: making one costs more than a copy.
+        self._views: dict[int, dict[str, Array | None]] = {}
 
     @property
     def values(self) -> dict[str, Value]:
@@ -63,7 +65,13 @@ class Twins:
 
     def read(self) -> dict[str, Array]:
         """Copies of the version that holds now."""
-        return {name: self._device.read(value) for name, value in self.values.items()}
+        if self.current not in self._views:
+            views = {name: self._device.view(value) for name, value in self.values.items()}
+            self._views[self.current] = views
+        return {
+            name: self._device.read(self.values[name]) if view is None else view.copy()
+            for name, view in self._views[self.current].items()
+        }
 
     def write(self, state: Mapping[str, Array], what: str) -> None:
         """Replace some tensors; nothing is written unless everything fits.
