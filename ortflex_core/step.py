@@ -21,7 +21,9 @@ from ortflex_core.problem import Problem, symbols
 from ortflex_core.program import Program, build
 
 
-def step_program(problem: Problem, *, steps: int = 1, rows: int | None = None) -> Program:
+def step_program(
+    problem: Problem, *, steps: int = 1, rows: int | None = None, plain: bool = False
+) -> Program:
     """A graph of ``steps`` training steps in standard operators.
 
     Inputs: the model's inputs, labels and weights, ``<parameter>``, ``<slot>/<parameter>``, running
@@ -35,6 +37,7 @@ def step_program(problem: Problem, *, steps: int = 1, rows: int | None = None) -
         steps: how many.
         rows: the batch size, where it is known and always the same: sizes then are constants of
             the graph. None keeps the batch dimension symbolic.
+        plain: leave out every pass, and the rate out of the gradients: slower, as a reference.
     """
     trace = problem.trace()
     now = _Now(
@@ -46,7 +49,7 @@ def step_program(problem: Problem, *, steps: int = 1, rows: int | None = None) -
         },
         compose.buffer_inputs(trace, problem),
     )
-    factor = gradient_factor(problem)
+    factor = None if plain else gradient_factor(problem)
     outputs: dict[str, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     for k in range(steps):
@@ -54,6 +57,8 @@ def step_program(problem: Problem, *, steps: int = 1, rows: int | None = None) -
         now = _step(trace, problem, now, suffix, rows, factor, outputs, replaced)
     for group in (now.weights, now.slots, now.buffers):
         outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
+    if plain:
+        return build(trace, outputs, name="plain step")
     flat = rows is not None
     trace, outputs = passes.optimize(
         trace, outputs, replaced, parameters=problem.parameters if flat else ()

@@ -148,6 +148,19 @@ def test_convolutions_have_no_float64_kernel_and_are_compared_all_the_same() -> 
     assert bool(found.notes) == (found.reference == "fused")
 
 
+def test_dropout_and_relu_are_compared_with_float64() -> None:
+    model = models.mlp((6, 16, 1), "Relu")
+    model.graph.node[-2].input[0] = "dropped"
+    dropout = onnx.helper.make_node("Dropout", ["h1", "ratio", "on"], ["dropped"], name="drop")
+    model.graph.node.insert(3, dropout)
+    for name, array in (("ratio", np.array(0.3, np.float32)), ("on", np.array(True))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    found = compare(make(model, backend="auto", batch_size=8), X, Y, steps=5)
+    assert found.reference == "float64", found.notes
+    assert found.agree, found.differences
+    assert len(found.results) >= 2
+
+
 def test_what_cannot_be_compared() -> None:
     trainer = make(models.mlp(), batch_size=8)
     with pytest.raises(ConfigError, match="steps: expected an integer >= 1, got 0"):
