@@ -207,7 +207,7 @@ def prepare_jax(session: nox.Session) -> None:
 
 @session_for("bench", "peers", "3.11")
 def run_peers(session: nox.Session) -> None:
-    """Microseconds a step beside all peers; WORKLOADS="W1 W5" chooses, as PEERS="torch" does."""
+    """Microseconds a step beside all peers; WORKLOADS="W1 W5" chooses, as PEERS="torch,jax scan" does."""
     if PYTHONS["3.11"] is None:
         session.skip("no Python 3.11 was found")
     prepare(session, "stock", "sklearn", with_torch=True)
@@ -217,8 +217,10 @@ def run_peers(session: nox.Session) -> None:
         if python.exists():
             arguments.append(f"--python={peer}={python}")
     for option, variable in (("workload", "WORKLOADS"), ("peer", "PEERS")):
-        chosen = os.environ.get(variable, "").replace(",", " ").split()
-        arguments += [f"--{option}={name}" for name in chosen]
+        text = os.environ.get(variable, "")
+        # The names of peers have spaces.
+        chosen = text.replace(",", " ").split() if option == "workload" else text.split(",")
+        arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
     session.run("python", "-m", "benchmarks", "peers", *arguments, *session.posargs)
 
 
