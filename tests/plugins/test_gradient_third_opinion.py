@@ -96,6 +96,9 @@ CONSTANTS = (
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+    # onnx-ad leaves nodes without names; a fusion of onnxruntime 1.19 then makes two of one name.
+    for k, node in enumerate(model.graph.node):
+        node.name = node.name or f"node.{k}"
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     known = {i.name for i in session.get_inputs()}
     names = [o.name for o in session.get_outputs()]
