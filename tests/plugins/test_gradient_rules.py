@@ -84,8 +84,8 @@ def test_every_rule_has_a_case() -> None:
         trace, _, _ = traced(case.formula, arrays, max(20, case.since), "sizes")
         tried.update(node.op_type for node in trace.nodes)
     rules = {name for (_, name), _ in rules_with_a_gradient()}
-    # Folded while traced.
-    assert rules - tried == {"Identity"}
+    # Gone while traced: copies, and casts to a type that is known by then.
+    assert rules - tried == {"Identity", "CastLike"}
 
 
 def rules_with_a_gradient() -> list[tuple[tuple[str, str], Any]]:
