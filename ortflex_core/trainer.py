@@ -147,6 +147,7 @@ class Trainer:
         self._engine: Engine | None = None
         self._evaluator = Evaluator(self._problem, self.device)
         self._manual = Progress()
+        self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
         self._fits = 0
 
     @property
@@ -283,8 +284,12 @@ class Trainer:
         return self.history_
 
     def _schedule(self) -> Schedule:
-        slope = partial(scoring.slope, self._problem, self.device)
-        return self.schedule.bind(ScheduleContext(slope=slope))
+        """The schedule for this problem; what it asks the compiled loss is asked once."""
+        if self._bound is None or self._bound[:2] != (self.schedule, self._problem.terms):
+            slope = partial(scoring.slope, self._problem, self.device)
+            bound = self.schedule.bind(ScheduleContext(slope=slope))
+            self._bound = (self.schedule, self._problem.terms, bound)
+        return self._bound[2]
 
     def _array_source(self, preparing: Preparation, columns: Columns) -> ArrayBatches:
         prepared = preparing.columns(columns)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ortflex_core import scoring
 from ortflex_core.errors import OrtflexError, Unsupported
 from tests import models
 from tests.training import every_backend, make, plugins, regression
@@ -181,3 +182,14 @@ def test_training_continues_after_divergence_with_a_smaller_rate() -> None:
     trainer.learning_rate = 0.05
     losses = trainer.fit(X, Y).losses
     assert losses[-1] < losses[0]
+
+
+def test_steps_by_hand_ask_the_loss_for_its_slope_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    slope = scoring.slope
+    monkeypatch.setattr(scoring, "slope", lambda *args: asked.append(args) or slope(*args))
+    x, y = regression(rows=12)
+    trainer = make(models.linear(), schedule={"name": "optimal", "alpha": 0.1})
+    for _ in range(3):
+        trainer.step((x, y))
+    assert len(asked) == 1
