@@ -302,8 +302,10 @@ class ArrayBatches:
         """Batches an epoch."""
         return len(self._starts)
 
-    def epoch(self, rng: np.random.Generator | None, at_once: int = 1) -> Iterator[Sequence[Batch]]:
-        """Every row once; in the given order without ``rng``.
+    def epoch(
+        self, rng: np.random.Generator | None, at_once: int = 1, start: int = 0
+    ) -> Iterator[Sequence[Batch]]:
+        """Every row once; in the given order without ``rng``. The first ``start`` batches are left out.
 
         Batches come in groups of ``at_once`` equal ones; what is left over comes one by one.
         """
@@ -315,16 +317,22 @@ class ArrayBatches:
         wholes = [whole] * at_once
         full = self.rows // size
         grouped = full - full % at_once if at_once > 1 else 0
-        for k in range(0, grouped, at_once):
+        # Groups are where they always are, wherever a training goes on.
+        first = min(start + -start % at_once, grouped)
+
+        def single(k: int) -> tuple[Batch]:
+            rows = order[k * size : (k + 1) * size]
+            denominators = whole if uniform and k < full else [d[k] for d in per_batch]
+            return (Batch(self.columns, rows, len(rows), denominators),)
+
+        yield from map(single, range(start, first))
+        for k in range(first, grouped, at_once):
             rows = order[k * size : (k + at_once) * size]
             below: Sequence[Sequence[float]] = wholes
             if not uniform:
                 below = list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
             yield Block(self.columns, rows, size, below)
-        for k in range(grouped, len(self._starts)):
-            rows = order[k * size : (k + 1) * size]
-            denominators = whole if uniform and k < full else [d[k] for d in per_batch]
-            yield (Batch(self.columns, rows, len(rows), denominators),)
+        yield from map(single, range(max(start, grouped), len(self._starts)))
 
     def _summed(self, denominator: float | Array, order: Array) -> list[float]:
         if isinstance(denominator, float):

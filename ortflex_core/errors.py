@@ -67,6 +67,10 @@ class NotDifferentiable(OrtflexError, ValueError):
     """A gradient was asked for through an operator that is declared to have none."""
 
 
+class CheckpointError(OrtflexError, ValueError):
+    """A checkpoint is missing, incomplete, or belongs to something else than what is here."""
+
+
 class TrainingDiverged(OrtflexError, ArithmeticError):
     """The loss is not finite any more; the last good state was kept."""
 

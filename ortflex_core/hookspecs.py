@@ -22,6 +22,7 @@ import pluggy
 from ortflex_core.types import Progress
 
 if TYPE_CHECKING:
+    from ortflex_core.checkpoint import Saved
     from ortflex_core.config import Recipe
     from ortflex_core.program import Program
     from ortflex_core.trainer import Trainer
@@ -65,6 +66,18 @@ class Hooks:
     @_spec
     def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> Any:
         """After an epoch and its validation, with its line of the History; return True to stop."""
+
+    @_spec
+    def settled(self, trainer: Trainer, progress: Progress) -> None:
+        """After every run of steps and every epoch, when all is decided: the moment to save."""
+
+    @_spec
+    def checkpoint_saving(self, trainer: Trainer, progress: Progress, saved: Saved) -> None:
+        """A checkpoint is written: ``saved.put("my_callback", {…})`` keeps numbers, texts, arrays."""
+
+    @_spec
+    def checkpoint_loading(self, trainer: Trainer, saved: Saved) -> None:
+        """A checkpoint was read: ``saved.get("my_callback")`` has what was put there, or None."""
 
     @_spec
     def train_end(self, trainer: Trainer, progress: Progress) -> None:

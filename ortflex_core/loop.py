@@ -6,6 +6,7 @@ that counts by epochs is computed once an epoch, losses are handles that are rea
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,9 @@ from ortflex_core.data import Batch
 from ortflex_core.display import Display
 from ortflex_core.errors import ConfigError, TrainingDiverged
 from ortflex_core.protocols import Engine, Losses, Schedule
-from ortflex_core.types import Array, History, Progress
+from ortflex_core.types import Array, History, Position, Progress
+
+_log = logging.getLogger("ortflex")
 
 # Losses are looked at after so many steps at the latest; a training that went wrong stops there.
 _BLOCK = 256
@@ -36,8 +39,10 @@ class Source(Protocol):
     def rows(self) -> int | None:
         """Rows an epoch, None if nobody knows."""
 
-    def epoch(self, rng: np.random.Generator | None, at_once: int = 1) -> Iterable[Sequence[Batch]]:
-        """The batches of one epoch, shuffled by ``rng`` if there is one.
+    def epoch(
+        self, rng: np.random.Generator | None, at_once: int = 1, start: int = 0
+    ) -> Iterable[Sequence[Batch]]:
+        """The batches of one epoch, shuffled by ``rng`` if there is one, without the first ``start``.
 
         They come in groups of ``at_once`` equal ones where that is possible, else one by one.
         """
@@ -51,7 +56,8 @@ class Plan:
     """What one training needs to know.
 
     ``hooks`` maps hook names to callables and has only those somebody implements; ``validate``
-    returns scores of the validation data, or is None.
+    returns scores of the validation data, or is None; ``start`` is where an earlier training of the
+    same plan stopped.
     """
 
     engine: Engine
@@ -64,6 +70,7 @@ class Plan:
     shuffle: bool = True
     seed: tuple[int, ...] = (0,)
     progress: bool | None = None
+    start: Position | None = None
 
 
 class Loop:
@@ -81,6 +88,45 @@ class Loop:
         self._recent: list[float] = []
         self._stop = False
         self._rate = math.nan
+        self._sums = _Sums()
+        self._pending: list[tuple[Losses, int]] = []
+        self._before = 0.0  # seconds of the epoch under way that another process spent
+        self._started = 0.0
+        self._at_once = 1 if "step_end" in plan.hooks else plan.engine.steps_per_run
+        if plan.start is not None:
+            self._continue(plan.start)
+
+    def _continue(self, start: Position) -> None:
+        now = start.progress
+        self.progress = attrs.evolve(self.progress, step=now.step, epoch=now.epoch, rows=now.rows)
+        self._records = [dict(record) for record in start.records]
+        self._sums = _Sums(start.steps, start.rows, start.loss, start.penalty)
+        self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
+        if start.at_once != self._at_once:
+            _log.warning(
+                "the checkpoint was written by a training of %d steps a run, this one makes %d: the "
+                "weights will be the same to float32 rounding, not to the last bit",
+                start.at_once,
+                self._at_once,
+            )
+
+    def position(self) -> Position:
+        """Where the training stands now; after a whole run of steps, from which it can go on."""
+        sums = self._sums
+        self._drain()
+        return Position(
+            progress=self.progress,
+            steps=sums.steps,
+            rows=sums.rows,
+            loss=sums.loss,
+            penalty=sums.penalty,
+            seconds=self._seconds() if sums.steps else 0.0,
+            rate=self._rate,
+            records=tuple(dict(record) for record in self._records),
+            seed=self.plan.seed,
+            at_once=self._at_once,
+            stopped=self._stop,
+        )
 
     def run(self) -> History:
         """Train.
@@ -93,11 +139,9 @@ class Loop:
         with Display(self.progress.total_steps, plan.progress) as display:
             try:
                 self._tell("train_start")
-                for epoch in range(plan.epochs):
+                while self.progress.epoch < plan.epochs and not self._stop:
                     self._keep()
-                    self._epoch(epoch, display)
-                    if self._stop:
-                        break
+                    self._epoch(display)
                 self._keep()
             except KeyboardInterrupt as error:
                 # Every step is whole or undone (engines swap buffers), so what there is is good.
@@ -137,19 +181,21 @@ class Loop:
             f"{back.capitalize()}. A smaller learning_rate or scaled inputs usually help."
         )
 
-    def _epoch(self, epoch: int, display: Display) -> None:
-        plan = self.plan
-        self._tell("epoch_start")
+    def _epoch(self, display: Display) -> None:
+        plan, epoch, sums = self.plan, self.progress.epoch, self._sums
+        if not sums.steps:
+            self._tell("epoch_start")
         rng = np.random.default_rng([*plan.seed, epoch]) if plan.shuffle else None
-        started = time.perf_counter()
-        sums = _Sums()
+        self._started = time.perf_counter()
+        batches = plan.source.epoch(rng, self._at_once, sums.steps)
         try:
-            self._steps(partial(plan.source.epoch, rng), sums, display)
+            self._steps(batches, display)
         except KeyboardInterrupt:
             if sums.rows:
-                self._record(epoch, sums, started)
+                self._record(epoch, sums)
             raise
-        record = self._record(epoch, sums, started)
+        record = self._record(epoch, sums)
+        self._sums, self._before = _Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1)
         if plan.validate is not None:
             scores = plan.validate()
@@ -157,8 +203,13 @@ class Loop:
             self._tell("validation_end", scores=scores)
         if any(self._tell("epoch_end", record=record) or ()):
             self._stop = True
+        self._tell("settled")
 
-    def _record(self, epoch: int, sums: _Sums, started: float) -> dict[str, float]:
+    def _seconds(self) -> float:
+        """How long the epoch under way has taken."""
+        return self._before + time.perf_counter() - self._started
+
+    def _record(self, epoch: int, sums: _Sums) -> dict[str, float]:
         rows = max(sums.rows, 1)
         record = {
             "epoch": float(epoch),
@@ -166,16 +217,14 @@ class Loop:
             "penalty": sums.penalty / rows,
             "rate": self._rate,
             "rows": float(sums.rows),
-            "seconds": time.perf_counter() - started,
+            "seconds": self._seconds(),
         }
         self._records.append(record)
         return record
 
-    def _steps(
-        self, epoch: Callable[[int], Iterable[Sequence[Batch]]], sums: _Sums, display: Display
-    ) -> None:
+    def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
         engine, schedule = self.plan.engine, self.plan.schedule
-        watched = "step_end" in self.plan.hooks
+        watched, settles = "step_end" in self.plan.hooks, "settled" in self.plan.hooks
         start = self.progress
         step, rows = start.step, start.rows
         every_step = schedule.by != "epoch"
@@ -190,11 +239,10 @@ class Loop:
             rows_per_epoch=start.rows_per_epoch,
         )
         constant: dict[int, list[float]] = {}
-        pending: list[tuple[Losses, int]] = []
-        waiting = 0
+        pending, waiting = self._pending, 0
         run = engine.run
         try:
-            for batches in epoch(1 if watched else engine.steps_per_run):
+            for batches in groups:
                 count, size = len(batches), batches[0].size
                 if every_step:
                     rates = [
@@ -207,28 +255,33 @@ class Loop:
                 step += count
                 rows += count * size
                 waiting += count
+                if watched or settles:
+                    self.progress = at(step=step, rows=rows)
                 if watched:
-                    self.progress = attrs.evolve(start, step=step, rows=rows)
-                    self._drain(pending, sums, step)
-                    if self._after_step(sums):
-                        break
+                    self._drain()
+                    self._after_step()
                 elif waiting >= _BLOCK or display.due:
-                    self._drain(pending, sums, step)
+                    self.progress = at(step=step, rows=rows)
+                    self._drain()
                     waiting = 0
                     if display.active:
                         display.show(step, start.epoch, self._recent[-1], self._rate, rows)
+                if settles:
+                    self._tell("settled")
+                if self._stop:
+                    break
         finally:
-            self.progress = attrs.evolve(start, step=step, rows=rows)
-            self._drain(pending, sums, step)
+            self.progress = at(step=step, rows=rows)
+            self._drain()
 
-    def _after_step(self, sums: _Sums) -> bool:
-        loss, penalty = sums.last
+    def _after_step(self) -> None:
+        loss, penalty = self._sums.last
         answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
-        self._stop = any(answers or ())
-        return self._stop
+        self._stop = self._stop or any(answers or ())
 
-    def _drain(self, pending: list[tuple[Losses, int]], sums: _Sums, step: int) -> None:
+    def _drain(self) -> None:
         """Read the losses that have come together; a non-finite one ends the training."""
+        pending, step = self._pending, self.progress.step
         if not pending:
             return
         costs: list[tuple[float, float]] = []
@@ -244,7 +297,7 @@ class Loop:
         self._recent = [*self._recent, *total[max(0, last - 5) : last].tolist()][-5:]
         if len(bad):
             self._give_up(f"the loss is {total[last]}", step - len(total) + last + 1)
-        sums.add(np.asarray(sizes), table)
+        self._sums.add(np.asarray(sizes), table)
 
     def _rate_at(self, progress: Progress) -> float:
         rate = self.plan.schedule.rate(self.plan.base_rate, progress)
@@ -259,15 +312,17 @@ class Loop:
 class _Sums:
     """Loss and penalty of an epoch, weighted by rows."""
 
-    __slots__ = ("last", "loss", "penalty", "rows")
+    __slots__ = ("last", "loss", "penalty", "rows", "steps")
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.loss = self.penalty = 0.0
+    def __init__(
+        self, steps: int = 0, rows: int = 0, loss: float = 0.0, penalty: float = 0.0
+    ) -> None:
+        self.steps, self.rows, self.loss, self.penalty = steps, rows, loss, penalty
         self.last = (math.nan, math.nan)
 
     def add(self, rows: Array, costs: Array) -> None:
         """Take in some steps: their rows [n], and their loss and penalty [n, 2]."""
+        self.steps += len(rows)
         self.rows += int(rows.sum())
         loss, penalty = rows @ costs
         self.loss += float(loss)

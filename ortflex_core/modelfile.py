@@ -7,6 +7,7 @@ are asked for; what looks at the graph gets a skeleton, in which they are inputs
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -128,6 +129,24 @@ def _mapped(tensor: TensorProto, folder: Path) -> Array:
         )
     dtype = numpy_dtype(tensor.data_type)
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=tuple(tensor.dims))
+
+
+def structure(model: ModelProto) -> str:
+    """A hash of what a model computes, whatever the values of its larger tensors.
+
+    Two files that differ only in trained weights, names of their producer or documentation have the
+    same structure.
+    """
+    graph = model.graph
+    parts: list[Any] = [*model.functions, *graph.input, *graph.output, *graph.node]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.SerializeToString(deterministic=True))
+    for tensor in graph.initializer:
+        digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
+    opsets = sorted((o.domain, o.version) for o in model.opset_import)
+    digest.update(repr(opsets).encode())
+    return digest.hexdigest()
 
 
 def skeleton(model: ModelProto) -> ModelProto:

@@ -216,13 +216,16 @@ class IterableBatches:
         """From now on batches are prepared for this problem."""
         self._prepare = preparation.batch
 
-    def epoch(self, rng: np.random.Generator | None, at_once: int = 1) -> Iterator[Sequence[Batch]]:
+    def epoch(
+        self, rng: np.random.Generator | None, at_once: int = 1, start: int = 0
+    ) -> Iterator[Sequence[Batch]]:
         """The source's own order; shuffling is the source's business."""
         assert self._prepare is not None
         iterator, self._ahead = self._ahead or self._iterator(), None
         count = 0
         for item in iterator:
-            yield (self._prepare(self._convert(*item)),)
+            if count >= start:
+                yield (self._prepare(self._convert(*item)),)
             count += 1
             if count == self._limit:
                 self._ahead = iterator

@@ -13,7 +13,9 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core import data, diagnosis, preparation, scoring, work
+from ortflex_core import checkpointing, data, diagnosis, preparation, scoring, work
+from ortflex_core.checkpoint import Size
+from ortflex_core.checkpointing import Standing, check_source
 from ortflex_core.data import ArrayBatches, Columns
 from ortflex_core.errors import DataError, GraphError, OrtflexError, nearest
 from ortflex_core.evaluate import Evaluator
@@ -30,9 +32,10 @@ from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 from ortflex_core.scoring import Scores
 from ortflex_core.setup import resolve
-from ortflex_core.types import Array, History, Progress
+from ortflex_core.types import Array, History
 
 _log = logging.getLogger("ortflex")
+_NOT_RECORDED = ("self", "model", "plugins")
 
 
 class Trainer:
@@ -111,6 +114,7 @@ class Trainer:
         progress: bool | None = None,
         plugins: Plugins | None = None,
     ) -> None:
+        self.arguments = {k: v for k, v in locals().items() if k not in _NOT_RECORDED}
         self.setup = resolve(
             require_runtime(),
             plugins or Plugins.discover(),
@@ -146,9 +150,10 @@ class Trainer:
         self._state |= draw(self.model, self._problem.choices, reinitialize, seed)
         self._engine: Engine | None = None
         self._evaluator = Evaluator(self._problem, self.device)
-        self._manual = Progress()
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
-        self._fits = 0
+        self.standing = Standing()
+        self.loop: Loop | None = None
+        self.backend_: str | None = None
 
     @property
     def problem(self) -> Problem:
@@ -176,19 +181,27 @@ class Trainer:
         weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
         return bind_terms(self.model, self.setup.requests, labels, weights)
 
-    def _build(self, columns: Columns) -> Preparation:
-        """Compile for these kinds of labels and weights, unless that is done already."""
+    def _build(self, columns: Columns, *, whole: bool = False) -> Preparation:
+        """Compile for these kinds of labels and weights, unless that is done already.
+
+        ``whole``: the columns are one batch.
+        """
         terms = self._terms(columns)
         if self._engine is None or terms != self._problem.terms:
-            rows = min(self.batch_size, columns.rows)
+            rows = columns.rows if whole else min(self.batch_size, columns.rows)
+            known = self.standing.size if self._engine is None else None
+            size = known or Size(rows=rows, epoch_steps=columns.rows // rows)
             self._problem = attrs.evolve(
-                self._problem, terms=terms, batch_size=rows, epoch_steps=columns.rows // rows
+                self._problem, terms=terms, batch_size=size.rows, epoch_steps=size.epoch_steps
             )
             if self.threads == "auto":
                 self._problem = attrs.evolve(self._problem, threads=work.threads(self._problem))
             backend = self.setup.backend_for(self._problem)
             engine = backend.build(self._problem, self.device, self.runtime)
             engine.load(self.get_state())
+            if self.standing.slots:
+                engine.load_slots(self.standing.slots)
+                engine.load_buffers(self.standing.buffers)
             if diagnosis.doubtful(self._problem):
                 batch = self._preparing(self._problem).batch(columns.take(np.arange(rows)))
                 diagnosis.check_rows(self._problem, engine, batch)
@@ -197,6 +210,7 @@ class Trainer:
                 engine.load_buffers(self._engine.buffers())
                 self._engine.close()
             self._engine, self.backend_ = engine, backend.name
+            self.standing.built(size)
             # Large tensors that it put on the device for predictions are in the engine's now.
             self._evaluator = Evaluator(self._problem, self.device)
             tell = self.hooks.callables(self).get("graph_built")
@@ -220,7 +234,8 @@ class Trainer:
     ) -> History:
         """Train on arrays, mappings of arrays, a data source, or an iterable of batches.
 
-        Weights and optimizer state go on from where they are; the schedule starts anew.
+        Weights and optimizer state go on from where they are; the schedule starts anew. After
+        :meth:`resume` from a checkpoint of an unfinished training, that training goes on instead.
 
         Args:
             X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or
@@ -240,7 +255,7 @@ class Trainer:
         validation: Columns | None = None
         if preparation.gives_batches(X, y):
             source = batches = IterableBatches(X, self._open, steps_per_epoch)
-            preparing = self._build(batches.first)
+            preparing = self._build(batches.first, whole=True)
             self._announce()
             batches.use(preparing)
             if isinstance(validation_data, float):
@@ -258,6 +273,9 @@ class Trainer:
         return self._train(source, self._judge(validation) if validation is not None else None)
 
     def _train(self, source: Source, validate: Callable[[], Mapping[str, float]] | None) -> History:
+        start, self.standing.position = self.standing.position, None
+        if start is not None:
+            check_source(start, source)
         plan = Plan(
             engine=self.engine,
             source=source,
@@ -267,11 +285,12 @@ class Trainer:
             hooks=self.hooks.callables(self),
             validate=validate,
             shuffle=self.shuffle,
-            seed=(self.seed, self._fits),
+            seed=(self.seed, self.standing.fits) if start is None else start.seed,
             progress=self.progress,
+            start=start,
         )
-        self._fits += 1
-        loop = Loop(plan)
+        self.standing.fits += start is None
+        self.loop = loop = Loop(plan)
         try:
             self.history_ = loop.run()
         except GraphError as error:
@@ -280,7 +299,7 @@ class Trainer:
             batch = next(iter(source.epoch(None)))[0]
             raise diagnosis.explained(error, self._problem, self.engine, batch) from error
         finally:
-            self._manual = loop.progress
+            self.standing.manual, self.loop = loop.progress, None
         return self.history_
 
     def _schedule(self) -> Schedule:
@@ -315,14 +334,14 @@ class Trainer:
         """
         [(X, y, weight)] = data.iterate([batch])
         columns = self._open(X, y, weight)
-        prepared = self._build(columns).batch(columns)
-        rate = self._schedule().rate(self.learning_rate, self._manual)
+        prepared = self._build(columns, whole=True).batch(columns)
+        rate = self._schedule().rate(self.learning_rate, self.standing.manual)
         try:
             [(loss, penalty)] = self.engine.run([prepared], [rate]).read()
         except GraphError as error:
             raise diagnosis.explained(error, self._problem, self.engine, prepared) from error
-        now = self._manual
-        self._manual = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
+        now = self.standing.manual
+        self.standing.manual = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
         return loss + penalty
 
     # ------------------------------------------------------------------ looking
@@ -404,7 +423,8 @@ class Trainer:
         if self._engine is not None:
             extra = self._engine.buffers() if buffers else {}
             return {**self._engine.state(), **extra}
-        return {name: array.copy() for name, array in self._state.items()}
+        waiting = self.standing.buffers if buffers else {}
+        return {name: array.copy() for name, array in {**self._state, **waiting}.items()}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace trained tensors; those not named stay.
@@ -442,6 +462,48 @@ class Trainer:
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
         return self.model.export(self.get_state(buffers=True), path, free_batch=free_batch)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint: everything that :meth:`resume` needs to go on, bit for bit.
+
+        Between steps and during a training (from a hook) alike. An older one of that name is
+        replaced when the new one is whole.
+
+        Raises:
+            OutputError: the folder cannot be written; an older checkpoint is untouched.
+        """
+        return checkpointing.save(self, Path(folder))
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        plugins: Plugins | None = None,
+        strict: bool = True,
+        **changes: Any,
+    ) -> Trainer:
+        """A Trainer out of a checkpoint; its ``fit``, given the same data, goes on from there.
+
+        Args:
+            folder: what :meth:`save` or the checkpoint callback wrote.
+            plugins: where components are found.
+            strict: refuse plugins of other versions than those the checkpoint was written with.
+            changes: arguments that replace the recorded ones (``epochs=50``), and those whose
+                objects no file can name (callbacks among them).
+
+        Raises:
+            CheckpointError: there is no checkpoint, it is broken, of another model or of other plugins.
+        """
+        return checkpointing.resume(cls, Path(folder), plugins, strict, changes)
+
+    def restore(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
+        """Take over a checkpoint's state; the next ``fit``, given the same data, goes on from there.
+
+        Raises:
+            CheckpointError: as :meth:`resume`; nothing was changed.
+        """
+        checkpointing.restore(self, Path(folder), strict)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         """Every graph in use: written to ``<folder>/<name>.onnx``, or as ModelProtos without a folder.

@@ -112,6 +112,28 @@ class Progress:
         return self.rows_per_epoch * self.epochs
 
 
+@attrs.frozen(kw_only=True)
+class Position:
+    """Where a training stopped: what a loop needs to go on from there as if nothing had been.
+
+    ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
+    with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
+    the History; ``at_once`` is how many batches the engine took in a run.
+    """
+
+    progress: Progress
+    steps: int = 0
+    rows: int = 0
+    loss: float = 0.0
+    penalty: float = 0.0
+    seconds: float = 0.0
+    rate: float = math.nan
+    records: tuple[Mapping[str, float], ...] = ()
+    seed: tuple[int, ...] = (0,)
+    at_once: int = 1
+    stopped: bool = False
+
+
 @attrs.frozen
 class History:
     """What a training did, one entry an epoch.

@@ -252,7 +252,6 @@ class FusedEngine:
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._last: tuple[Any, int, int, _Plan] | None = None
-        self._usual: int | None = None
         if steps == "auto":
             steps = steps_per_run(problem, self._program(1, None).nodes)
         self.steps_per_run = steps
@@ -283,9 +282,7 @@ class FusedEngine:
         key = (steps, shapes)
         if key not in self._plans:
             # The usual batch gets a graph of constant sizes; odd ones share a dynamic one.
-            if self._usual is None:
-                self._usual = batch.size
-            rows = batch.size if batch.size == self._usual else None
+            rows = batch.size if batch.size == self.problem.batch_size else None
             self._plans[key] = _Plan(self, self._program(steps, rows), batch, steps)
         self._last = (batch.columns, batch.size, steps, self._plans[key])
         return self._plans[key]

@@ -1,0 +1,235 @@
+"""Between a Trainer and its checkpoints: what is written down, and how a Trainer comes out of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import numpy as np
+
+from ortflex_core import checkpoint, modelfile
+from ortflex_core.checkpoint import Checkpoint, Record, Saved, Size
+from ortflex_core.errors import CheckpointError, DataError, OrtflexError
+from ortflex_core.recipe_parts import Parts, plain
+from ortflex_core.registry import Entry, Plugins
+from ortflex_core.types import Array, Position, Progress
+
+if TYPE_CHECKING:
+    from ortflex_core.loop import Source
+    from ortflex_core.trainer import Trainer
+
+T = TypeVar("T", bound="Trainer")
+_log = logging.getLogger("ortflex")
+
+
+@attrs.define
+class Standing:
+    """Where a Trainer stands between two calls.
+
+    ``position`` is that of an unfinished training, ``slots`` and ``buffers`` wait for an engine,
+    ``folder`` is the checkpoint written or read last, and ``size`` is what the engine was built for.
+    """
+
+    fits: int = 0
+    manual: Progress = attrs.field(factory=Progress)
+    position: Position | None = None
+    slots: Mapping[str, Array] = attrs.field(factory=dict)
+    buffers: Mapping[str, Array] = attrs.field(factory=dict)
+    folder: Path | None = None
+    size: Size | None = None
+
+    def built(self, size: Size) -> None:
+        """There is an engine now, and what waited for it is in there."""
+        self.size, self.slots, self.buffers = size, {}, {}
+
+
+def save(trainer: Trainer, folder: Path) -> Path:
+    """Write a checkpoint of a Trainer (see :meth:`ortflex_core.trainer.Trainer.save`)."""
+    standing = trainer.standing
+    position = standing.position if trainer.loop is None else trainer.loop.position()
+    now = standing.manual if trainer.loop is None else trainer.loop.progress
+    arguments, unnamed = _arguments(trainer)
+    saved = Saved()
+    tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
+    if tell is not None:
+        tell(progress=now, saved=saved)
+    record = Record(
+        format=checkpoint.FORMAT,
+        structure=modelfile.structure(trainer.model.proto),
+        arguments=arguments,
+        unnamed=unnamed,
+        versions=_versions(trainer),
+        runtime=str(trainer.runtime),
+        backend=trainer.backend_,
+        size=standing.size,
+        fits=standing.fits,
+        manual=now,
+        position=position,
+    )
+    parts = {
+        "parameter": trainer.get_state(),
+        "slot": trainer.engine.slots() if trainer.backend_ else standing.slots,
+        "buffer": trainer.engine.buffers() if trainer.backend_ else standing.buffers,
+    }
+    checkpoint.write(
+        folder,
+        record,
+        parts,
+        saved,
+        lambda path: trainer.model.export({}, path),
+        before=standing.folder,
+    )
+    standing.folder = folder
+    return folder
+
+
+def resume(
+    cls: type[T], folder: Path, plugins: Plugins | None, strict: bool, changes: Mapping[str, Any]
+) -> T:
+    """A Trainer out of a checkpoint (see :meth:`ortflex_core.trainer.Trainer.resume`)."""
+    found = checkpoint.read(folder)
+    missing = [name for name in found.record.unnamed if name not in changes and name != "callbacks"]
+    if missing:
+        raise CheckpointError(
+            f"the training of {str(folder)!r} used objects that no file can name; pass them again: "
+            f"Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
+        )
+    model = changes.get("model", found.model)
+    arguments = {**found.record.arguments, **{k: v for k, v in changes.items() if k != "model"}}
+    try:
+        trainer = cls(model, plugins=plugins, **arguments)
+    except TypeError as error:
+        raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
+    _take(trainer, found, strict)
+    return trainer
+
+
+def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
+    """Bring a Trainer where a checkpoint stands."""
+    _take(trainer, checkpoint.read(folder), strict)
+
+
+def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
+    versions = _versions(trainer)
+    structure = modelfile.structure(trainer.model.proto)
+    try:
+        found.check(structure, versions)
+    except CheckpointError as error:
+        if strict or found.record.structure != structure:
+            raise
+        _log.warning("%s", error)
+    state = found.part("parameter")
+    wanted = trainer.problem.parameters
+    if set(state) != set(wanted):
+        raise CheckpointError(
+            f"the checkpoint {str(found.folder)!r} trains {', '.join(sorted(state)) or 'nothing'}, "
+            f"here it is {', '.join(sorted(wanted))}; use the same params"
+        )
+    slots = found.part("slot")
+    expected = {f"{s}/{p}" for s, p in trainer.problem.slots}
+    if slots and set(slots) - {"step"} != expected:
+        raise CheckpointError(
+            f"the checkpoint {str(found.folder)!r} was written with another optimizer: its state is "
+            f"{', '.join(sorted(slots)[:4])}, …; use the same optimizer"
+        )
+    try:
+        trainer.set_state(state)
+    except DataError as error:
+        raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
+    record = found.record
+    trainer.standing = Standing(
+        fits=record.fits,
+        manual=record.manual,
+        position=record.position,
+        slots=slots,
+        buffers=found.part("buffer"),
+        folder=found.folder,
+        size=record.size,
+    )
+    if trainer.backend_ and slots:
+        trainer.engine.load_slots(slots)
+        trainer.engine.load_buffers(trainer.standing.buffers)
+    tell = trainer.hooks.callables(trainer).get("checkpoint_loading")
+    if tell is not None:
+        tell(saved=found.saved())
+
+
+def check_source(start: Position, source: Source) -> None:
+    """Refuse to go on with other data.
+
+    Raises:
+        DataError: other numbers of rows or steps than the training had that was interrupted.
+    """
+    was, now = start.progress, (source.rows, source.steps)
+    if (was.rows_per_epoch, was.steps_per_epoch) != now:
+        raise DataError(
+            f"the training to go on with had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
+            f"steps an epoch, these data give {now[0]} and {now[1]}; give the same data and "
+            "batch_size"
+        )
+
+
+# ---------------------------------------------------------------------- what is written down
+
+
+def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
+    """The Trainer's arguments as JSON, and the names of those that no file can hold."""
+    parts = Parts(trainer.plugins)
+    out: dict[str, Any] = {}
+    unnamed: list[str] = []
+    for name, value in trainer.arguments.items():
+        try:
+            if name == "callbacks":
+                named = [v for v in value if _nameable(v, trainer.plugins)]
+                if len(named) < len(value):
+                    unnamed.append(name)
+                value = named
+            out[name] = _json(plain(parts.spell_out(name, value)))
+        except (OrtflexError, TypeError):
+            unnamed.append(name)
+    return out, unnamed
+
+
+def _nameable(callback: Any, plugins: Plugins) -> bool:
+    return isinstance(callback, str | Mapping) or bool(plugins["callbacks"].name_of(callback))
+
+
+def _json(value: Any) -> Any:
+    """Plain JSON types.
+
+    Raises:
+        TypeError: something that JSON has no word for.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_json(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{value!r} is not JSON")
+
+
+def _versions(trainer: Trainer) -> dict[str, str]:
+    """The distributions whose plugins take part, with their versions."""
+    return {entry.distribution: entry.version for entry in _entries(trainer)}
+
+
+def _entries(trainer: Trainer) -> Iterator[Entry]:
+    plugins, setup = trainer.plugins, trainer.setup
+    parts: list[tuple[str, Any]] = [
+        ("optimizers", setup.optimizer),
+        ("schedules", setup.schedule),
+        ("devices", setup.device),
+        *(("losses", request.loss) for request in setup.requests),
+        *(("penalties", term.penalty) for term in setup.problem.penalties),
+    ]
+    for kind, component in parts:
+        name = plugins[kind].name_of(component)
+        if name is not None:
+            yield plugins[kind].entry(name)
+    yield from plugins["gradients"]

@@ -1,0 +1,310 @@
+"""Checkpoints: a training that was cut goes on as if nothing had been, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.errors import CheckpointError, ConfigError, DataError
+from ortflex_core.files import OutputError
+from ortflex_core.hookspecs import hook
+from tests import models
+from tests.training import every_backend, make, plugins, regression
+
+
+class SaveAt:
+    """Writes a checkpoint at some steps, each into a folder of its own."""
+
+    def __init__(self, folder: Path, *steps: int) -> None:
+        self.folder = folder
+        self.steps = steps
+        self.written: list[Path] = []
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        due = [s for s in self.steps if s <= progress.step][len(self.written) :]
+        if due:
+            self.written.append(trainer.save(self.folder / str(progress.step)))
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    everything = {**trainer.get_state(buffers=True), **trainer.engine.slots()}
+    return {name: array.tobytes() for name, array in everything.items()}
+
+
+def lines(history: Any) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in history]
+
+
+OPTIMIZERS = ("sgd", "momentum", "adam")
+SCHEDULES = tuple(n for n in plugins()["schedules"].names() if not n.startswith("example"))
+
+
+def undisturbed(model: Any, folder: Path, *steps: int, **options: Any) -> tuple[Any, Any, Any]:
+    x, y = regression(rows=47, features=6)
+    saver = SaveAt(folder, *steps)
+    options = {"epochs": 3, "batch_size": 5, "learning_rate": 0.01} | options
+    trainer = make(model, callbacks=[saver], **options)
+    history = trainer.fit(x, y)
+    return trainer, history, saver
+
+
+def goes_on(folder: Path, trainer: Trainer, history: Any, **changes: Any) -> None:
+    x, y = regression(rows=47, features=6)
+    again = Trainer.resume(folder, plugins=plugins(), **changes)
+    lines_again = lines(again.fit(x, y))
+    assert bits(again) == bits(trainer)
+    assert [line["epoch"] for line in lines_again] == [0, 1, 2]
+    for mine, theirs in zip(lines_again, lines(history), strict=True):
+        np.testing.assert_allclose(list(mine.values()), list(theirs.values()), rtol=1e-12)
+
+
+@every_backend
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_training_ends_in_the_same_bits(
+    backend: str, optimizer: str, tmp_path: Path
+) -> None:
+    if (backend, optimizer) == ("training_session", "momentum"):
+        pytest.skip("TrainingSession has no momentum")
+    model = models.mlp()
+    trainer, history, saver = undisturbed(
+        model, tmp_path, 1, 13, 20, 30, backend=backend, optimizer=optimizer
+    )
+    assert len(saver.written) >= 3  # in mid-epoch, at an epoch's end, at the end of all
+    for folder in saver.written:
+        goes_on(folder, trainer, history)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_goes_on_where_it_was(schedule: str, tmp_path: Path) -> None:
+    spec: Any = _schedule(schedule)
+    try:
+        trainer, history, saver = undisturbed(
+            models.mlp(), tmp_path, 7, 12, backend="fused", schedule=spec
+        )
+    except ConfigError as error:
+        pytest.skip(str(error))
+    goes_on(saver.written[0], trainer, history)
+    goes_on(saver.written[-1], trainer, history)
+
+
+def _schedule(name: str) -> Any:
+    needs: dict[str, dict[str, Any]] = {
+        "step": {"size": 4},
+        "optimal": {"alpha": 20.0},
+    }
+    return {"name": name, **needs.get(name, {})}
+
+
+def with_modes() -> Any:
+    """A network with Dropout and BatchNormalization, both in training mode."""
+    rng = np.random.default_rng(3)
+    node = onnx.helper.make_node
+    ones, zeros = np.ones(8), np.zeros(8)
+    return models.model(
+        [
+            node("MatMul", ["X", "W1"], ["h"]),
+            node("BatchNormalization", ["h", "scale", "bias", "mean", "var"], ["n"], name="norm"),
+            node("Tanh", ["n"], ["t"]),
+            node("Dropout", ["t", "ratio", "training"], ["d"], name="drop"),
+            node("MatMul", ["d", "W2"], ["Y"]),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {
+            "W1": rng.standard_normal((6, 8)) / 3,
+            "W2": rng.standard_normal((8, 1)) / 3,
+            "scale": ones,
+            "bias": zeros,
+            "mean": zeros,
+            "var": ones,
+            "ratio": np.array(0.3),
+            "training": np.array(True),
+        },
+    )
+
+
+def test_dropout_and_running_statistics_go_on(tmp_path: Path) -> None:
+    trainer, history, saver = undisturbed(with_modes(), tmp_path, 7, 11, backend="fused")
+    assert trainer.engine.buffers()["mean"].any()
+    for folder in saver.written:
+        goes_on(folder, trainer, history)
+
+
+def test_what_comes_after_a_finished_training_is_the_same_too(tmp_path: Path) -> None:
+    x, y = regression(rows=47, features=6)
+    trainer = make(models.mlp(), backend="fused", optimizer="adam", epochs=2, batch_size=5)
+    trainer.fit(x, y)
+    trainer.step((x[:5], y[:5]))
+    trainer.save(tmp_path / "done")
+    again = Trainer.resume(tmp_path / "done", plugins=plugins())
+    assert again.step((x[5:9], y[5:9])) == trainer.step((x[5:9], y[5:9]))
+    trainer.fit(x, y)
+    again.fit(x, y)
+    assert bits(again) == bits(trainer)
+
+
+def test_a_trainer_that_trained_nothing_yet_is_saved_as_well(tmp_path: Path) -> None:
+    x, y = regression(features=6)
+    trainer = make(models.mlp(), backend="fused", epochs=1)
+    trainer.save(tmp_path / "new")
+    again = Trainer.resume(tmp_path / "new", plugins=plugins())
+    trainer.fit(x, y)
+    again.fit(x, y)
+    assert bits(again) == bits(trainer)
+
+
+def test_another_process_goes_on(tmp_path: Path) -> None:
+    trainer, _, saver = undisturbed(models.mlp(), tmp_path, 13, backend="fused", optimizer="adam")
+    code = (
+        "import sys, numpy as np\n"
+        "from ortflex_core import Trainer\n"
+        "from tests.training import regression\n"
+        "trainer = Trainer.resume(sys.argv[1])\n"
+        "trainer.fit(*regression(rows=47, features=6))\n"
+        "np.savez(sys.argv[2], **{k.replace('/', '|'): v for k, v in trainer.get_state().items()})\n"
+    )
+    out = tmp_path / "state.npz"
+    subprocess.run(
+        [sys.executable, "-c", code, str(saver.written[0]), str(out)],
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    with np.load(out) as state:
+        for name, array in trainer.get_state().items():
+            assert state[name.replace("/", "|")].tobytes() == array.tobytes()
+
+
+def test_callbacks_keep_their_state(tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.steps, self.worst = 0, np.zeros(2)
+
+        @hook
+        def step_end(self, loss: float) -> None:
+            self.steps += 1
+            self.worst = np.maximum(self.worst, [loss, -loss])
+
+        @hook
+        def checkpoint_saving(self, saved: Any) -> None:
+            saved.put("counter", {"steps": self.steps, "worst": self.worst})
+
+        @hook
+        def checkpoint_loading(self, saved: Any) -> None:
+            values = saved.get("counter")
+            self.steps, self.worst = values["steps"], values["worst"]
+
+    x, y = regression()
+    first = Counter()
+    trainer = make(models.linear(), backend="fused", callbacks=[first], epochs=2)
+    trainer.fit(x, y)
+    trainer.save(tmp_path / "c")
+    second = Counter()
+    Trainer.resume(tmp_path / "c", callbacks=[second], plugins=plugins())
+    assert second.steps == first.steps == 4
+    np.testing.assert_array_equal(second.worst, first.worst)
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    _, _, saver = undisturbed(models.mlp(), tmp_path, 13, backend="fused")
+    x, y = regression(rows=46, features=6)
+    again = Trainer.resume(saver.written[0], plugins=plugins())
+    with pytest.raises(DataError, match="had 47 rows and 10 steps an epoch, these data give 46"):
+        again.fit(x, y)
+
+
+def test_another_model_optimizer_or_plugin_version_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make(models.mlp(), backend="fused", optimizer="adam")
+    folder = trainer.save(tmp_path / "c")
+    other = make(models.mlp(activation="Relu"), backend="fused", optimizer="adam")
+    with pytest.raises(CheckpointError, match="belongs to another model: the structure there"):
+        other.restore(folder)
+    other = make(models.mlp(), backend="fused", optimizer="momentum")
+    trainer.fit(*regression(features=6))
+    trainer.save(folder)
+    with pytest.raises(CheckpointError, match="written with another optimizer"):
+        other.restore(folder)
+    record = json.loads((folder / "checkpoint.json").read_text())
+    record["versions"]["ortflex"] = "0.0.1"
+    (folder / "checkpoint.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"other plugins: ortflex was 0\.0\.1, is "):
+        Trainer.resume(folder, plugins=plugins())
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        Trainer.resume(folder, plugins=plugins(), strict=False)
+    assert "ortflex was 0.0.1" in caplog.text
+
+
+def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:
+    from ortflex_core.protocols import Loss
+
+    class Mine(Loss):
+        name = "mine"
+
+        def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+            return op.Abs(predicted - expected)
+
+    folder = make(models.linear(), backend="fused", loss=Mine()).save(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"pass them again: Trainer.resume\(folder, loss=…\)"):
+        Trainer.resume(folder, plugins=plugins())
+    assert Trainer.resume(folder, plugins=plugins(), loss=Mine()).setup.requests[0].loss == Mine()
+
+
+@pytest.mark.parametrize("what", ["checkpoint.json", "state.safetensors", "model/model.onnx"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
+def test_a_broken_checkpoint_is_an_error_that_names_the_file(
+    what: str, damage: str, tmp_path: Path
+) -> None:
+    folder = make(models.linear(), backend="fused").save(tmp_path / "c")
+    path = folder / what
+    raw = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes({"empty": b"", "half": raw[: len(raw) // 2], "noise": raw[::-1]}[damage])
+    with pytest.raises(ValueError, match="c") as caught:
+        Trainer.resume(folder, plugins=plugins())
+    assert type(caught.value).__module__ == "ortflex_core.errors"
+
+
+def test_the_old_checkpoint_stays_until_the_new_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make(models.linear(), backend="fused")
+    folder = trainer.save(tmp_path / "c")
+    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    trainer.fit(*regression())
+    real = os.rename
+    for fail_at in (0, 1):
+        calls = []
+
+        def rename(a: Any, b: Any, calls: Any = calls, fail_at: int = fail_at) -> None:
+            calls.append(a)
+            if len(calls) > fail_at:
+                raise OSError(28, "No space left on device")
+            real(a, b)
+
+        monkeypatch.setattr(os, "rename", rename)
+        with pytest.raises(OutputError, match=r"No space left on device\. The one before it"):
+            trainer.save(folder)
+        monkeypatch.setattr(os, "rename", real)
+        whole = folder if folder.exists() else tmp_path / "c.previous"
+        assert {p.name: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
+        Trainer.resume(folder, plugins=plugins())  # finds it under either name
+    trainer.save(folder)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is no checkpoint: there is no checkpoint\.json"):
+        Trainer.resume(tmp_path)
