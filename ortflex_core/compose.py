@@ -14,15 +14,16 @@ from onnx import TensorProto
 from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
 from ortflex_core.cotangents import full
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
+from ortflex_core.errors import NoGradientRule, NotDifferentiable
 from ortflex_core.host import Host
 from ortflex_core.model import Rewrite, reads
 from ortflex_core.modes import buffer_spec, inference
 from ortflex_core.ops import Tensor, Trace
-from ortflex_core.problem import LossTerm, Problem, symbols
+from ortflex_core.problem import LossTerm, Problem
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Penalty
 from ortflex_core.types import TensorSpec
+from ortflex_core.updates import symbols
 
 
 def parameter_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
@@ -193,56 +194,6 @@ def penalty_program(problem: Problem) -> Program | None:
     parts = penalty_gradients(trace, problem, weights)
     outputs = {"penalty": cost} | {f"gradient/{n}": g for n, g in parts.items()}
     return build(trace, outputs, name="penalty")
-
-
-def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
-    """New weights and slots of all parameters from their gradients, in one graph.
-
-    Inputs: ``<parameter>``, ``gradient/<parameter>``, ``penalty/<parameter>`` for those in
-    ``penalized``, ``<slot>/<parameter>``; host symbols ``rate`` and ``step``.
-    """
-    trace = problem.trace()
-    weights = parameter_inputs(trace, problem)
-    extra = set(penalized)
-    outputs: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        gradient = trace.input(f"gradient/{name}", weight.dtype, weight.shape)
-        if name in extra:
-            gradient = gradient + trace.input(f"penalty/{name}", weight.dtype, weight.shape)
-        slots = {
-            s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
-            for s in problem.optimizer.slots
-        }
-        outputs.update(updated(trace, problem, name, weight, gradient, slots))
-    return build(trace, outputs, name="update")
-
-
-def updated(
-    trace: Trace,
-    problem: Problem,
-    name: str,
-    weight: Tensor,
-    gradient: Tensor,
-    slots: Mapping[str, Tensor],
-    suffix: str = "",
-) -> dict[str, Tensor]:
-    """The optimizer's formula for one parameter: ``new/<name>`` and ``new/<slot>/<name>``."""
-    optimizer = symbolic(problem.optimizer, symbols("optimizer", problem.optimizer))
-    rate, step = Host.symbol(f"rate{suffix}"), Host.symbol(f"step{suffix}")
-    new, after = optimizer.update(trace.op, weight, gradient, rate, step, slots)
-    if set(after) != set(slots):
-        raise GraphError(
-            f"the optimizer {problem.optimizer.name!r} returns the slots {sorted(after)}, "
-            f"expected {sorted(slots)}"
-        )
-    out = {f"new/{name}": new} | {f"new/{slot}/{name}": t for slot, t in after.items()}
-    for label, tensor in out.items():
-        if tensor.shape != weight.shape or tensor.dtype != weight.dtype:
-            raise GraphError(
-                f"the optimizer {problem.optimizer.name!r} makes {label!r} {tensor!r}, expected the "
-                f"weight's type and shape {weight!r}"
-            )
-    return out
 
 
 def forward_program(problem: Problem, rewrite: Rewrite | None = None) -> Program:

@@ -78,6 +78,20 @@ class Recipe:
     optimizer: Any = _key("how weights move", "sgd", kind=_COMPONENT)
     learning_rate: float | None = _key("by default the optimizer's own", None)
     schedule: Any = _key("the learning rate over time", "constant", kind=_COMPONENT)
+    groups: Sequence[Mapping[str, Any]] = _key(
+        "parameters with a rate, an optimizer or a penalty of their own, frozen or trained later",
+        (),
+        kind="a list of tables with the keys params, rate, optimizer, penalty, start_epoch, frozen",
+    )
+    clip_norm: float | None = _key("bound of the norm of all gradients together", None)
+    clip_value: float | None = _key("bound of every element of a gradient", None)
+    accumulate: int = _key("batches whose gradients make one step", 1)
+    constraint: Any = _key(
+        "where weights may be", None, kind=_COMPONENT + ", or {glob of parameters = constraint}"
+    )
+    averaging: Any = _key(
+        "a mean of the weights along the way, used in their place", None, kind=_COMPONENT
+    )
     device: Any = _key("where the training runs: cpu, cuda, cuda:1", "cpu", kind=_COMPONENT)
     backend: Any = _key("auto takes the first that can train the problem", "auto", kind=_COMPONENT)
     batch_size: int = _key("rows a step", 32)

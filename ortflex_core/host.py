@@ -27,6 +27,7 @@ OPERATORS: Mapping[str, Callable[..., float]] = {
     "Reciprocal": lambda a: 1.0 / a,
     "Min": min,
     "Max": max,
+    "Floor": lambda a: float(math.floor(a)),
     "Identity": lambda a: a,
 }
 """The ONNX operators that have a meaning on the host."""

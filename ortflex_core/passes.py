@@ -162,7 +162,7 @@ class Rebuild:
             last = self.resolved(self.outputs[f"new/{name}"])
             while tensor is not None and tensor is not last:
                 tensor = self._next_row(tensor, readers.get(tensor, []))
-            if tensor is last:
+            if tensor is last and last not in readers:  # an average would read it
                 out.add(name)
         return out
 

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Literal
 
 import attrs
+import numpy as np
 from onnx import TensorProto
 
 from ortflex_core import modes, parameters, targets
 from ortflex_core.autodiff import RuleTable
-from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, DataError, ModelError, Problems, nearest
 from ortflex_core.host import Host
 from ortflex_core.model import Model
@@ -22,7 +22,8 @@ from ortflex_core.ops import Trace
 from ortflex_core.parameters import Choice
 from ortflex_core.protocols import Loss, Optimizer, Penalty
 from ortflex_core.registry import Plugins
-from ortflex_core.types import Shape, TensorSpec, dtype_name, shape_text
+from ortflex_core.types import Array, Shape, TensorSpec, dtype_name, shape_text
+from ortflex_core.updates import AVERAGE, Updating, hypers, symbols
 
 Reduction = Literal["mean", "sum"]
 # What models rarely call a tensor ("weight" is what every exported torch.nn.Linear has).
@@ -108,6 +109,7 @@ class Problem:
     penalties: tuple[PenaltyTerm, ...]
     optimizer: Optimizer
     optimizer_name: str | None
+    updating: Updating = attrs.field(factory=Updating)
     choices: tuple[Choice, ...]
     reduction: Reduction
     rules: RuleTable
@@ -139,7 +141,23 @@ class Problem:
     @property
     def slots(self) -> tuple[tuple[str, str], ...]:
         """(slot, parameter) for every tensor of optimizer state."""
-        return tuple((s, p) for s in self.optimizer.slots for p in self.parameters)
+        extra = (AVERAGE,) if self.updating.average is not None else ()
+        own = {p: (*self.optimizer_of(p).slots, *extra) for p in self.parameters}
+        names = dict.fromkeys(s for slots in own.values() for s in slots)
+        return tuple((s, p) for s in names for p in self.parameters if s in own[p])
+
+    def optimizer_of(self, name: str) -> Optimizer:
+        """The optimizer of a parameter: its group's, or the one for all."""
+        group = self.updating.group(name)
+        return self.optimizer if group is None else group.optimizer
+
+    def slot_values(self) -> dict[str, Array]:
+        """What ``<slot>/<parameter>`` is before the first step: zero, and of averages the weight."""
+        weights = {n: self.model.initializer(n) for n in self.parameters}
+        return {
+            f"{s}/{p}": weights[p] if s == AVERAGE else np.zeros_like(weights[p])
+            for s, p in self.slots
+        }
 
     def trace(self) -> Trace:
         """A new, empty graph at the model's opsets."""
@@ -147,23 +165,12 @@ class Problem:
 
     def constants(self) -> dict[str, float]:
         """Values of the host symbols that stay the same during a training."""
-        values = _hypers("optimizer", self.optimizer)
+        values = hypers("optimizer", self.optimizer) | self.updating.constants()
         for term in self.terms:
-            values |= _hypers(term.prefix, term.loss)
+            values |= hypers(term.prefix, term.loss)
         for penalty in self.penalties:
-            values |= _hypers(penalty.prefix, penalty.penalty)
+            values |= hypers(penalty.prefix, penalty.penalty)
         return values
-
-
-def symbols(prefix: str, component: Component) -> dict[str, Host]:
-    """The host symbols that stand for a component's hyperparameters."""
-    # Not "/": a hyperparameter called "scale" is something else than the scale of its loss.
-    return {name: Host.symbol(f"{prefix}.{name}") for name in component.hyper_names()}
-
-
-def _hypers(prefix: str, component: Component) -> dict[str, float]:
-    """The values of :func:`symbols`."""
-    return {f"{prefix}.{name}": value for name, value in component.hyper_values().items()}
 
 
 @attrs.frozen(kw_only=True)

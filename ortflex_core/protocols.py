@@ -121,6 +121,24 @@ class Optimizer(Component, abc.ABC):
 
 
 @attrs.frozen(kw_only=True)
+class Constraint(Component, abc.ABC):
+    """Where a weight may be; it is put back there after every update."""
+
+    @abc.abstractmethod
+    def apply(self, op: Ops, weight: Tensor) -> Tensor:
+        """The allowed weight that is nearest, of the same type and shape."""
+
+
+@attrs.frozen(kw_only=True)
+class Average(Component, abc.ABC):
+    """A mean of the weights along the training, which predictions and exports use instead of them."""
+
+    @abc.abstractmethod
+    def update(self, op: Ops, average: Tensor, weight: Tensor, step: Any) -> Tensor:
+        """The average after a step; ``step`` is a host scalar, 1 at the first update."""
+
+
+@attrs.frozen(kw_only=True)
 class ScheduleContext:
     """What a schedule may ask before the first step."""
 

@@ -9,13 +9,19 @@ from typing import Any
 
 import attrs
 
-from ortflex_core import problem
+from ortflex_core import grouping, problem
 from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, Problems, nearest
 from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
 _KINDS = {"optimizer": "optimizers", "schedule": "schedules", "device": "devices"}
+_PLURAL = {
+    "backend": "backends",
+    "validation": "data",
+    "averaging": "averages",
+    "constraint": "constraints",
+}
 _LISTS = ("metrics", "callbacks")
 _LOSS_KEYS = ("predicted", "expected", "weight", "factor")
 
@@ -54,6 +60,12 @@ class Parts:
             return self._penalties(value)
         if name in ("data", "validation"):
             return self._source(name, value)
+        if name == "averaging":
+            return value if value is None else self.plugins.component("averages", value, name)
+        if name == "constraint":
+            return self._constraints(value)
+        if name == "groups":
+            return self._groups(value)
         return value
 
     def spell_out(self, name: str, value: Any) -> Any:
@@ -69,8 +81,17 @@ class Parts:
             return self._spell_penalties(value, made)
         if name in _LISTS:
             return tuple(self._spell(name, m, v) for m, v in zip(made, value, strict=True))
-        if name in (*_KINDS, "backend", "data", "validation"):
+        if name in (*_KINDS, "backend", "data", "validation", "averaging"):
             return self._spell(name, made, value)
+        if name == "constraint":
+            single = value is None or not isinstance(made, dict)
+            return (
+                self._spell(name, made, value)
+                if single
+                else {k: self._spell(name, m, None) for k, m in made.items()}
+            )
+        if name == "groups":
+            return tuple(self._spell_group(*pair) for pair in zip(value, made, strict=True))
         return value
 
     def as_table(self, name: str, text: str) -> dict[str, Any]:
@@ -104,12 +125,46 @@ class Parts:
     def _spell(self, name: str, made: Any, given: Any) -> Any:
         if not isinstance(made, Component):
             return given
-        kind = _KINDS.get(name) or {"backend": "backends", "validation": "data"}.get(name, name)
+        kind = _KINDS.get(name, _PLURAL.get(name, name))
         table = plain({**made.describe(), "name": self.plugins[kind].name_of(made) or made.name})
         if self.plugins.component(kind, table, name) != made:
             # None in place of another default, or an object that its fields do not tell apart.
             raise ConfigError(f"{name}: {made!r} cannot be written to a file")
         return table
+
+    # ------------------------------------------------------------------ updates
+
+    def _constraints(self, value: Any) -> Any:
+        if value is None:
+            return None
+        get = partial(self.plugins.component, "constraints")
+        if not isinstance(value, Mapping) or "name" in value:
+            return get(value, "constraint")
+        return {pattern: get(v, f"constraint.{pattern}") for pattern, v in value.items()}
+
+    def _groups(self, value: Any) -> list[dict[str, Any]]:
+        found = Problems()
+        found.extend(grouping.problems(grouping.Asked(groups=value)))
+        out = []
+        for k, table in enumerate(value if not found.lines else ()):
+            made = dict(table)
+            if "optimizer" in table:
+                path = f"groups[{k}].optimizer"
+                get = partial(self.plugins.component, "optimizers", table["optimizer"], path)
+                made["optimizer"] = found.collect(get)
+            if "penalty" in table:
+                made["penalty"] = found.collect(partial(self._penalties, table["penalty"]))
+            out.append(made)
+        found.raise_all()
+        return out
+
+    def _spell_group(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+        out = dict(given)
+        if "optimizer" in made:
+            out["optimizer"] = self._spell("optimizer", made["optimizer"], given["optimizer"])
+        if "penalty" in made:
+            out["penalty"] = self._spell_penalties(given["penalty"], made["penalty"])
+        return out
 
     # ------------------------------------------------------------------ data
 

@@ -27,6 +27,8 @@ _BASES = {
     "penalties": "ortflex_core.protocols:Penalty",
     "schedules": "ortflex_core.protocols:Schedule",
     "optimizers": "ortflex_core.protocols:Optimizer",
+    "constraints": "ortflex_core.protocols:Constraint",
+    "averages": "ortflex_core.protocols:Average",
     "devices": "ortflex_core.protocols:Device",
     "backends": "ortflex_core.protocols:Backend",
     "data": "ortflex_core.protocols:DataSource",

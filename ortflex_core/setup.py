@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core import parameters, probe, problem, targets
+from ortflex_core import grouping, parameters, probe, problem, targets
 from ortflex_core.errors import ConfigError, ModelError, OrtflexError, Problems, Unsupported
+from ortflex_core.grouping import Asked
 from ortflex_core.model import Model
 from ortflex_core.parameters import Choice
 from ortflex_core.problem import LossRequest, Problem, Reduction
@@ -81,6 +82,7 @@ def resolve(
     loss: Any,
     params: str | Iterable[str] | None,
     penalty: Any,
+    updates: Asked,
     optimizer: Any,
     learning_rate: float | None,
     schedule: Any,
@@ -110,6 +112,7 @@ def resolve(
     probe.complete(model)
     errors = Problems()
     errors.extend(check_numbers(counts, learning_rate, seed, reduction, batch_norm))
+    errors.extend(wrong_updates := list(grouping.problems(updates)))
     get = plugins.component
     made_optimizer = errors.collect(lambda: get("optimizers", optimizer))
     made_schedule = errors.collect(lambda: get("schedules", schedule))
@@ -129,10 +132,13 @@ def resolve(
     if requests:
         seen = [r.predicted for r in requests]
         choices = errors.collect(lambda: parameters.choose(model, seen, params)) or []
-    trained = [c.name for c in choices if c.trained]
-    penalties = errors.collect(lambda: problem.penalty_terms(penalty, trained, plugins)) or ()
+    grouped: Any = None
+    if not wrong_updates:
+        grouped = errors.collect(
+            lambda: grouping.read(updates, choices, penalty, made_optimizer, plugins)
+        )
     errors.raise_all()
-    problem.check_precision(model, trained)
+    problem.check_precision(model, [c.name for c in grouped.choices if c.trained])
     unavailable = type(made_device).available(runtime)
     if unavailable:
         raise Unsupported(f"the device {made_device.name!r} cannot be used: {unavailable[0]}")
@@ -152,10 +158,11 @@ def resolve(
         problem=Problem(
             model=model,
             terms=(),
-            penalties=penalties,
+            penalties=grouped.penalties,
             optimizer=made_optimizer,
             optimizer_name=plugins["optimizers"].name_of(made_optimizer),
-            choices=tuple(choices),
+            updating=grouped.updating,
+            choices=grouped.choices,
             reduction=reduction,
             rules=rules,
             plugins=plugins,

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 
 import attrs
 
-from ortflex_core import compose, passes
+from ortflex_core import compose, passes, updates
 from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
 from ortflex_core.errors import NotDifferentiable
 from ortflex_core.host import Host
 from ortflex_core.modes import Modes
 from ortflex_core.ops import Tensor, Trace
-from ortflex_core.problem import Problem, symbols
+from ortflex_core.problem import Problem
 from ortflex_core.program import Program, build
+from ortflex_core.updates import symbols
 
 
 def step_program(
@@ -105,17 +106,21 @@ def _step(
             f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
         ) from None
     penalties = compose.penalty_gradients(trace, problem, now.weights, here)
+    totals = {
+        name: gradient + penalties[name] if name in penalties else gradient
+        for name, gradient in zip(now.weights, found, strict=True)
+    }
     weights: dict[str, Tensor] = {}
     slots: dict[str, Tensor] = {}
-    for (name, weight), gradient in zip(now.weights.items(), found, strict=True):
-        total = gradient + penalties[name] if name in penalties else gradient
-        own = {s: now.slots[f"{s}/{name}"] for s in problem.optimizer.slots}
+    for name, total in updates.clipped(trace, problem, totals).items():
+        weight = now.weights[name]
+        own = {s: now.slots[f"{s}/{name}"] for s, p in problem.slots if p == name}
         if here is None:
-            after = compose.updated(trace, problem, name, weight, total, own, suffix)
+            after = updates.updated(trace, problem, name, weight, total, own, suffix)
         else:
             # The gradient is scaled already: the product that the formula makes is replaced by it.
             stand_in = trace.input(f"gradient/{name}{suffix}", weight.dtype, weight.shape)
-            after = compose.updated(trace, problem, name, weight, stand_in, own, suffix)
+            after = updates.updated(trace, problem, name, weight, stand_in, own, suffix)
             replaced[_product(trace, stand_in)] = total
         weights[name] = after[f"new/{name}"]
         slots.update({f"{s}/{name}": after[f"new/{s}/{name}"] for s in own})
@@ -128,6 +133,8 @@ def gradient_factor(problem: Problem) -> Host | None:
     Plain gradient descent uses rate · gradient and neither of them elsewhere. Then the rate can be
     the seed of the reverse walk, and no tensor of a weight's size has to be multiplied by it.
     """
+    if problem.updating.between:
+        return None
     trace = problem.trace()
     spec = problem.model.initializers[problem.parameters[0]]
     weight = trace.input("weight", spec.dtype, spec.shape)

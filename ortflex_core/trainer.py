@@ -20,6 +20,7 @@ from ortflex_core.data import ArrayBatches, Columns
 from ortflex_core.errors import DataError, GraphError, OrtflexError, nearest
 from ortflex_core.evaluate import Evaluator
 from ortflex_core.files import make_folder, write_bytes
+from ortflex_core.grouping import Asked
 from ortflex_core.hooks import HookManager
 from ortflex_core.initialize import reinitialize as draw
 from ortflex_core.loop import Loop, Plan, Source
@@ -33,6 +34,7 @@ from ortflex_core.runtime import require_runtime
 from ortflex_core.scoring import Scores
 from ortflex_core.setup import resolve
 from ortflex_core.types import Array, History
+from ortflex_core.updates import AVERAGE
 
 _log = logging.getLogger("ortflex")
 _NOT_RECORDED = ("self", "model", "plugins")
@@ -53,6 +55,15 @@ class Trainer:
         optimizer: how weights move.
         learning_rate: None is the optimizer's documented default.
         schedule: the rate over time.
+        groups: tables ``{params=, rate=, optimizer=, penalty=, start_epoch=, frozen=}``: parameters
+            (names, globs) with a factor of the rate, an optimizer or a penalty of their own; frozen,
+            or trained from an epoch on. The first group that fits takes a parameter.
+        clip_norm: bound of the Euclidean norm of all gradients together.
+        clip_value: bound of every element of a gradient.
+        accumulate: how many batches make a step; their gradients are those of one large batch.
+        constraint: where weights may be, one for all or ``{parameter glob: constraint}``.
+        averaging: a mean of the weights along the way (``"ema"``, ``"swa"``), which predictions,
+            evaluations and exports then use.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         backend: ``"auto"`` takes the first that supports the problem.
         batch_size: rows a step; reduced to the number of rows where there are fewer.
@@ -94,6 +105,12 @@ class Trainer:
         optimizer: Any = "sgd",
         learning_rate: float | None = None,
         schedule: Any = "constant",
+        groups: Sequence[Mapping[str, Any]] = (),
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        constraint: Any = None,
+        averaging: Any = None,
         device: Any = "cpu",
         backend: Any = "auto",
         batch_size: int = 32,
@@ -122,6 +139,14 @@ class Trainer:
             loss=loss,
             params=params,
             penalty=penalty,
+            updates=Asked(
+                clip_norm=clip_norm,
+                clip_value=clip_value,
+                accumulate=accumulate,
+                groups=groups,
+                constraint=constraint,
+                averaging=averaging,
+            ),
             optimizer=optimizer,
             learning_rate=learning_rate,
             schedule=schedule,
@@ -376,7 +401,7 @@ class Trainer:
         return whole[wanted[0]] if len(wanted) == 1 else whole
 
     def _predict_alone(self) -> Callable[..., dict[str, Array]]:
-        weights = {n: self.device.put(a) for n, a in self._state.items()}
+        weights = {n: self.device.put(a) for n, a in self._inferring().items()}
         return partial(self._evaluator.predict, weights)
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
@@ -399,7 +424,7 @@ class Trainer:
         def judge() -> dict[str, float]:
             if self._engine is not None and judged.terms == self._problem.terms:
                 return scores(self._engine.evaluate)
-            weights = {n: self.device.put(a) for n, a in self.get_state(buffers=True).items()}
+            weights = {n: self.device.put(a) for n, a in self._inferring().items()}
             return scores(partial(evaluator.evaluate, weights))
 
         return judge
@@ -412,19 +437,30 @@ class Trainer:
         columns = attrs.evolve(self._open(X, y, None), weights={})
         unweighted = attrs.evolve(self._problem, terms=self._terms(columns))
         prepared = self._preparing(unweighted).columns(columns)
-        state = self.get_state(buffers=True)
+        state = self._inferring()
         out = scoring.per_sample(unweighted, self.device, prepared, state)
         return out if len(out) > 1 else next(iter(out.values()))
 
     # ------------------------------------------------------------------ state and files
 
-    def get_state(self, *, buffers: bool = False) -> dict[str, Array]:
-        """Copies of the trained tensors, by initializer name; with ``buffers`` running statistics, too."""
+    def get_state(self, *, buffers: bool = False, averaged: bool = False) -> dict[str, Array]:
+        """Copies of the trained tensors, by initializer name.
+
+        Args:
+            buffers: running statistics, too.
+            averaged: the averages of the weights instead of them, where ``averaging`` keeps any.
+        """
         if self._engine is not None:
+            state = self._engine.state()
             extra = self._engine.buffers() if buffers else {}
-            return {**self._engine.state(), **extra}
-        waiting = self.standing.buffers if buffers else {}
-        return {name: array.copy() for name, array in {**self._state, **waiting}.items()}
+            slots = self._engine.slots() if averaged else {}
+        else:
+            state = {name: array.copy() for name, array in self._state.items()}
+            extra = dict(self.standing.buffers) if buffers else {}
+            slots = dict(self.standing.slots)
+        if averaged:
+            state |= {n: slots[k] for n in state if (k := f"{AVERAGE}/{n}") in slots}
+        return {**state, **extra}
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace trained tensors; those not named stay.
@@ -461,7 +497,7 @@ class Trainer:
             ModelError: ``free_batch``, but it was not freed for the training.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
-        return self.model.export(self.get_state(buffers=True), path, free_batch=free_batch)
+        return self.model.export(self._inferring(), path, free_batch=free_batch)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to go on, bit for bit.
@@ -538,6 +574,10 @@ class Trainer:
             "validation_data: expected (X, y), (X, y, sample_weight), a data source or a "
             f"fraction, got {type(given).__name__}"
         )
+
+    def _inferring(self) -> dict[str, Array]:
+        """What predictions are made with and the export has."""
+        return self.get_state(buffers=True, averaged=True)
 
     def _announce(self) -> None:
         _log.info("%s", self.describe())

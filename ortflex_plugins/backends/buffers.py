@@ -12,6 +12,7 @@ from ortflex_core.errors import DataError, nearest
 from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device, Value
 from ortflex_core.types import Array, TensorSpec, shape_text
+from ortflex_core.updates import AVERAGE
 
 
 class DataBuffers:
@@ -159,3 +160,16 @@ def scales(problem: Problem, denominators: Sequence[float]) -> dict[str, float]:
         divisor = 1.0 if problem.reduction == "sum" else denominator
         out[f"{term.prefix}/scale"] = term.factor / divisor if denominator else 0.0
     return out
+
+
+def averaged(problem: Problem, slots: Twins) -> dict[str, Value]:
+    """The averages of the weights, by parameter; nothing where none are kept."""
+    if problem.updating.average is None:
+        return {}
+    return {n: slots.values[f"{AVERAGE}/{n}"] for n in problem.parameters}
+
+
+def start_average(problem: Problem, slots: Twins, state: Mapping[str, Array]) -> None:
+    """Weights that somebody set are their own average."""
+    if problem.updating.average is not None:
+        slots.write({f"{AVERAGE}/{n}": array for n, array in state.items()}, "average")

@@ -27,7 +27,7 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import session
 from ortflex_core.step import step_program
 from ortflex_core.types import Array, TensorSpec
-from ortflex_plugins.backends.buffers import Twins, scales
+from ortflex_plugins.backends.buffers import Twins, averaged, scales, start_average
 
 # What starting a run costs in terms of the nodes of a graph, how many times that a run should last,
 # and how many nodes of unrolled steps are worth their compilation. From measurements of small
@@ -239,8 +239,7 @@ class FusedEngine:
         self.device = device
         model = problem.model
         self._weights = Twins(device, {n: model.initializer(n) for n in problem.parameters})
-        zeros = {f"{s}/{p}": np.zeros_like(model.initializer(p)) for s, p in problem.slots}
-        self._slots = Twins(device, zeros)
+        self._slots = Twins(device, problem.slot_values())
         self._buffers = Twins(device, {n: buffer_value(problem, n) for n in problem.buffers})
         self._twins = (self._weights, self._slots, self._buffers)
         self._step = 0
@@ -333,7 +332,9 @@ class FusedEngine:
 
     @property
     def _now(self) -> dict[str, Value]:
-        return {**self._weights.values, **self._buffers.values}
+        """What predictions are made with."""
+        means = averaged(self.problem, self._slots)
+        return {**self._weights.values, **self._buffers.values, **means}
 
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
@@ -348,6 +349,7 @@ class FusedEngine:
 
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
+        start_average(self.problem, self._slots, state)
 
     def buffers(self) -> dict[str, Array]:
         return self._buffers.read()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import compose
+from ortflex_core import compose, updates
 from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
 from ortflex_core.errors import GraphError, Unsupported
@@ -33,7 +33,9 @@ from ortflex_plugins.backends.buffers import (
     Scalar,
     Scales,
     Twins,
+    averaged,
     check_state,
+    start_average,
 )
 
 
@@ -171,11 +173,10 @@ class TrainingAgentEngine:
             if self._penalty
             else []
         )
-        self._update = compose.update_program(problem, penalized)
+        self._update = updates.update_program(problem, penalized)
         self._agent = Agent(self._forward, names, device, problem.threads)
         self._weights = Twins(device, {n: model.initializer(n) for n in names})
-        zeros = {f"{s}/{p}": np.zeros_like(model.initializer(p)) for s, p in problem.slots}
-        self._slots = Twins(device, zeros)
+        self._slots = Twins(device, problem.slot_values())
         self._step = 0
         self._evaluator = Evaluator(problem, device)
         shapes = {n: model.initializers[n] for n in names}
@@ -319,19 +320,25 @@ class TrainingAgentEngine:
         """Copies of the last step's gradients of the loss, without the penalty's part."""
         return {n: self.device.read(v) for n, v in self._gradients.items()}
 
+    @property
+    def _now(self) -> dict[str, Value]:
+        """What predictions are made with."""
+        return {**self._weights.values, **averaged(self.problem, self._slots)}
+
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        return self._evaluator.evaluate(self._weights.values, batch, outputs)
+        return self._evaluator.evaluate(self._now, batch, outputs)
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self._evaluator.predict(self._weights.values, batch, outputs)
+        return self._evaluator.predict(self._now, batch, outputs)
 
     def state(self) -> dict[str, Array]:
         return self._weights.read()
 
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
+        start_average(self.problem, self._slots, state)
 
     def buffers(self) -> dict[str, Array]:
         """None: BatchNormalization's statistics are frozen here."""

@@ -89,7 +89,11 @@ class TrainingSessionBackend(Backend):
         missing = self.available(runtime)
         if missing:
             return missing
-        reasons = [*_optimizer_reasons(problem, device), *ort_gradients.reasons(problem, runtime)]
+        reasons = [
+            *_optimizer_reasons(problem, device),
+            *_update_reasons(problem),
+            *ort_gradients.reasons(problem, runtime),
+        ]
         specs = problem.model.initializers
         doubles = [n for n in problem.parameters if specs[n].dtype != TensorProto.FLOAT]
         if doubles:
@@ -120,6 +124,24 @@ def _optimizer_reasons(problem: Problem, device: Device) -> list[str]:
             "onnxruntime 1.16 has LambOptimizer for GPUs only; on the CPU lamb runs on training_agent"
         ]
     return []
+
+
+def _update_reasons(problem: Problem) -> list[str]:
+    """The runtime's update is one operator; nothing can stand before or after it."""
+    updating = problem.updating
+    asked = {
+        "clip_value": updating.clip_value is not None,
+        "clip_norm": updating.clip_norm is not None,
+        "accumulate": updating.accumulate > 1,
+        "groups": bool(updating.groups),
+        "constraint": bool(updating.constraints),
+        "averaging": updating.average is not None,
+    }
+    return [
+        f"TrainingSession updates the weights itself and has no {name}; fused and training_agent do"
+        for name, wanted in asked.items()
+        if wanted
+    ]
 
 
 class TrainingSessionEngine:

@@ -26,6 +26,8 @@ _INTRODUCTION = {
     "penalties": "What a weight costs: `penalty = …`.",
     "schedules": "The learning rate over time: `schedule = …`.",
     "optimizers": "How weights move: `optimizer = …`.",
+    "constraints": "Where weights may be: `constraint = …`.",
+    "averages": "Means of the weights along the way: `averaging = …`.",
     "devices": "Where tensors live: `device = …`.",
     "backends": "Ways to run a training step: `backend = …`.",
     "data": "Data by name: `data = …` and `validation = …`.",

@@ -9,7 +9,7 @@ import pytest
 
 from ortflex_core.registry import KINDS
 from tests import models
-from tests.training import Recorder, every_backend, make, plugins, regression, usable
+from tests.training import Recorder, every_backend, make, plugins, regression, same, usable
 
 ortflex_example = pytest.importorskip("ortflex_example")
 
@@ -53,6 +53,25 @@ def test_there_is_one_of_every_kind() -> None:
     for kind in KINDS:
         owners = [e.distribution for e in plugins()[kind]]
         assert "ortflex-example" in owners, kind
+
+
+def test_its_constraint_and_its_average_stand_after_the_optimizer() -> None:
+    x, y = regression(rows=40, features=3)
+    trainer = make(
+        models.linear(3),
+        backend="fused",
+        optimizer="sgd",
+        learning_rate=0.1,
+        constraint={"coef": {"name": "example_at_most", "bound": 0.1}},
+        averaging="example_halfway",
+    )
+    mean = trainer.get_state()
+    for at in range(0, 40, 10):
+        trainer.step((x[at : at + 10], y[at : at + 10]))
+        now = trainer.get_state()
+        mean = {n: (mean[n] + now[n]) / 2 for n in now}
+    assert trainer.get_state()["coef"].max() == np.float32(0.1)
+    same(trainer.get_state(averaged=True), mean)
 
 
 def test_training_with_all_of_them_is_what_their_formulas_say() -> None:

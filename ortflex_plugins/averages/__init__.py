@@ -1,0 +1,1 @@
+"""Means of the weights along a training: one a module."""

@@ -1,0 +1,35 @@
+"""The average ``ema``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Average
+
+
+@attrs.frozen(kw_only=True)
+class Ema(Average):
+    """Exponential moving average: ``a₁ = w₁``, ``aₜ = decay·aₜ₋₁ + (1 − decay)·wₜ``.
+
+    Raises:
+        ValueError: ``decay`` is not >= 0 and < 1.
+
+    >>> Ema(decay=0.99).describe()
+    {'name': 'ema', 'decay': 0.99}
+
+    Source: B. Polyak and A. Juditsky, "Acceleration of stochastic approximation by averaging"
+    (1992); ``torch.optim.swa_utils.get_ema_multi_avg_fn``.
+    """
+
+    name: ClassVar[str] = "ema"
+
+    decay: float = hyper(default=0.999, validator=number(ge=0, lt=1), help="what stays, a step")
+
+    def update(self, op: Ops, average: Tensor, weight: Tensor, step: Any) -> Tensor:
+        """``a + share·(w − a)``, the share being 1 at the first step and 1 − decay from then on."""
+        share = 1 - self.decay * op.Min(step - 1, 1.0)
+        return average + share * (weight - average)  # type: ignore[no-any-return]

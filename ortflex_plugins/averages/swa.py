@@ -1,0 +1,43 @@
+"""The average ``swa``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Average
+
+
+@attrs.frozen(kw_only=True)
+class Swa(Average):
+    """Stochastic weight averaging: the mean of the weights after some of the steps.
+
+    Those are ``start``, ``start + every``, ``start + 2·every``, …; before them the average is the
+    weight itself. Steps count from 1; with 600 steps an epoch, ``Swa(start=6000, every=600)`` averages the weights
+    at the end of the 10th and of every later epoch.
+
+    Raises:
+        ValueError: ``start`` or ``every`` is less than 1.
+
+    >>> Swa(start=100, every=10).describe()
+    {'name': 'swa', 'start': 100, 'every': 10}
+
+    Source: P. Izmailov et al., "Averaging weights leads to wider optima and better generalization"
+    (UAI 2018); ``torch.optim.swa_utils.AveragedModel``.
+    """
+
+    name: ClassVar[str] = "swa"
+
+    start: float = hyper(default=1, validator=number(ge=1), help="the first step that counts")
+    every: float = hyper(default=1, validator=number(ge=1), help="steps between two that count")
+
+    def update(self, op: Ops, average: Tensor, weight: Tensor, step: Any) -> Tensor:
+        """``a + share·(w − a)``, the share of the n-th that counts being 1/n, of others 0."""
+        past = op.Floor((step - self.start) / self.every)
+        counts = past - op.Floor((step - 1 - self.start) / self.every)
+        early = op.Min(op.Max(self.start - step, 0.0), 1.0)
+        share = op.Max(counts / (op.Max(past, 0.0) + 1), early)
+        return average + share * (weight - average)  # type: ignore[no-any-return]

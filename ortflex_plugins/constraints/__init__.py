@@ -1,0 +1,1 @@
+"""Where weights may be: one constraint a module."""

@@ -1,0 +1,43 @@
+"""The constraint ``max_norm``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Constraint
+
+
+@attrs.frozen(kw_only=True)
+class MaxNorm(Constraint):
+    """A bound of the norm of every slice: ``w ← w · min(1, bound / ‖w‖)``.
+
+    There is one norm for each index along ``axis``, over all other axes: −1 is a unit of a matrix
+    product [inputs, units], 0 a unit of torch's Linear [units, inputs] and a channel of a
+    convolution [channels, …]. Tensors of one axis are bounded element by element.
+
+    Raises:
+        ValueError: ``bound`` is not positive.
+
+    >>> MaxNorm(bound=3).describe()
+    {'name': 'max_norm', 'bound': 3, 'axis': -1}
+
+    Source: N. Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting"
+    (JMLR 2014), §5.1; ``torch.renorm``.
+    """
+
+    name: ClassVar[str] = "max_norm"
+
+    bound: float = hyper(default=2.0, validator=number(gt=0), help="of the Euclidean norm")
+    axis: int = attrs.field(default=-1, metadata={"help": "the slices are those along this axis"})
+
+    def apply(self, op: Ops, weight: Tensor) -> Tensor:
+        """``w · min(1, bound / (‖w‖ + 1e-7))``, torch.renorm's guard against zero included."""
+        rank = weight.rank or 0
+        axes = [k for k in range(rank) if k != self.axis % rank] if rank else []
+        square = op.ReduceSumSquare(weight, axes=axes, keepdims=1) if axes else weight * weight
+        norm = op.Sqrt(square)
+        return weight * op.Min(self.bound / (norm + 1e-7), 1.0)  # type: ignore[no-any-return]

@@ -1,0 +1,27 @@
+"""The constraint ``non_negative``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Constraint
+
+
+@attrs.frozen(kw_only=True)
+class NonNegative(Constraint):
+    """No element below zero: ``w ← max(w, 0)``.
+
+    >>> NonNegative().describe()
+    {'name': 'non_negative'}
+
+    Source: the projection of projected gradient descent; ``keras.constraints.NonNeg``.
+    """
+
+    name: ClassVar[str] = "non_negative"
+
+    def apply(self, op: Ops, weight: Tensor) -> Tensor:
+        """``max(w, 0)``."""
+        return op.Relu(weight)  # type: ignore[no-any-return]

@@ -1,0 +1,234 @@
+"""Between gradient and weight: clipping, groups, constraints, averages; beside torch in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.config import Recipe
+from ortflex_core.errors import ConfigError, ModelError, Unsupported
+from tests import models
+from tests.training import every_backend, make, plugins, regression
+
+STEPS = 20
+
+
+def trainer(backend: str, **options: Any) -> Trainer:
+    if backend == "training_session":
+        pytest.skip("TrainingSession updates the weights itself")
+    settings = {"optimizer": "momentum", "learning_rate": 0.05, "epochs": 1, "batch_size": 8}
+    return make(models.mlp(), backend=backend, shuffle=False, **(settings | options))
+
+
+def torch_run(
+    after_backward: Callable[[Any], None] = lambda p: None,
+    after_step: Callable[[Any, int], None] = lambda p, t: None,
+    groups: Callable[[Any], Any] | None = None,
+    batches: int = 1,
+) -> dict[str, Any]:
+    """The same network and the same rows by torch in float64; the weights after one epoch."""
+    torch = pytest.importorskip("torch")
+    x, y = (torch.tensor(a, dtype=torch.float64) for a in regression(rows=8 * STEPS, features=6))
+    w = {
+        n: torch.tensor(a, dtype=torch.float64, requires_grad=True)
+        for n, a in models.weights_of(models.mlp()).items()
+    }
+    chosen = list(w.values()) if groups is None else groups(w)
+    optimizer = torch.optim.SGD(chosen, lr=0.05, momentum=0.9)
+    layers = sorted(n for n in w if n.startswith("W"))
+    for step in range(STEPS // batches):
+        optimizer.zero_grad()
+        rows = slice(8 * batches * step, 8 * batches * (step + 1))
+        h = x[rows]
+        for k, name in enumerate(layers):
+            h = h @ w[name] + w[name.replace("W", "b")]
+            h = torch.tanh(h) if k < len(layers) - 1 else h
+        ((h - y[rows]) ** 2).mean().backward()
+        after_backward(w)
+        optimizer.step()
+        with torch.no_grad():
+            after_step(w, step)
+    return {n: t.detach().numpy() for n, t in w.items()}
+
+
+def close(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert sorted(got) == sorted(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(got[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def fitted(made: Trainer) -> Trainer:
+    made.fit(*regression(rows=8 * STEPS, features=6))
+    return made
+
+
+@every_backend
+@pytest.mark.parametrize("bound", [0.1, 1.0])
+def test_the_norm_of_all_gradients_is_bounded_as_torch_does(backend: str, bound: float) -> None:
+    made = fitted(trainer(backend, clip_norm=bound))
+    torch = pytest.importorskip("torch")
+    clip = torch.nn.utils.clip_grad_norm_
+    close(made.get_state(), torch_run(lambda w: clip(list(w.values()), bound)))
+
+
+@every_backend
+def test_every_element_is_bounded_as_torch_does(backend: str) -> None:
+    made = fitted(trainer(backend, clip_value=0.05))
+    torch = pytest.importorskip("torch")
+    clip = torch.nn.utils.clip_grad_value_
+    close(made.get_state(), torch_run(lambda w: clip(list(w.values()), 0.05)))
+
+
+@every_backend
+def test_penalties_are_clipped_with_the_loss(backend: str) -> None:
+    made = fitted(trainer(backend, clip_value=1e-3, penalty={"name": "l2", "l2": 10.0}))
+    before, after = models.weights_of(models.mlp()), made.get_state()
+    for name, array in before.items():
+        assert np.abs(after[name] - array).max() <= 0.05 * 1e-3 / (1 - 0.9) * STEPS + 1e-6
+
+
+@every_backend
+def test_groups_have_rates_optimizers_and_may_be_frozen(backend: str) -> None:
+    made = fitted(
+        trainer(
+            backend,
+            groups=[
+                {"params": "W1", "rate": 0.1},
+                {"params": ["b*"], "optimizer": {"name": "momentum", "beta": 0.5}},
+                {"params": "W2", "frozen": True},
+            ],
+        )
+    )
+    assert "W2" not in made.get_state()
+    assert "frozen by its group" in made.describe()
+
+    def groups(w: Any) -> Any:
+        biases = [t for n, t in w.items() if n.startswith("b")]
+        rest = [t for n, t in w.items() if n.startswith("W") and n not in ("W1", "W2")]
+        return [
+            {"params": rest},
+            {"params": [w["W1"]], "lr": 0.005},
+            {"params": biases, "momentum": 0.5},
+        ]
+
+    wanted = torch_run(groups=groups)
+    close(made.get_state(), {n: a for n, a in wanted.items() if n != "W2"})
+
+
+@every_backend
+def test_weights_stay_where_a_constraint_wants_them(backend: str) -> None:
+    made = fitted(
+        trainer(
+            backend, constraint={"W1": "non_negative", "W2": {"name": "max_norm", "bound": 0.5}}
+        )
+    )
+    torch = pytest.importorskip("torch")
+
+    def after(w: Any, step: int) -> None:
+        w["W1"].clamp_(min=0)
+        w["W2"].copy_(torch.renorm(w["W2"], 2, 1, 0.5))
+
+    close(made.get_state(), torch_run(after_step=after))
+    assert made.get_state()["W1"].min() == 0
+
+
+@every_backend
+@pytest.mark.parametrize("average", ["ema", "swa"])
+def test_averages_are_torchs_and_are_what_is_exported(
+    backend: str, average: str, tmp_path: Path
+) -> None:
+    spec = {"name": "ema", "decay": 0.8} if average == "ema" else {"name": "swa", "start": 6}
+    made = fitted(trainer(backend, averaging=spec))
+    seen: list[dict[str, Any]] = []
+
+    def after(w: Any, step: int) -> None:
+        seen.append({n: t.detach().numpy().copy() for n, t in w.items()})
+
+    last = torch_run(after_step=after)
+    if average == "ema":
+        mean = seen[0]
+        for now in seen[1:]:
+            mean = {n: 0.8 * mean[n] + 0.2 * now[n] for n in mean}
+    else:
+        mean = {n: np.mean([w[n] for w in seen[5:]], axis=0) for n in last}
+    close(made.get_state(), last)
+    close(made.get_state(averaged=True), mean)
+    x, _ = regression(rows=8, features=6)
+    exported = made.export(tmp_path / "a.onnx")
+    np.testing.assert_allclose(
+        made.predict(x), models.predict(exported, {"X": x})["Y"], rtol=1e-5, atol=1e-6
+    )
+    close(
+        {n: onnx.numpy_helper.to_array(t) for t in exported.graph.initializer if (n := t.name)},
+        mean,
+    )
+
+
+def test_every_kth_step_of_swa() -> None:
+    made = trainer("fused", averaging={"name": "swa", "start": 5, "every": 4})
+    x, y = regression(rows=8 * STEPS, features=6)
+    seen = []
+    for k in range(STEPS):
+        made.step((x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]))
+        seen.append(made.get_state()["W1"])
+        counted = seen[4::4] or [seen[-1]]
+        mean = made.get_state(averaged=True)["W1"]
+        np.testing.assert_allclose(mean, np.mean(counted, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_are_set_are_their_own_average() -> None:
+    made = trainer("fused", averaging="ema")
+    fitted(made)
+    made.set_state({"W1": np.ones_like(made.get_state()["W1"])})
+    np.testing.assert_array_equal(made.get_state(averaged=True)["W1"], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"clip_norm": -1.0}, r"clip_norm: expected a finite number > 0, got -1\.0"),
+        ({"clip_value": "big"}, "clip_value: expected a finite number > 0, got 'big'"),
+        ({"accumulate": 0}, "accumulate: expected an integer >= 1, got 0"),
+        ({"groups": {"params": "*"}}, "groups: expected a list of tables"),
+        ({"groups": [{"rate": 2.0}]}, r"groups\[0\]\.params: is missing"),
+        ({"groups": [{"params": "*", "rat": 2.0}]}, r"groups\[0\]\.rat: unknown key; did you mean"),
+        ({"groups": [{"params": "V*"}]}, r"groups\[0\]\.params: no trained parameter fits 'V\*'"),
+        ({"constraint": "non_negativ"}, "unknown constraint 'non_negativ'; did you mean"),
+        ({"averaging": {"name": "ema", "decay": 1.5}}, "averaging.decay: must be a number >= 0"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises((ConfigError, ModelError, LookupError), match=text):
+        trainer("fused", **options)
+
+
+def test_training_session_says_what_it_cannot() -> None:
+    made = make(models.mlp(), backend="training_session", optimizer="sgd", clip_norm=1.0)
+    with pytest.raises(Unsupported, match="updates the weights itself and has no clip_norm"):
+        made.fit(*regression(features=6))
+
+
+def test_a_recipe_spells_all_of_it_out(tmp_path: Path) -> None:
+    onnx.save(models.mlp(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", X=np.zeros((4, 6), np.float32), y=np.zeros((4, 1), np.float32))
+    (tmp_path / "train.toml").write_text(
+        'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nclip_norm = 1.0\n'
+        'averaging = "ema"\nconstraint = { "W*" = "max_norm" }\n'
+        '[[groups]]\nparams = "b*"\nrate = 0.5\noptimizer = "adam"\npenalty = { name = "l2" }\n'
+    )
+    recipe = Recipe.load(tmp_path / "train.toml", (), plugins())
+    text = recipe.resolved(plugins()).to_toml(tmp_path)
+    assert 'averaging = { name = "ema", decay = 0.999 }' in text
+    assert '"W*" = { name = "max_norm", bound = 2.0, axis = -1 }' in text
+    assert "beta1 = 0.9" in text
+    (tmp_path / "again.toml").write_text(text)
+    again = Recipe.load(tmp_path / "again.toml", (), plugins())
+    assert again.resolved(plugins()) == recipe.resolved(plugins())
+    made = recipe.trainer(plugins())
+    assert made.problem.updating.group("b1").rate == 0.5  # type: ignore[union-attr]
