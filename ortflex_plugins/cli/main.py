@@ -23,6 +23,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "ortflex_plugins.cli.compare:compare",
         "Train the same steps on every backend that works here, and say where they part.",
     ),
+    "graph": (
+        "ortflex_plugins.cli.graph:graph",
+        "Draw MODEL, an .onnx file or the TOML file of a training, as SVG, HTML or PNG.",
+    ),
     "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",

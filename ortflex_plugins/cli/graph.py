@@ -1,0 +1,75 @@
+"""``ortflex graph``: a picture of a model, or of the training step of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("source", metavar="MODEL", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What to write: .svg, .html (boxes open at a click) or .png; by default <model>.svg.",
+)
+@click.option(
+    "--training", is_flag=True, help="Draw one training step: forward, loss, backward, update."
+)
+@click.option("--loss", help="The loss, by name; squared_error by default.")
+@click.option("--params", multiple=True, help="What is trained: a name or glob; may be repeated.")
+@click.option(
+    "--fold/--no-fold",
+    default=None,
+    help="Fold repeated blocks; by default in graphs of more than 24 operators.",
+)
+@click.option("--unfold", is_flag=True, help="Show what is inside folded boxes (svg and png).")
+def graph(
+    source: Path,
+    output: Path | None,
+    training: bool,
+    loss: str | None,
+    params: Sequence[str],
+    fold: bool | None,
+    unfold: bool,
+) -> None:
+    """Draw MODEL, an .onnx file or the TOML file of a training, as SVG, HTML or PNG.
+
+    Colours say what can be trained, what is frozen and what has no gradient; with --training, and
+    for the graphs that training uses, what is forward, loss, backward and update.
+    """
+    from ortflex_core.config import Recipe
+    from ortflex_core.registry import Plugins
+    from ortflex_core.trainer import Trainer
+    from ortflex_plugins.pictures import draw, draw_step
+
+    target = output or source.with_suffix(".svg")
+    plugins = Plugins.discover()
+    chosen = list(params) or None
+    recipe = Recipe.load(source, plugins=plugins) if source.suffix == ".toml" else None
+    if training:
+        if recipe is not None:
+            trainer = recipe.trainer(plugins)
+        else:
+            trainer = Trainer(str(source), loss=loss or "squared_error", params=chosen, plugins=plugins)
+        picture = draw_step(trainer, fold=fold, unfold=unfold)
+    elif recipe is not None:
+        picture = draw(
+            recipe.model,
+            loss=recipe.loss,
+            params=recipe.params if chosen is None else chosen,
+            fold=fold,
+            unfold=unfold,
+            plugins=plugins,
+        )
+    else:
+        picture = draw(
+            str(source), loss=loss, params=chosen, fold=fold, unfold=unfold, plugins=plugins
+        )
+    if picture.note:
+        click.echo(f"warning: {picture.note}", err=True)
+    picture.save(target)
+    click.echo(f"wrote {target}")

@@ -1,0 +1,121 @@
+"""A drawing as a matplotlib figure, and that as PNG."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from ortflex_core.errors import ConfigError
+from ortflex_plugins.pictures import layout as place
+from ortflex_plugins.pictures.layout import Box, Drawing
+from ortflex_plugins.pictures.scene import CHIPS, COLORS, clean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_POINTS = 72 / 100  # a unit of the layout, in points of a figure with 100 units an inch
+_MOST = 14_000  # pixels a side: what viewers open
+
+
+def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
+    """Draw with matplotlib, one unit of the layout 1/100 inch.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(
+            'PNG needs matplotlib: pip install "ortflex[plot]"; or draw .svg or .html'
+        ) from error
+    shown = [k for k in kinds if k not in ("io", "plain")]
+    top = 30 + 18 * len(shown)
+    w, h = max(drawing.w, 320) + 32, drawing.h + top + 32
+    made = Figure(figsize=(w / 100, h / 100), dpi=100)
+    axes = made.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_xlim(0, w)
+    axes.set_ylim(h, 0)
+    axes.set_axis_off()
+    axes.text(16, 22, clean(title, 60), fontsize=13 * _POINTS, fontweight="bold", parse_math=False)
+    for k, kind in enumerate(shown):
+        fill, line, meaning = COLORS[kind]
+        axes.plot(
+            [22],
+            [40 + 18 * k],
+            marker="o" if kind in CHIPS else "s",
+            color=fill,
+            markeredgecolor=line,
+            markersize=8 * _POINTS,
+        )
+        axes.text(34, 40 + 18 * k, meaning, fontsize=11 * _POINTS, va="center", parse_math=False)
+    _level(axes, drawing, (w - drawing.w) / 2, top + 16)
+    return made
+
+
+def png(made: Figure) -> bytes:
+    """The figure at two pixels a unit, or fewer where that would be too many."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    FigureCanvasAgg(made)
+    made.savefig(out, format="png", dpi=min(200.0, _MOST / max(made.get_size_inches())))
+    return out.getvalue()
+
+
+def _level(axes: Any, drawing: Drawing, dx: float, dy: float) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    for way in drawing.edges:
+        x, y = way[0].x + dx, way[0].y + way[0].h / 2 + dy
+        points, codes = [(x, y)], [Path.MOVETO]
+        for box in way[1:]:
+            bx, top = box.x + dx, box.y - box.h / 2 + dy
+            points += [(x, (y + top) / 2), (bx, (y + top) / 2), (bx, top)]
+            codes += [Path.CURVE4] * 3
+            x, y = bx, box.y + box.h / 2 + dy
+            if box.item is None:
+                points.append((x, y))
+                codes.append(Path.LINETO)
+        axes.add_patch(PathPatch(Path(points, codes), fill=False, ec="#94a3b8", lw=0.9))
+        end = way[-1]
+        x, y = end.x + dx, end.y - end.h / 2 + dy
+        axes.fill([x - 3.5, x, x + 3.5], [y - 6, y, y - 6], color="#94a3b8", lw=0)
+    for box in drawing.boxes:
+        if box.item is not None:
+            _box(axes, box, dx, dy)
+
+
+def _box(axes: Any, box: Box, dx: float, dy: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    item = box.item
+    assert item is not None
+    fill, line, _ = COLORS[item.kind]
+    x, y = box.x - box.w / 2 + dx, box.y - box.h / 2 + dy
+    shown = box.inner is not None and (box.w, box.h) == place.opened(box)
+    style = f"round,pad=0,rounding_size={12 if item.round else 4}"
+    for shift in (4, 0) if item.inner is not None and not shown else (0,):
+        axes.add_patch(
+            FancyBboxPatch(
+                (x + shift, y + shift), box.w, box.h, boxstyle=style, fc=fill, ec=line, lw=0.8
+            )
+        )
+    at = y + place.PAD + 6
+    # A dollar sign in a name is no formula.
+    plain = {"va": "center", "parse_math": False, "clip_on": True}
+    axes.text(
+        box.x + dx, at, box.title, ha="center", fontsize=12 * _POINTS, fontweight="bold", **plain
+    )
+    if shown and box.inner is not None:
+        left = box.x + dx - box.inner.w / 2
+        _level(axes, box.inner, left, y + place.PAD + place.LINE + 4)
+        return
+    for chip in box.lines:
+        at += place.LINE
+        if chip.kind in CHIPS:
+            axes.plot([x + place.PAD + 3], [at], "o", color=COLORS[chip.kind][0], ms=6 * _POINTS)
+            axes.text(x + place.PAD + 11, at, chip.text, fontsize=11 * _POINTS, **plain)
+        else:
+            axes.text(box.x + dx, at, chip.text, ha="center", fontsize=11 * _POINTS, **plain)

@@ -1,0 +1,92 @@
+"""Pages: one file each, nothing from outside, every text of a file escaped."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ortflex_plugins.pictures import layout, svg
+from ortflex_plugins.pictures.layout import Box, Drawing
+from ortflex_plugins.pictures.scene import COLORS, Level, clean
+
+_HERE = Path(__file__).parent
+
+
+def page(title: str, body: str, *, note: str = "") -> str:
+    """A whole page; ``body`` is HTML already, title and note are texts."""
+    style = (_HERE / "page.css").read_text("utf-8")
+    script = (_HERE / "page.js").read_text("utf-8")
+    said = f'<p class="note">{text(note)}</p>' if note else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        # Whatever a file's texts try: the page may load nothing.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">\n"
+        f"<title>{text(title)}</title>\n<style>\n{style}</style></head>\n"
+        f"<body><h1>{text(title)}</h1>\n{said}{body}\n<script>\n{script}</script></body></html>\n"
+    )
+
+
+def text(value: str, limit: int = 300) -> str:
+    """Any text as HTML can hold it."""
+    return escape(clean(value, limit))
+
+
+def graph(level: Level, title: str) -> str:
+    """A graph whose folded boxes open at a click; without JavaScript, the folded picture."""
+    drawing = layout.layout(level)
+    still = svg.svg(drawing, level.kinds(), title)
+    scene = {"colors": COLORS, "root": _level(drawing)}
+    data = json.dumps(scene, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
+    buttons = ""
+    if any(item.inner is not None for item in level.items):
+        buttons = (
+            '<div class="buttons"><button type="button" data-open="1">unfold all</button> '
+            '<button type="button" data-open="">fold all</button> '
+            "<span>a click on a stacked box opens it</span></div>"
+        )
+    return (
+        f'<div class="graph">{buttons}<div class="legend">{_legend(level)}</div>'
+        f'<div class="canvas" tabindex="0">{still}</div>'
+        f'<script type="application/json">{data}</script></div>'
+    )
+
+
+def _legend(level: Level) -> str:
+    out = []
+    for kind in level.kinds():
+        if kind not in ("io", "plain"):
+            fill, line, meaning = COLORS[kind]
+            out.append(
+                f'<span><i style="background:{fill};border-color:{line}"></i>{meaning}</span>'
+            )
+    return "".join(out)
+
+
+def _level(drawing: Drawing) -> dict[str, Any]:
+    """What page.js needs to place the boxes anew: orders, sizes, and where they were."""
+    number = {id(box): k for k, box in enumerate(drawing.boxes)}
+    return {
+        "layers": [[number[id(b)] for b in layer] for layer in drawing.layers],
+        "boxes": [_box(box) for box in drawing.boxes],
+        "edges": [[number[id(b)] for b in way] for way in drawing.edges],
+    }
+
+
+def _box(box: Box) -> dict[str, Any]:
+    size: dict[str, Any] = {"x": round(box.x, 1), "w": round(box.w, 1), "h": round(box.h, 1)}
+    if box.item is None:
+        return {**size, "h": 0}
+    out = {
+        **size,
+        "title": box.title,
+        "kind": box.item.kind,
+        "chips": [[chip.text, chip.kind] for chip in box.lines],
+        "tip": "\n".join(clean(line) for line in box.item.tip.split("\n")),
+    }
+    if box.inner is not None:
+        out["inner"] = _level(box.inner)
+    return out

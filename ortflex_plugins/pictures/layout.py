@@ -1,0 +1,243 @@
+"""Where the boxes go: layers from top to bottom, as in Sugiyama's method, and nothing but Python.
+
+Layers by longest paths, orders by barycenters (Sugiyama, Tagawa and Toda 1981), coordinates by
+isotonic regression: in every layer the positions nearest to the neighbours' mean that keep the
+order and the distances. ``page.js`` repeats the last part, since unfolding a box changes sizes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import attrs
+
+from ortflex_plugins.pictures.scene import Chip, Item, Level, clean
+
+FONT = 12
+LINE = 15
+PAD = 9
+GAP_X = 18
+GAP_Y = 30
+# An edge over more layers than this becomes a line of text in the box it leads to.
+FAR = 12
+_SWEEPS = 12
+_TITLE, _CHIP = 34, 36
+
+
+@attrs.define(eq=False)
+class Box:
+    """A place in a layer: an item, or (``item`` is None) where a long edge passes through."""
+
+    item: Item | None
+    layer: int
+    w: float = 0.0
+    h: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    inner: Drawing | None = None
+
+    @property
+    def title(self) -> str:
+        """The first line."""
+        return clean(self.item.title, _TITLE) if self.item is not None else ""
+
+    @property
+    def lines(self) -> list[Chip]:
+        """The other lines."""
+        chips = self.item.chips if self.item is not None else ()
+        shown = [Chip(clean(c.text, _CHIP), c.kind) for c in chips[:4]]
+        if len(chips) > 5:
+            return [*shown, Chip(f"and {len(chips) - 4} more", chips[4].kind)]
+        return [Chip(clean(c.text, _CHIP), c.kind) for c in chips]
+
+
+@attrs.define(eq=False)
+class Drawing:
+    """A level laid out: boxes in layers, edges as the boxes they go through, and the whole's size."""
+
+    layers: list[list[Box]]
+    edges: list[list[Box]]
+    w: float = 0.0
+    h: float = 0.0
+
+    @property
+    def boxes(self) -> list[Box]:
+        """All boxes, layer by layer."""
+        return [box for layer in self.layers for box in layer]
+
+
+def width(text: str, size: float = FONT) -> float:
+    """How wide a text is at most, as browsers' sans-serif fonts go.
+
+    >>> width("MatMul") < width("MatMul of A and B")
+    True
+    """
+    # CJK and such are twice as wide as Latin letters.
+    return size * sum(1.05 if ord(c) > 0x2E80 else 0.62 if c.islower() else 0.7 for c in text)
+
+
+def layout(level: Level, *, unfold: bool = False) -> Drawing:
+    """Lay a level out, and what is folded in it, each with its origin at 0, 0.
+
+    Args:
+        level: what to draw.
+        unfold: draw what is inside folded boxes, too.
+    """
+    level = _without_far_edges(level, _layers(level))
+    depth = _layers(level)
+    boxes = [Box(item, depth[k]) for k, item in enumerate(level.items)]
+    layers: list[list[Box]] = [[] for _ in range(max(depth, default=-1) + 1)]
+    for box in boxes:
+        if box.item is not None and box.item.inner is not None:
+            box.inner = layout(box.item.inner, unfold=unfold)
+        _measure(box, unfold)
+        layers[box.layer].append(box)
+    edges = []
+    for a, b in level.edges:
+        way = [boxes[a]]
+        for k in range(depth[a] + 1, depth[b]):
+            way.append(Box(None, k, w=6))
+            layers[k].append(way[-1])
+        edges.append([*way, boxes[b]])
+    above, below = _neighbours(edges)
+    _order(layers, above, below)
+    _across(layers, above, below)
+    drawing = Drawing(layers, edges)
+    _down(drawing)
+    return drawing
+
+
+def _layers(level: Level) -> list[int]:
+    """Longest paths from the top; then everything that has room moves down to what it feeds."""
+    above: list[list[int]] = [[] for _ in level.items]
+    below: list[list[int]] = [[] for _ in level.items]
+    for a, b in level.edges:
+        above[b].append(a)
+        below[a].append(b)
+    depth = [0] * len(level.items)
+    for k in range(len(depth)):
+        depth[k] = max((depth[a] + 1 for a in above[k]), default=0)
+    for k in reversed(range(len(depth))):
+        # Only where that lengthens no edge on the other side.
+        if below[k] and len(above[k]) <= len(below[k]):
+            depth[k] = min(depth[b] for b in below[k]) - 1
+    return depth
+
+
+def _without_far_edges(level: Level, depth: Sequence[int]) -> Level:
+    """Edges over many layers as lines in the boxes that they lead to."""
+    far = [(a, b) for a, b in level.edges if depth[b] - depth[a] > FAR]
+    chips: dict[int, list[Chip]] = {}
+    for a, b in far:
+        item = level.items[a]
+        chips.setdefault(b, []).append(Chip(f"↑ {item.title}", "far"))
+    items = tuple(
+        attrs.evolve(item, chips=(*item.chips, *dict.fromkeys(chips[k]))) if k in chips else item
+        for k, item in enumerate(level.items)
+    )
+    gone = set(far)
+    return Level(items, tuple(e for e in level.edges if e not in gone))
+
+
+def _measure(box: Box, unfold: bool) -> None:
+    item = box.item
+    assert item is not None
+    texts = [1.08 * width(box.title), *(14 + width(c.text, FONT - 1) for c in box.lines)]
+    box.w = max(64.0, max(texts) + 2 * PAD + (18 if item.inner is not None else 0))
+    box.h = 2 * PAD + LINE * (1 + len(box.lines)) - 3
+    if unfold and box.inner is not None:
+        box.w, box.h = opened(box)
+
+
+def opened(box: Box) -> tuple[float, float]:
+    """Width and height of a box whose inside is shown."""
+    assert box.inner is not None
+    return max(box.w, box.inner.w + 2 * PAD), box.inner.h + 2 * PAD + LINE + 4
+
+
+Neighbours = dict[int, list[Box]]
+
+
+def _neighbours(edges: Sequence[Sequence[Box]]) -> tuple[Neighbours, Neighbours]:
+    above: Neighbours = {}
+    below: Neighbours = {}
+    for way in edges:
+        for a, b in pairwise(way):
+            below.setdefault(id(a), []).append(b)
+            above.setdefault(id(b), []).append(a)
+    return above, below
+
+
+def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
+    """Few crossings: each layer is sorted by the mean place of its neighbours, down and up again."""
+    place = {id(box): float(k) for layer in layers for k, box in enumerate(layer)}
+    for sweep in range(_SWEEPS):
+        down = sweep % 2 == 0
+        near = above if down else below
+        for layer in layers if down else reversed(layers):
+            goal = {
+                id(box): sum(place[id(n)] for n in near[id(box)]) / len(near[id(box)])
+                if id(box) in near
+                else place[id(box)]
+                for box in layer
+            }
+            layer.sort(key=lambda box: goal[id(box)])
+            place.update((id(box), float(k)) for k, box in enumerate(layer))
+
+
+def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
+    for layer in layers:
+        spread(layer, [0.0] * len(layer))
+    for sweep in range(2 * _SWEEPS):
+        down = sweep % 2 == 0
+        near = above if down else below
+        for layer in layers if down else reversed(layers):
+            goals = []
+            for box in layer:
+                around = near.get(id(box)) or [box]
+                goals.append(sum(n.x for n in around) / len(around))
+            spread(layer, goals)
+
+
+def spread(layer: Sequence[Box], goals: Sequence[float]) -> None:
+    """Centres as near to the goals as the order and the widths allow, in least squares.
+
+    minimise Σ (x_k − goal_k)² with x_{k+1} − x_k ≥ (w_k + w_{k+1}) / 2 + gap: isotonic regression,
+    by pooling adjacent violators. Where long edges pass they weigh more, and stay straight.
+    """
+    offset, blocks = 0.0, []
+    offsets = []
+    for k, (box, goal) in enumerate(zip(layer, goals, strict=True)):
+        if k:
+            offset += (layer[k - 1].w + box.w) / 2 + GAP_X
+        offsets.append(offset)
+        weight = 4.0 if box.item is None else 1.0
+        blocks.append([(goal - offset) * weight, weight, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            total, mass, count = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += mass
+            blocks[-1][2] += count
+    k = 0
+    for total, mass, count in blocks:
+        for _ in range(int(count)):
+            layer[k].x = total / mass + offsets[k]
+            k += 1
+
+
+def _down(drawing: Drawing) -> None:
+    """Heights of layers, the origin at the upper left corner, the size of the whole."""
+    boxes = drawing.boxes
+    left = min((b.x - b.w / 2 for b in boxes), default=0.0)
+    y = 0.0
+    for layer in drawing.layers:
+        tall = max((b.h for b in layer), default=0.0)
+        for box in layer:
+            box.x -= left
+            box.y = y + tall / 2
+            if box.item is None:
+                box.h = tall
+        y += tall + GAP_Y
+    drawing.w = max((b.x + b.w / 2 for b in boxes), default=0.0)
+    drawing.h = max(y - GAP_Y, 0.0)

@@ -1,0 +1,244 @@
+"""Graphs as pictures: what users call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import onnx
+from onnx import ModelProto
+
+from ortflex_core import modelfile, problem
+from ortflex_core.check import check_model
+from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
+from ortflex_core.files import write_bytes
+from ortflex_core.model import Model
+from ortflex_plugins.pictures import html, layout, reading, svg
+from ortflex_plugins.pictures.parts import parts_of, step_of
+from ortflex_plugins.pictures.reading import Marks
+from ortflex_plugins.pictures.scene import Level, clean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ortflex_core.program import Program
+    from ortflex_core.registry import Plugins
+    from ortflex_core.trainer import Trainer
+
+FORMATS = ("svg", "html", "png")
+
+
+@attrs.frozen(kw_only=True)
+class Picture:
+    """A graph, ready to be drawn.
+
+    Attributes:
+        title: what it is of.
+        level: its boxes and edges.
+        unfold: show in SVG and PNG what is inside folded boxes; in HTML a reader decides.
+        note: what could not be found out, or nothing.
+    """
+
+    title: str
+    level: Level
+    unfold: bool = False
+    note: str = ""
+
+    def svg(self) -> str:
+        """An SVG document; it refers to nothing outside."""
+        drawing = layout.layout(self.level, unfold=self.unfold)
+        return svg.svg(drawing, self.level.kinds(), self.title)
+
+    def html(self) -> str:
+        """A page on which folded boxes open at a click; it refers to nothing outside."""
+        return html.page(self.title, html.graph(self.level, self.title), note=self.note)
+
+    def figure(self) -> Figure:
+        """A matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed (``pip install "ortflex[plot]"``).
+        """
+        from ortflex_plugins.pictures import figures
+
+        drawing = layout.layout(self.level, unfold=self.unfold)
+        return figures.figure(drawing, self.level.kinds(), self.title)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture; the suffix says as what.
+
+        Raises:
+            ConfigError: the suffix is none of .svg, .html and .png; PNG without matplotlib.
+            OutputError: the file cannot be written; an old one of that name is untouched.
+        """
+        target = Path(path)
+        kind = target.suffix.lower().lstrip(".")
+        if kind not in FORMATS:
+            raise ConfigError(
+                f"cannot draw {target.name!r}: expected a name that ends with "
+                f"{', '.join('.' + f for f in FORMATS)}, got {target.suffix!r}"
+            )
+        if kind == "png":
+            from ortflex_plugins.pictures import figures
+
+            write_bytes(target, figures.png(self.figure()))
+        else:
+            write_bytes(target, (self.svg() if kind == "svg" else self.html()).encode())
+        return target
+
+    def _repr_html_(self) -> str:
+        """What notebooks and the gallery show."""
+        return self.svg()
+
+
+def draw(
+    model: str | os.PathLike[str] | bytes | ModelProto | Model | Program,
+    *,
+    loss: Any = None,
+    params: str | Iterable[str] | None = None,
+    fold: bool | None = None,
+    unfold: bool = False,
+    title: str | None = None,
+    plugins: Plugins | None = None,
+) -> Picture:
+    """Draw a model, or a graph that training uses.
+
+    Operators of a model have the colours of :func:`ortflex_core.check.check_model`; those of a graph
+    from ``Trainer.save_onnx_graph`` the colours of forward, loss, backward, penalty and update.
+
+    Args:
+        model: a path, bytes, a ModelProto, a Model, or a Program.
+        loss: what it will be trained with, as for Trainer.
+        params: what of it, as for Trainer.
+        fold: fold repeated blocks; by default in graphs of more than 24 operators.
+        unfold: show what is inside folded boxes.
+        title: instead of the file's name.
+        plugins: where gradient rules are found.
+
+    Raises:
+        ModelError: the file is missing or no ONNX model.
+
+    >>> from onnx import parser
+    >>> model = parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
+    ... g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }''')
+    >>> picture = draw(model, title="a line")
+    >>> [(item.title, item.kind) for item in picture.level.items]
+    [('x', 'io'), ('MatMul', 'trainable'), ('y', 'io')]
+    """
+    proto, label = _proto(model)
+    heading = clean(title or label, 80)
+    parts = parts_of(proto.graph)
+    note = ""
+    if parts is not None:
+        marks = _training_marks(proto, parts)
+    else:
+        try:
+            source = model if isinstance(model, Model) else Model(proto)
+            source.label = label
+            marks = _checked(source, proto, loss, params, plugins)
+        except OrtflexError as error:
+            if loss is not None or params is not None:
+                raise
+            note = f"without the colours of what can be trained: {clean(str(error))}"
+            marks = Marks()
+    return Picture(title=heading, level=reading.read(proto, marks, fold), unfold=unfold, note=note)
+
+
+def draw_step(
+    trainer: Trainer, *, fold: bool | None = None, unfold: bool = False, title: str | None = None
+) -> Picture:
+    """Draw one training step of a Trainer: forward, loss, backward, penalty and update.
+
+    Nothing is compiled and no data are needed: where none were seen yet, labels are of the kind
+    that each loss asks for.
+
+    Raises:
+        NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
+    """
+    now = trainer.problem
+    if not now.terms:
+        requests = trainer.setup.requests
+        labels = {r.label: r.loss.label(trainer.model.value(r.predicted), None) for r in requests}
+        now = attrs.evolve(now, terms=problem.bind_terms(trainer.model, requests, labels, {}))
+    fixed = [i.shape[0] for i in trainer.model.inputs if i.shape and isinstance(i.shape[0], int)]
+    rows = fixed[0] if fixed else trainer.batch_size
+    try:
+        step = step_of(now, rows)
+    except NotDifferentiable as error:
+        raise NotDifferentiable(
+            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
+        ) from None
+    proto = step.program.proto()
+    marks = Marks(
+        kinds=[step.parts[node.name] for node in proto.graph.node],
+        trained=frozenset(now.parameters),
+        slots=frozenset([*(f"{s}/{p}" for s, p in now.slots), *now.buffers]),
+        types=_types(proto),
+    )
+    heading = title or f"One step of training {trainer.model.label}"
+    return Picture(title=clean(heading, 80), level=reading.read(proto, marks, fold), unfold=unfold)
+
+
+def _proto(model: Any) -> tuple[ModelProto, str]:
+    from ortflex_core.program import Program
+
+    if isinstance(model, Model):
+        return model.proto, model.label
+    if isinstance(model, Program):
+        return model.proto(), model.name
+    label = str(model) if isinstance(model, str | os.PathLike) else "the model"
+    return modelfile.read(model, label), label
+
+
+def _training_marks(proto: ModelProto, parts: list[str]) -> Marks:
+    graph = proto.graph
+    inputs = {value.name for value in graph.input}
+    results = {o.name.removeprefix("new/") for o in graph.output if o.name.startswith("new/")}
+    results |= {i.name.removeprefix("gradient/") for i in graph.input}
+    slots = {n for n in results & inputs if n.rpartition("/")[0] and n.split("/", 1)[1] in inputs}
+    trained = (results & inputs) - slots
+    return Marks(
+        kinds=parts, trained=frozenset(trained), slots=frozenset(slots), types=_types(proto)
+    )
+
+
+def _types(proto: ModelProto) -> dict[str, str]:
+    graph = proto.graph
+    values = [*graph.input, *graph.value_info, *graph.output]
+    return {v.name: f"{v.name} {reading.typed(v)}" for v in values}
+
+
+def _checked(
+    model: Model, proto: ModelProto, loss: Any, params: Any, plugins: Plugins | None
+) -> Marks:
+    report = check_model(model, loss, params, plugins=plugins)
+    trained = frozenset(c.name for c in report.choices if c.trained)
+    nodes = report.nodes
+    # A check goes through the graph with functions inlined: in the order in which we meet its nodes.
+    same = [n.op_type for n in model.internal.graph.node] == list(_executed(proto))
+    types = {n: str(model.value(n)) for n in model.producers}
+    if same:
+        return Marks(
+            kinds=[n.status for n in nodes],
+            reasons=[n.reason for n in nodes],
+            trained=trained,
+            types=types,
+        )
+    return Marks(trained=trained, types=types)
+
+
+def _executed(proto: ModelProto) -> Iterable[str]:
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+
+    def walk(nodes: Iterable[onnx.NodeProto]) -> Iterable[str]:
+        for node in nodes:
+            function = functions.get((node.domain, node.op_type, node.overload))
+            if function is None:
+                yield node.op_type
+            else:
+                yield from walk(function.node)
+
+    return walk(proto.graph.node)

@@ -1,0 +1,336 @@
+"""Pictures of graphs: what is drawn, what is folded, and that names do no harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import ModelProto, parser
+
+from ortflex_core.errors import ConfigError
+from ortflex_plugins.cli.main import main
+from ortflex_plugins.pictures import draw, draw_step
+from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread
+from ortflex_plugins.pictures.repeats import Repeat, repeats
+from ortflex_plugins.pictures.scene import Item, Level
+from tests import models
+from tests.training import make
+
+NASTY = "</script><script>alert(1)</script>&\"'\x00\x1b\u202e\ud7ff]]>" + "n/" * 40_000
+
+
+def kinds(level: Level) -> Counter[str]:
+    return Counter(item.kind for item in level.items)
+
+
+def named(level: Level, title: str) -> Item:
+    (item,) = [i for i in level.items if i.title == title]
+    return item
+
+
+def blocks(count: int, width: int = 4) -> ModelProto:
+    """A residual network: x + tanh(x · w + b), ``count`` times, its nodes without names."""
+    body = [
+        f"p{k} = MatMul(x{k}, w{k}) s{k} = Add(p{k}, b{k}) t{k} = Tanh(s{k}) "
+        f"x{k + 1} = Add(x{k}, t{k})"
+        for k in range(count)
+    ]
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, {width}] x0) => (float[N, {width}] y) {{ {" ".join(body)} y = Sigmoid(x{count}) }}"""
+    )
+    rng = np.random.default_rng(0)
+    for k in range(count):
+        for name, shape in ((f"w{k}", (width, width)), (f"b{k}", (width,))):
+            array = rng.standard_normal(shape).astype(np.float32)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+def with_function() -> ModelProto:
+    return parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17, "own": 1]>
+        g (float[N, 2] x) => (float[N, 2] y)
+          <float[2, 2] w = {1, 2, 3, 4}, float[2] s = {1, 2}>
+        { a = Abs(x)  h = own.Dense(a, w, s)  y = Tanh(h) }
+        <domain: "own", opset_import: ["": 17]> Dense (v, m, c) => (r)
+        { p = MatMul(v, m)  r = Add(p, c) }"""
+    )
+
+
+# ---------------------------------------------------------------------- what is drawn
+
+
+def test_boxes_and_edges_are_those_of_the_graph() -> None:
+    level = draw(models.conv_net()).level
+    titles = [item.title for item in level.items]
+    assert titles == ["X", "Conv", "Relu", "MaxPool", "Flatten", "Gemm", "scores"]
+    assert sorted(level.edges) == [(k, k + 1) for k in range(6)]
+    assert [c.text for c in named(level, "Conv").chips] == ["kernel 3×1×3×3", "bias 3"]
+
+
+def test_colours_say_what_check_says() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 1] y)
+          <float[2, 2] u = {1, 2, 3, 4}, float[2, 1] w = {1, 2}>
+        { a = Abs(x) p = MatMul(a, u) r = Round(p) q = MatMul(r, w) y = Tanh(q) }"""
+    )
+    level = draw(model).level
+    assert [i.kind for i in level.items] == [
+        "io",
+        "frozen",
+        "trainable",
+        "not differentiable",
+        "trainable",
+        "passes",
+        "io",
+    ]
+    frozen = draw(model, params=["w"]).level
+    first, second = [i for i in frozen.items if i.title == "MatMul"]
+    assert (first.kind, first.chips[0].kind) == ("frozen", "constant")
+    assert (second.kind, second.chips[0].kind) == ("trainable", "parameter")
+
+
+def test_an_operator_nobody_knows_is_red() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "mine": 1]>
+        g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
+        { p = MatMul(x, w) z = mine.Mystery(p) y = Tanh(z) }"""
+    )
+    item = named(draw(model).level, "Mystery")
+    assert item.kind == "no rule"
+    assert "there is no gradient rule for Mystery" in item.tip
+    assert "#fecaca" in draw(model).svg()
+
+
+def test_the_parts_of_a_training_step() -> None:
+    trainer = make(models.linear(), optimizer="momentum", penalty="l2")
+    level = draw_step(trainer, fold=False).level
+    found = kinds(level)
+    assert all(found[part] for part in ("forward", "loss", "backward", "penalty", "update"))
+    assert found["forward"] == len(models.linear().graph.node)
+    chips = {(c.text.split(" ")[0], c.kind) for i in level.items for c in i.chips}
+    assert any("rate" in c.text for i in level.items for c in i.chips if c.kind == "host")
+    assert {kind for _, kind in chips} >= {"parameter", "slot", "host"}
+    outputs = {i.title for i in level.items if i.kind == "io"}
+    assert {f"new/{n}" for n in trainer.problem.parameters} <= outputs
+
+
+def test_graphs_in_use_have_the_colours_of_their_parts() -> None:
+    trainer = make(models.mlp(), backend="fused", epochs=1, optimizer="adam")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 6)).astype(np.float32)
+    trainer.fit(x, x[:, :1])
+    for name, graph in trainer.save_onnx_graph().items():
+        if name.startswith("step"):
+            found = set(draw(graph, fold=False).level.kinds())
+            assert found >= {"forward", "loss", "backward", "update", "parameter", "slot"}
+            break
+    else:
+        raise AssertionError("no step graph")
+
+
+def test_the_four_graphs_of_forward_backward() -> None:
+    trainer = make(models.mlp(), backend="training_agent", epochs=1, penalty="l2")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 6)).astype(np.float32)
+    trainer.fit(x, x[:, :1])
+    graphs = trainer.save_onnx_graph()
+    found = {name: set(draw(g).level.kinds()) for name, g in graphs.items()}
+    assert found["loss"] >= {"loss", "backward"}
+    assert "update" in found["update"]
+    assert "penalty" in found["penalty"]
+
+
+# ---------------------------------------------------------------------- folding
+
+
+def test_repeated_blocks_are_found_by_their_structure() -> None:
+    level = draw(blocks(12)).level
+    (folded,) = [i for i in level.items if i.inner is not None]
+    assert folded.title.endswith("×12")
+    assert [c.text for c in folded.chips] == ["48 operators", "24 trained parameters"]
+    assert folded.inner is not None
+    inside = [i.title for i in folded.inner.items]
+    assert inside == ["x0", "MatMul", "Add", "Tanh", "Add", "x1"]
+    assert [i.title for i in level.items if i.inner is None] == ["x0", "Sigmoid", "y"]
+
+
+def test_blocks_of_another_wiring_are_no_repetition() -> None:
+    # The last two Adds read the same tensors as in a block, but the other way round in time.
+    same = [[-1], [0], [1], [2], [3], [4], [5], [6], [7], [8]]
+    assert repeats("xABABABABy", same) == [Repeat(start=1, period=2, count=4)]
+    other = [list(row) for row in same]
+    other[5] = [0]  # reads from the first block, not from the one before it
+    assert all(r.count < 4 for r in repeats("xABABABABy", other))
+
+
+def test_small_graphs_stay_as_they_are_unless_told() -> None:
+    assert all(i.inner is None for i in draw(blocks(5)).level.items)
+    assert any(i.inner is not None for i in draw(blocks(5), fold=True).level.items)
+    assert all(i.inner is None for i in draw(blocks(12), fold=False).level.items)
+
+
+def test_functions_are_folded_and_their_insides_have_colours() -> None:
+    level = draw(with_function()).level
+    dense = named(level, "Dense")
+    assert dense.kind == "trainable"
+    assert dense.inner is not None
+    assert [i.title for i in dense.inner.items] == ["v", "MatMul", "Add", "r"]
+    assert [i.kind for i in dense.inner.items[1:3]] == ["trainable", "trainable"]
+    assert level.edges == ((0, 1), (1, 2), (2, 3), (3, 4))
+
+
+def test_control_flow_has_its_bodies_inside() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N] x, bool c) => (float[N] y)
+        { y = If (c) <then_branch = t () => (float[N] a) { a = Abs(x) },
+                      else_branch = e () => (float[N] a) { a = Neg(x) }> }"""
+    )
+    inner = named(draw(model).level, "If").inner
+    assert inner is not None
+    assert Counter(i.title for i in inner.items) == {"Abs": 1, "Neg": 1, "a": 2}
+
+
+# ---------------------------------------------------------------------- layout
+
+
+def overlapping(drawing: Drawing) -> list[tuple[str, str]]:
+    boxes = [b for b in drawing.boxes if b.item is not None]
+    return [
+        (a.title, b.title)
+        for k, a in enumerate(boxes)
+        for b in boxes[k + 1 :]
+        if abs(a.x - b.x) < (a.w + b.w) / 2 and abs(a.y - b.y) < (a.h + b.h) / 2
+    ]
+
+
+@pytest.mark.parametrize("unfold", [False, True])
+@pytest.mark.parametrize("fold", [False, True])
+def test_no_box_lies_on_another_and_edges_go_down(fold: bool, unfold: bool) -> None:
+    drawings = [layout(draw(blocks(125), fold=fold).level, unfold=unfold)]
+    while drawings:
+        drawing = drawings.pop()
+        assert not overlapping(drawing)
+        for way in drawing.edges:
+            assert all(a.y + a.h / 2 < b.y - b.h / 2 for a, b in pairwise(way))
+        for box in drawing.boxes:
+            assert box.w / 2 - 0.1 <= box.x <= drawing.w - box.w / 2 + 0.1
+        drawings += [b.inner for b in drawing.boxes if b.inner is not None]
+
+
+def test_500_nodes_are_readable_folded() -> None:
+    drawing = layout(draw(blocks(125)).level)
+    assert len([b for b in drawing.boxes if b.item is not None]) == 4
+    assert drawing.w < 400
+
+
+def test_spread_is_the_least_squares_solution() -> None:
+    # Two boxes of width 10 that want the same place part evenly; the third stays where it wants.
+    boxes = [Box(Item(title="", kind="plain"), 0, w=10) for _ in range(3)]
+    spread(boxes, [0.0, 0.0, 500.0])
+    half = (10 + GAP_X) / 2
+    assert [b.x for b in boxes] == pytest.approx([-half, half, 500.0])
+
+
+# ---------------------------------------------------------------------- files
+
+
+def hostile() -> ModelProto:
+    model = models.renamed(models.mlp(), {"X": NASTY + "i", "W1": NASTY + "w", "b1": NASTY + "b"})
+    for node in model.graph.node:
+        node.name = NASTY + node.name
+    return model
+
+
+def test_names_are_harmless_in_svg(tmp_path: Path) -> None:
+    picture = draw(hostile(), title=NASTY)
+    text = picture.save(tmp_path / "graph.svg").read_text("utf-8")
+    root = ET.fromstring(text)  # well-formed: no control character, nothing unescaped
+    assert {e.tag.rpartition("}")[2] for e in root.iter()} <= {
+        "svg", "g", "rect", "path", "text", "title", "circle"
+    }  # fmt: skip
+    assert len(text) < 60_000
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
+    assert max(len(e.text or "") for e in root.iter() if e.tag.endswith("}text")) <= 60
+
+
+def test_names_are_harmless_in_html(tmp_path: Path) -> None:
+    page = draw(hostile(), title=NASTY).save(tmp_path / "graph.html").read_text("utf-8")
+    assert page.count("<script") == 2  # the data and our program
+    assert "alert(1)</script>" not in page
+    data = re.search(r'<script type="application/json">(.*?)</script>', page, re.S)
+    assert data is not None
+    scene: dict[str, Any] = json.loads(data[1])
+    assert len([b for b in scene["root"]["boxes"] if "title" in b]) == 10
+    # Nothing is loaded from anywhere.
+    assert not re.search(r"(src|href)\s*=|url\(|@import", page)
+    assert "default-src 'none'" in page
+
+
+def test_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("PIL")
+    from PIL import Image
+
+    model = models.renamed(models.conv_net(), {"X": r"$\frac{$ cost"})
+    path = draw(model, title="$x$").save(tmp_path / "graph.png")
+    with Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert min(pixels.shape[:2]) > 300
+    colours = {tuple(c) for c in pixels.reshape(-1, 3)[::7].tolist()}
+    assert (0xD1, 0xFA, 0xE5) in colours  # trainable
+    assert (0xE0, 0xF2, 0xFE) in colours  # passes a gradient on
+
+
+def test_a_suffix_that_is_no_picture(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends with \.svg, \.html, \.png, got '\.gif'"):
+        draw(models.linear()).save(tmp_path / "graph.gif")
+
+
+def test_a_graph_that_cannot_be_checked_is_drawn_plain() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (int64[N] x) => (int64[N] y) { y = Neg(x) }"""
+    )
+    picture = draw(model)
+    assert "without the colours" in picture.note
+    assert named(picture.level, "Neg").kind == "plain"
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_draws_models_and_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(models.linear(), "model.onnx")
+    np.savez("data.npz", X=np.zeros((4, 5), np.float32), y=np.zeros((4, 1), np.float32))
+    Path("train.toml").write_text('model="model.onnx"\ndata="data.npz"\nloss="huber"\n')
+    for arguments, title in (
+        (["model.onnx"], "model.onnx"),
+        (["train.toml"], "model.onnx"),
+        (["train.toml", "--training"], "One step of training"),
+        (["model.onnx", "--training", "--loss", "elastic"], "One step of training"),
+    ):
+        result = CliRunner().invoke(main, ["graph", *arguments, "-o", "out.svg"])
+        assert result.exit_code == 0, result.output
+        assert "wrote out.svg" in result.output
+        assert title in ET.fromstring(Path("out.svg").read_text("utf-8"))[0].text  # type: ignore[operator]
+    assert CliRunner().invoke(main, ["graph", "model.onnx"]).exit_code == 0
+    assert Path("model.svg").exists()
+    missing = CliRunner().invoke(main, ["graph", "nothing.onnx"])
+    assert missing.exit_code == 1
+    assert "there is no file 'nothing.onnx'" in missing.output
