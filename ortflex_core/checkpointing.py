@@ -18,7 +18,6 @@ from ortflex_core.registry import Entry, Plugins
 from ortflex_core.types import Array, Position, Progress
 
 if TYPE_CHECKING:
-    from ortflex_core.loop import Source
     from ortflex_core.trainer import Trainer
 
 T = TypeVar("T", bound="Trainer")
@@ -157,17 +156,18 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         tell(saved=found.saved())
 
 
-def check_source(start: Position, source: Source) -> None:
+def check_source(start: Position, now: Progress) -> None:
     """Refuse to go on with other data.
 
     Raises:
         DataError: other numbers of rows or steps than the training had that was interrupted.
     """
-    was, now = start.progress, (source.rows, source.steps)
-    if (was.rows_per_epoch, was.steps_per_epoch) != now:
+    was = start.progress
+    given = now.rows_per_epoch, now.steps_per_epoch
+    if (was.rows_per_epoch, was.steps_per_epoch) != given:
         raise DataError(
             f"the training to go on with had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
-            f"steps an epoch, these data give {now[0]} and {now[1]}; give the same data and "
+            f"steps an epoch, these data give {given[0]} and {given[1]}; give the same data and "
             "batch_size"
         )
 

@@ -70,6 +70,7 @@ class Plan:
     shuffle: bool = True
     seed: tuple[int, ...] = (0,)
     progress: bool | None = None
+    accumulate: int = 1
     start: Position | None = None
 
 
@@ -78,10 +79,7 @@ class Loop:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        source = plan.source
-        self.progress = Progress(
-            epochs=plan.epochs, steps_per_epoch=source.steps, rows_per_epoch=source.rows
-        )
+        self.progress = beginning(plan.source, plan.accumulate, plan.epochs)
         self._records: list[dict[str, float]] = []
         self._interrupted = False
         self._good: tuple[dict[str, Array], ...] | None = None
@@ -89,10 +87,11 @@ class Loop:
         self._stop = False
         self._rate = math.nan
         self._sums = _Sums()
-        self._pending: list[tuple[Losses, int]] = []
+        self._pending: list[tuple[Losses, Sequence[int]]] = []
         self._before = 0.0  # seconds of the epoch under way that another process spent
         self._started = 0.0
         self._at_once = 1 if "step_end" in plan.hooks else plan.engine.steps_per_run
+        self._batches = self._at_once * plan.accumulate
         if plan.start is not None:
             self._continue(plan.start)
 
@@ -187,7 +186,8 @@ class Loop:
             self._tell("epoch_start")
         rng = np.random.default_rng([*plan.seed, epoch]) if plan.shuffle else None
         self._started = time.perf_counter()
-        batches = plan.source.epoch(rng, self._at_once, sums.steps)
+        done = sums.steps * plan.accumulate
+        batches = _whole_steps(plan.source.epoch(rng, self._batches, done), plan.accumulate)
         try:
             self._steps(batches, display)
         except KeyboardInterrupt:
@@ -240,10 +240,11 @@ class Loop:
         )
         constant: dict[int, list[float]] = {}
         pending, waiting = self._pending, 0
-        run = engine.run
+        run, together = engine.run, self.plan.accumulate
         try:
             for batches in groups:
-                count, size = len(batches), batches[0].size
+                sizes = _rows(batches, together)
+                count, size = len(sizes), sizes[0]
                 if every_step:
                     rates = [
                         self._rate_at(at(step=step + k, rows=rows + k * size)) for k in range(count)
@@ -251,9 +252,9 @@ class Loop:
                     self._rate = rates[-1]
                 else:
                     rates = constant.setdefault(count, [self._rate] * count)
-                pending.append((run(batches, rates), size))
+                pending.append((run(batches, rates), sizes))
                 step += count
-                rows += count * size
+                rows += sum(sizes)
                 waiting += count
                 if watched or settles:
                     self.progress = at(step=step, rows=rows)
@@ -286,9 +287,9 @@ class Loop:
             return
         costs: list[tuple[float, float]] = []
         sizes: list[int] = []
-        for losses, size in pending:
+        for losses, of_steps in pending:
             costs.extend(losses.read())
-            sizes.extend([size] * (len(costs) - len(sizes)))
+            sizes.extend(of_steps)
         pending.clear()
         table = np.asarray(costs, dtype=np.float64)
         total = table.sum(axis=1)
@@ -307,6 +308,38 @@ class Loop:
                 f"{progress.step}; expected a finite number >= 0"
             )
         return rate
+
+
+def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
+    """Where a training of some epochs over a source starts."""
+    steps = None if source.steps is None else -(-source.steps // accumulate)
+    return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
+
+
+def _whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
+    """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
+    if size == 1:
+        yield from groups
+        return
+    waiting: list[Batch] = []
+    for group in groups:
+        if len(group) > 1:
+            yield group
+            continue
+        waiting.extend(group)
+        if len(waiting) == size:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def _rows(batches: Sequence[Batch], size: int) -> Sequence[int]:
+    """The rows of every step, ``size`` batches each."""
+    if size == 1:
+        return [batches[0].size] * len(batches)
+    rows = [batch.size for batch in batches]
+    return [sum(rows[k : k + size]) for k in range(0, len(rows), size)]
 
 
 class _Sums:

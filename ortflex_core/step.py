@@ -67,6 +67,56 @@ def step_program(
     return build(trace, outputs, name="step")
 
 
+def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
+    """The gradient of one batch, added to those before it, for steps of several batches.
+
+    Inputs: as :func:`step_program`, and ``gradient/<parameter>``; host symbols ``keep`` (0 for the
+    first batch of a step, else 1), the scales, and ``step``, which counts batches. Outputs:
+    ``total/<term>``, ``new/gradient/<parameter>`` = keep · gradient + this batch's, and
+    ``new/<statistic>``.
+    """
+    trace = problem.trace()
+    now = _Now(compose.parameter_inputs(trace, problem), {}, compose.buffer_inputs(trace, problem))
+    outputs: dict[str, Tensor] = {}
+    found, buffers = _gradients(trace, problem, now, "", rows, None, outputs)
+    for name, gradient in found.items():
+        before = trace.input(f"gradient/{name}", gradient.dtype, now.weights[name].shape)
+        outputs[f"new/gradient/{name}"] = Host.symbol("keep") * before + gradient
+    outputs.update({f"new/{name}": tensor for name, tensor in buffers.items()})
+    trace, outputs = passes.optimize(trace, outputs, {})
+    return build(trace, outputs, name="gather")
+
+
+def moving_program(problem: Problem) -> Program:
+    """The update from summed gradients, penalties included.
+
+    Inputs: ``<parameter>``, ``gradient/<parameter>``, ``<slot>/<parameter>``; host symbols ``rate``
+    and ``step``. Outputs: ``penalty`` if there is one, ``new/<parameter>``,
+    ``new/<slot>/<parameter>``.
+    """
+    trace = problem.trace()
+    weights = compose.parameter_inputs(trace, problem)
+    outputs: dict[str, Tensor] = {}
+    cost = compose.penalty_cost(trace, problem, weights)
+    if cost is not None:
+        outputs["penalty"] = cost
+    penalties = compose.penalty_gradients(trace, problem, weights)
+    totals = {}
+    for name, weight in weights.items():
+        gradient = trace.input(f"gradient/{name}", weight.dtype, weight.shape)
+        totals[name] = gradient + penalties[name] if name in penalties else gradient
+    for name, total in updates.clipped(trace, problem, totals).items():
+        weight = weights[name]
+        slots = {
+            s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
+            for s, p in problem.slots
+            if p == name
+        }
+        outputs.update(updates.updated(trace, problem, name, weight, total, slots))
+    trace, outputs = passes.optimize(trace, outputs, {})
+    return build(trace, outputs, name="update")
+
+
 @attrs.frozen
 class _Now:
     """What a step reads, and the next one after it."""
@@ -87,29 +137,13 @@ def _step(
     replaced: dict[Tensor, Tensor],
 ) -> _Now:
     """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
-    local = attrs.evolve(problem, terms=tuple(t.at(suffix, rows) for t in problem.terms))
-    mode = Modes(problem, now.buffers, suffix)
-    given = {**now.weights, **now.buffers}
-    given |= compose.model_inputs(trace, problem, problem.predicted, suffix, rows)
-    values = problem.model.replay(trace, problem.predicted, given, mode, infer=rows is not None)
-    losses = compose.traced_losses(trace, local, values)
-    outputs.update({f"total/{t.term.index}{suffix}": t.total for t in losses})
+    found, buffers = _gradients(trace, problem, now, suffix, rows, factor, outputs)
     cost = compose.penalty_cost(trace, problem, now.weights)
     if cost is not None:
         outputs[f"penalty{suffix}"] = cost
     here = None if factor is None else _at(factor, suffix)
-    seeds = [(t.predicted, t.gradient(local, 1.0 if here is None else here)) for t in losses]
-    try:
-        found = gradients(seeds, list(now.weights.values()), problem.rules)
-    except NotDifferentiable as error:
-        raise NotDifferentiable(
-            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
-        ) from None
     penalties = compose.penalty_gradients(trace, problem, now.weights, here)
-    totals = {
-        name: gradient + penalties[name] if name in penalties else gradient
-        for name, gradient in zip(now.weights, found, strict=True)
-    }
+    totals = {n: g + penalties[n] if n in penalties else g for n, g in found.items()}
     weights: dict[str, Tensor] = {}
     slots: dict[str, Tensor] = {}
     for name, total in updates.clipped(trace, problem, totals).items():
@@ -124,7 +158,36 @@ def _step(
             replaced[_product(trace, stand_in)] = total
         weights[name] = after[f"new/{name}"]
         slots.update({f"{s}/{name}": after[f"new/{s}/{name}"] for s in own})
-    return _Now(weights, slots, {n: mode.updates.get(n, b) for n, b in now.buffers.items()})
+    return _Now(weights, slots, buffers)
+
+
+def _gradients(
+    trace: Trace,
+    problem: Problem,
+    now: _Now,
+    suffix: str,
+    rows: int | None,
+    factor: Host | None,
+    outputs: dict[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients of factor · losses and new running statistics; ``outputs`` gains the totals."""
+    local = attrs.evolve(problem, terms=tuple(t.at(suffix, rows) for t in problem.terms))
+    mode = Modes(problem, now.buffers, suffix)
+    given = {**now.weights, **now.buffers}
+    given |= compose.model_inputs(trace, problem, problem.predicted, suffix, rows)
+    values = problem.model.replay(trace, problem.predicted, given, mode, infer=rows is not None)
+    losses = compose.traced_losses(trace, local, values)
+    outputs.update({f"total/{t.term.index}{suffix}": t.total for t in losses})
+    here = None if factor is None else _at(factor, suffix)
+    seeds = [(t.predicted, t.gradient(local, 1.0 if here is None else here)) for t in losses]
+    try:
+        found = gradients(seeds, list(now.weights.values()), problem.rules)
+    except NotDifferentiable as error:
+        raise NotDifferentiable(
+            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
+        ) from None
+    buffers = {n: mode.updates.get(n, b) for n, b in now.buffers.items()}
+    return dict(zip(now.weights, found, strict=True)), buffers
 
 
 def gradient_factor(problem: Problem) -> Host | None:

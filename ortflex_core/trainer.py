@@ -23,7 +23,7 @@ from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.grouping import Asked
 from ortflex_core.hooks import HookManager
 from ortflex_core.initialize import reinitialize as draw
-from ortflex_core.loop import Loop, Plan, Source
+from ortflex_core.loop import Loop, Plan, Source, beginning
 from ortflex_core.model import Model, as_model
 from ortflex_core.preparation import IterableBatches, Preparation
 from ortflex_core.problem import LossTerm, Problem, Reduction, bind_terms
@@ -298,9 +298,10 @@ class Trainer:
         return self._train(source, self._judge(validation) if validation is not None else None)
 
     def _train(self, source: Source, validate: Callable[[], Mapping[str, float]] | None) -> History:
+        accumulate = self._problem.updating.accumulate
         start, self.standing.position = self.standing.position, None
         if start is not None:
-            check_source(start, source)
+            check_source(start, beginning(source, accumulate, self.epochs))
         plan = Plan(
             engine=self.engine,
             source=source,
@@ -312,6 +313,7 @@ class Trainer:
             shuffle=self.shuffle,
             seed=(self.seed, self.standing.fits) if start is None else start.seed,
             progress=self.progress,
+            accumulate=accumulate,
             start=start,
         )
         self.standing.fits += start is None

@@ -175,6 +175,18 @@ def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
     return build(trace, outputs, name="update")
 
 
+def adding_program(problem: Problem) -> Program:
+    """``new/gradient/<parameter>`` = keep · ``gradient/<parameter>`` + ``batch/<parameter>``."""
+    trace = problem.trace()
+    outputs = {}
+    for name in problem.parameters:
+        spec = problem.model.initializers[name]
+        before = trace.input(f"gradient/{name}", spec.dtype, spec.shape)
+        batch = trace.input(f"batch/{name}", spec.dtype, spec.shape)
+        outputs[f"new/gradient/{name}"] = Host.symbol("keep") * before + batch
+    return build(trace, outputs, name="add")
+
+
 def updated(
     trace: Trace,
     problem: Problem,

@@ -144,13 +144,13 @@ class Scales:
         self._hosts = hosts
         self._denominators: Sequence[float] | None = None
 
-    def set(self, batch: Batch) -> None:
-        """Bind factor / denominator of this batch; 0 for a batch without weight."""
+    def set(self, denominators: Sequence[float]) -> None:
+        """Bind factor / denominator of a step; 0 for one without weight."""
         # Whole batches of unweighted data share one list, so most steps end here.
-        if batch.denominators is self._denominators:
+        if denominators is self._denominators:
             return
-        self._denominators = batch.denominators
-        self._hosts.update(scales(self._problem, batch.denominators))
+        self._denominators = denominators
+        self._hosts.update(scales(self._problem, denominators))
 
 
 def scales(problem: Problem, denominators: Sequence[float]) -> dict[str, float]:

@@ -27,7 +27,8 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import session
 from ortflex_core.step import step_program
 from ortflex_core.types import Array, TensorSpec
-from ortflex_plugins.backends.buffers import Twins, averaged, scales, start_average
+from ortflex_plugins.backends.accumulating import Accumulator, split
+from ortflex_plugins.backends.buffers import ReadLosses, Twins, averaged, scales, start_average
 
 # What starting a run costs in terms of the nodes of a graph, how many times that a run should last,
 # and how many nodes of unrolled steps are worth their compilation. From measurements of small
@@ -251,6 +252,9 @@ class FusedEngine:
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._last: tuple[Any, int, int, _Plan] | None = None
+        self._accumulator: Accumulator | None = None
+        if problem.updating.accumulate > 1:
+            self._accumulator, steps = self._accumulating(), 1
         if steps == "auto":
             steps = steps_per_run(problem, self._program(1, None).nodes)
         self.steps_per_run = steps
@@ -286,7 +290,18 @@ class FusedEngine:
         self._last = (batch.columns, batch.size, steps, self._plans[key])
         return self._plans[key]
 
+    def _accumulating(self) -> Accumulator:
+        states, frozen = (self._weights, self._slots), self.evaluator.frozen
+        return Accumulator(self.problem, self.device, self.columns, states, self._buffers, frozen)
+
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
+        if self._accumulator is not None:
+            out = []
+            size = self.problem.updating.accumulate
+            for parts, rate in zip(split(batches, len(rates), size), rates, strict=True):
+                out.append(self._accumulator.run(parts, rate, self._step + 1))
+                self._step += 1
+            return ReadLosses(out)
         if isinstance(batches, Block) and len(batches) == self.steps_per_run:
             return self._run(batches, len(batches), batches.denominators, rates)
         if len(batches) == 1:
@@ -349,6 +364,8 @@ class FusedEngine:
 
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
+        if self._accumulator is not None:
+            self._accumulator.clear()
         start_average(self.problem, self._slots, state)
 
     def buffers(self) -> dict[str, Array]:
@@ -369,6 +386,8 @@ class FusedEngine:
         for (steps, rows), program in self._programs.items():
             label = "step" if rows is None else f"step-{rows}-rows"
             graphs[f"{label}-{steps}-at-once" if steps > 1 else label] = program
+        if self._accumulator is not None:
+            graphs |= self._accumulator.programs
         return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:

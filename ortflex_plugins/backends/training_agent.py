@@ -27,6 +27,7 @@ from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
+from ortflex_plugins.backends.accumulating import split, together
 from ortflex_plugins.backends.buffers import (
     DataBuffers,
     ReadLosses,
@@ -155,6 +156,40 @@ class _Plan:
     cotangents: Any
 
 
+class _Sum:
+    """The gradients of a step's batches, added up in two versions that swap."""
+
+    def __init__(self, engine: TrainingAgentEngine) -> None:
+        problem, device = engine.problem, engine.device
+        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in problem.parameters}
+        self._zeros = {f"gradient/{n}": array for n, array in zeros.items()}
+        self.sums = Twins(device, self._zeros)
+        self.program = updates.adding_program(problem)
+        self._hosts = HostVector(self.program, device, problem.constants())
+        self._binders = []
+        for old in (0, 1):
+            binder = Binder(session(self.program, device, problem.threads), self.program.name)
+            for name, value in engine._gradients.items():
+                binder.input(f"batch/{name}", value)
+            for name, value in self.sums.versions[old].items():
+                binder.input(name, value)
+            for name, value in self.sums.versions[1 - old].items():
+                binder.output(f"new/{name}", value)
+            binder.hosts(self._hosts)
+            self._binders.append(binder)
+
+    def add(self, *, keep: bool) -> int:
+        """Add a batch's gradients to what there is, or replace it; returns the version to read."""
+        self._hosts.update({"keep": float(keep)})
+        self._binders[self.sums.current].run()
+        self.sums.current = 1 - self.sums.current
+        return self.sums.current
+
+    def clear(self) -> None:
+        """Forget what was summed: after a training that went wrong it is not finite."""
+        self.sums.write(self._zeros, "sum")
+
+
 class TrainingAgentEngine:
     """A compiled problem on TrainingAgent (see :class:`ortflex_core.protocols.Engine`)."""
 
@@ -185,6 +220,7 @@ class TrainingAgentEngine:
             for n, s in shapes.items()
         }
         self._fetched = self._agent.pack([self._gradients[n] for n in self._agent.gradients])
+        self._sum = _Sum(self) if problem.updating.accumulate > 1 else None
         self._constants = problem.constants()
         self._binders: list[Binder] = []
         self._bind_updates(penalized)
@@ -218,7 +254,7 @@ class TrainingAgentEngine:
             }
         self._penalty_value = Scalar(device, cost)
         self._penalties: list[Binder] = []
-        self._updates: list[Binder] = []
+        self._updates: dict[tuple[int, int], Binder] = {}
         for old in (0, 1):
             weights, slots = self._weights.versions[old], self._slots.versions[old]
             new_weights, new_slots = self._weights.versions[1 - old], self._slots.versions[1 - old]
@@ -232,15 +268,21 @@ class TrainingAgentEngine:
                     binder.output(f"gradient/{name}", value)
                 self._penalties.append(binder)
             known = {**weights, **slots}
-            known |= {f"gradient/{n}": v for n, v in self._gradients.items()}
             known |= {f"penalty/{n}": v for n, v in penalties.items()}
-            binder = self._binder(self._update)
-            for spec in self._update.inputs:
-                binder.input(spec.name, known[spec.name])
-            binder.hosts(self._update_hosts)
-            for name, value in (*new_weights.items(), *new_slots.items()):
-                binder.output(f"new/{name}", value)
-            self._updates.append(binder)
+            for at, gradients in enumerate(self._gradient_versions()):
+                binder = self._binder(self._update)
+                for spec in self._update.inputs:
+                    binder.input(spec.name, gradients.get(spec.name) or known[spec.name])
+                binder.hosts(self._update_hosts)
+                for name, value in (*new_weights.items(), *new_slots.items()):
+                    binder.output(f"new/{name}", value)
+                self._updates[old, at] = binder
+
+    def _gradient_versions(self) -> Sequence[Mapping[str, Value]]:
+        """What the update reads: the gradients, or either version of their sums."""
+        if self._sum is not None:
+            return self._sum.sums.versions
+        return ({f"gradient/{n}": v for n, v in self._gradients.items()},)
 
     def _plan(self, batch: Batch) -> _Plan:
         last = self._last
@@ -297,24 +339,30 @@ class TrainingAgentEngine:
         return next(t.predicted for t in self.problem.terms if t.predicted.name == name)
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
-        out = []
-        for batch, rate in zip(batches, rates, strict=True):
+        steps = split(batches, len(rates), self.problem.updating.accumulate)
+        return ReadLosses([self._one(b, r) for b, r in zip(steps, rates, strict=True)])
+
+    def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
+        now = self._weights.current
+        below = batches[0].denominators if len(batches) == 1 else together(batches)
+        loss, at = 0.0, 0
+        for k, batch in enumerate(batches):
             plan = self._plan(batch)
             plan.data.fill(batch)
-            now = self._weights.current
             state = self._agent.forward(plan.feeds[now], plan.predicted)
-            plan.scales.set(batch)
+            plan.scales.set(below)
             plan.loss.run()
             self._agent.backward(plan.cotangents, self._fetched, state)
-            if self._penalties:
-                self._penalties[now].run()
-            self._update_hosts.update({"rate": rate, "step": self._step + 1})
-            self._updates[now].run()
-            self._weights.current = self._slots.current = 1 - now
-            self._step += 1
-            penalty = self._penalty_value.read() if self._penalties else 0.0
-            out.append((plan.loss_value.read(), penalty))
-        return ReadLosses(out)
+            if self._sum is not None:
+                at = self._sum.add(keep=k > 0)
+            loss += plan.loss_value.read()
+        if self._penalties:
+            self._penalties[now].run()
+        self._update_hosts.update({"rate": rate, "step": self._step + 1})
+        self._updates[now, at].run()
+        self._weights.current = self._slots.current = 1 - now
+        self._step += 1
+        return loss, self._penalty_value.read() if self._penalties else 0.0
 
     def gradients(self) -> dict[str, Array]:
         """Copies of the last step's gradients of the loss, without the penalty's part."""
@@ -339,6 +387,8 @@ class TrainingAgentEngine:
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
         start_average(self.problem, self._slots, state)
+        if self._sum is not None:
+            self._sum.clear()
 
     def buffers(self) -> dict[str, Array]:
         """None: BatchNormalization's statistics are frozen here."""

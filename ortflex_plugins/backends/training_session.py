@@ -243,7 +243,7 @@ class TrainingSessionEngine:
         for batch, rate in zip(batches, rates, strict=True):
             data, binder = self._plan(batch)
             data.fill(batch)
-            self._scales.set(batch)
+            self._scales.set(batch.denominators)
             self._rate.write(rate)
             self._weights = None
             binder.run()

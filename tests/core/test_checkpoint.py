@@ -141,6 +141,25 @@ def test_dropout_and_running_statistics_go_on(tmp_path: Path) -> None:
         goes_on(folder, trainer, history)
 
 
+@pytest.mark.parametrize("backend", ["fused", "training_agent"])
+def test_accumulation_averages_and_groups_go_on(backend: str, tmp_path: Path) -> None:
+    trainer, history, saver = undisturbed(
+        with_modes() if backend == "fused" else models.mlp(),
+        tmp_path,
+        *(2, 5, 9),
+        backend=backend,
+        optimizer="adam",
+        accumulate=3,
+        averaging={"name": "ema", "decay": 0.7},
+        clip_norm=0.5,
+        groups=[{"params": "W1", "rate": 0.1, "optimizer": "momentum"}],
+        constraint={"W2": "max_norm"},
+    )
+    assert len(saver.written) == 3
+    for folder in saver.written:
+        goes_on(folder, trainer, history)
+
+
 def test_what_comes_after_a_finished_training_is_the_same_too(tmp_path: Path) -> None:
     x, y = regression(rows=47, features=6)
     trainer = make(models.mlp(), backend="fused", optimizer="adam", epochs=2, batch_size=5)

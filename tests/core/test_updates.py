@@ -232,3 +232,33 @@ def test_a_recipe_spells_all_of_it_out(tmp_path: Path) -> None:
     assert again.resolved(plugins()) == recipe.resolved(plugins())
     made = recipe.trainer(plugins())
     assert made.problem.updating.group("b1").rate == 0.5  # type: ignore[union-attr]
+
+
+@every_backend
+@pytest.mark.parametrize("batches", [2, 3])
+def test_accumulated_batches_are_one_large_batch(backend: str, batches: int) -> None:
+    rows = 8 * batches
+    x, y = regression(rows=8 * 11, features=6)  # the last step of an epoch has fewer batches
+    w = np.linspace(0.2, 2.0, len(x))
+    options: dict[str, Any] = {"penalty": {"name": "l2", "l2": 0.01}, "epochs": 2, "clip_norm": 1.0}
+    many = trainer(backend, accumulate=batches, **options)
+    if backend not in ("fused", "training_agent"):
+        with pytest.raises(Unsupported, match="accumulate"):
+            many.fit(x, y, w)
+        return
+    one = trainer(backend, **options, batch_size=rows)
+    losses = many.fit(x, y, w), one.fit(x, y, w)
+    close(many.get_state(), one.get_state())
+    for column in ("loss", "penalty", "rows", "rate"):
+        np.testing.assert_allclose(losses[0][column], losses[1][column], rtol=1e-5)
+    assert int(many.engine.slots()["step"]) == 2 * -(-11 // batches)
+
+
+def test_batches_of_an_iterable_are_accumulated_too() -> None:
+    x, y = regression(rows=80, features=6)
+    parts = [(x[k : k + 8], y[k : k + 8]) for k in range(0, 80, 8)]
+    many = trainer("fused", accumulate=4)
+    many.fit(parts)
+    one = trainer("fused", batch_size=32)
+    one.fit(x, y)
+    close(many.get_state(), one.get_state())

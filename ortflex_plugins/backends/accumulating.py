@@ -1,0 +1,164 @@
+"""Steps of several batches on the fused backend: gradients are added up, then the weights move.
+
+Two graphs: one adds a batch's gradient to those before it, one updates the weights from the sum.
+The memory is that of one batch, however many there are; the sums come in two versions that swap,
+as the weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortflex_core.binder import Binder, HostVector
+from ortflex_core.data import Batch
+from ortflex_core.program import Program
+from ortflex_core.protocols import Device, Value
+from ortflex_core.session import session
+from ortflex_core.step import gathering_program, moving_program
+from ortflex_core.types import TensorSpec
+from ortflex_plugins.backends.buffers import DataBuffers, Scalar, Twins, scales
+
+if TYPE_CHECKING:
+    from ortflex_core.problem import Problem
+
+
+def together(batches: Sequence[Batch]) -> list[float]:
+    """The denominators of several batches as one."""
+    return [sum(parts) for parts in zip(*(b.denominators for b in batches), strict=True)]
+
+
+def split(batches: Sequence[Batch], steps: int, size: int) -> Iterator[Sequence[Batch]]:
+    """The batches of each of ``steps`` steps, ``size`` of them but for the last."""
+    for k in range(steps):
+        yield [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
+
+
+class Accumulator:
+    """Runs steps of several batches on the weights of an engine.
+
+    ``states`` (weights, slots) and ``buffers`` (running statistics) are the engine's; the sums of
+    gradients are here.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: Device,
+        columns: Sequence[TensorSpec],
+        states: Sequence[Twins],
+        buffers: Twins,
+        frozen: Callable[[str], Value],
+    ) -> None:
+        self._problem, self._device, self._columns = problem, device, columns
+        self._states, self._buffers, self._frozen = states, buffers, frozen
+        weights = {n: problem.model.initializer(n) for n in problem.parameters}
+        self._zeros = {f"gradient/{n}": np.zeros_like(a) for n, a in weights.items()}
+        self._sums = Twins(device, self._zeros)
+        self._moving = moving_program(problem)
+        self._hosts = HostVector(self._moving, device, problem.constants())
+        self._penalty: Scalar | None = None
+        self._outputs: dict[str, Value] = {}
+        for spec in self._moving.outputs:
+            if spec.name == "penalty":
+                self._outputs["penalty"] = device.empty([], spec.numpy)
+                self._penalty = Scalar(device, self._outputs["penalty"])
+        self._movers: dict[tuple[int, int], Binder] = {}
+        self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
+        self.programs: dict[str, Program] = {"update": self._moving}
+
+    def clear(self) -> None:
+        """Forget what was summed: after a training that went wrong it is not finite."""
+        self._sums.write(self._zeros, "sum")
+
+    def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
+        """One step, its number counted from 1; returns loss and penalty."""
+        denominators = together(batches)
+        factors = scales(self._problem, denominators)
+        loss = 0.0
+        for k, batch in enumerate(batches):
+            draw = (step - 1) * self._problem.updating.accumulate + k + 1
+            totals = self._plan(batch).run(self, batch, factors, float(k > 0), draw)
+            loss += sum(t * f for t, f in zip(totals, factors.values(), strict=True))
+        old, at = self._states[0].current, self._sums.current
+        if (old, at) not in self._movers:
+            self._movers[old, at] = self._mover(old, at)
+        self._hosts.update({"rate": rate, "step": step})
+        self._movers[old, at].run()
+        for twins in self._states:
+            twins.current = 1 - old
+        return loss, 0.0 if self._penalty is None else self._penalty.read()
+
+    def _plan(self, batch: Batch) -> _Plan:
+        key = tuple(batch.shape(s.name) for s in self._columns if s.name in batch.columns)
+        if key not in self._plans:
+            usual = batch.size == self._problem.batch_size
+            name = "gather" if usual else "gather-any-rows"
+            if name not in self.programs:
+                rows = batch.size if usual else None
+                self.programs[name] = gathering_program(self._problem, rows=rows)
+            self._plans[key] = _Plan(self, self.programs[name], batch)
+        return self._plans[key]
+
+    def _mover(self, old: int, at: int) -> Binder:
+        before = {**self._sums.versions[at]}
+        after = dict(self._outputs)
+        for twins in self._states:
+            before |= twins.versions[old]
+            after |= {f"new/{n}": v for n, v in twins.versions[1 - old].items()}
+        return self.bind(self._moving, self._hosts, before, after)
+
+    def bind(
+        self,
+        program: Program,
+        hosts: HostVector,
+        before: Mapping[str, Value],
+        after: Mapping[str, Value],
+    ) -> Binder:
+        """Bindings of a program's inputs and outputs by their names."""
+        binder = Binder(session(program, self._device, self._problem.threads), program.name)
+        for spec in program.inputs:
+            binder.input(spec.name, before.get(spec.name) or self._frozen(spec.name))
+        binder.hosts(hosts)
+        for spec in program.outputs:
+            binder.output(spec.name, after[spec.name])
+        return binder
+
+
+class _Plan:
+    """The gradient of batches of one shape, added to the sums."""
+
+    def __init__(self, owner: Accumulator, program: Program, batch: Batch) -> None:
+        problem, device = owner._problem, owner._device
+        self._program = program
+        used = {i.name for i in program.inputs}
+        self._data = DataBuffers(device, [c for c in owner._columns if c.name in used], batch)
+        self._hosts = HostVector(program, device, problem.constants())
+        totals = [o for o in program.outputs if o.name.startswith("total/")]
+        self._costs = {o.name: device.empty([], o.numpy) for o in totals}
+        self._totals = [Scalar(device, v) for v in self._costs.values()]
+        self._binders: dict[tuple[int, int], Binder] = {}
+
+    def run(
+        self, owner: Accumulator, batch: Batch, factors: Mapping[str, float], keep: float, draw: int
+    ) -> list[float]:
+        """Add the batch's gradient to ``keep`` times what there is; returns the totals."""
+        self._data.fill(batch)
+        self._hosts.update({**factors, "keep": keep, "step": draw})
+        old, at = owner._states[0].current, owner._sums.current
+        if (old, at) not in self._binders:
+            self._binders[old, at] = self._bind(owner, old, at)
+        self._binders[old, at].run()
+        owner._sums.current = owner._buffers.current = 1 - at
+        return [total.read() for total in self._totals]
+
+    def _bind(self, owner: Accumulator, old: int, at: int) -> Binder:
+        before = {**self._data.values, **owner._sums.versions[at], **owner._buffers.versions[at]}
+        for twins in owner._states:
+            before |= twins.versions[old]
+        after = dict(self._costs)
+        for twins in (owner._sums, owner._buffers):
+            after |= {f"new/{n}": v for n, v in twins.versions[1 - at].items()}
+        return owner.bind(self._program, self._hosts, before, after)
