@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +29,8 @@ class Standing:
     """Where a Trainer stands between two calls.
 
     ``position`` is that of an unfinished training, ``slots`` and ``buffers`` wait for an engine,
-    ``folder`` is the checkpoint written or read last, and ``size`` is what the engine was built for.
+    ``folder`` is the checkpoint written or read last, and ``size`` and ``epoch`` are what the engine
+    is built for.
     """
 
     fits: int = 0
@@ -39,10 +40,12 @@ class Standing:
     buffers: Mapping[str, Array] = attrs.field(factory=dict)
     folder: Path | None = None
     size: Size | None = None
+    epoch: int = 0
 
-    def built(self, size: Size) -> None:
-        """There is an engine now, and what waited for it is in there."""
-        self.size, self.slots, self.buffers = size, {}, {}
+    def built(self, size: Size, taken: Iterable[str]) -> None:
+        """There is an engine now, and the slots it takes are in there."""
+        left = set(self.slots) - set(taken)
+        self.size, self.slots, self.buffers = size, {n: self.slots[n] for n in left}, {}
 
 
 def save(trainer: Trainer, folder: Path) -> Path:
@@ -70,7 +73,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
     )
     parts = {
         "parameter": trainer.get_state(),
-        "slot": trainer.engine.slots() if trainer.backend_ else standing.slots,
+        "slot": {**standing.slots, **(trainer.engine.slots() if trainer.backend_ else {})},
         "buffer": trainer.engine.buffers() if trainer.backend_ else standing.buffers,
     }
     checkpoint.write(
@@ -121,15 +124,18 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
             raise
         _log.warning("%s", error)
     state = found.part("parameter")
-    wanted = trainer.problem.parameters
+    whole = trainer.setup.problem
+    wanted = whole.parameters
     if set(state) != set(wanted):
         raise CheckpointError(
             f"the checkpoint {str(found.folder)!r} trains {', '.join(sorted(state)) or 'nothing'}, "
             f"here it is {', '.join(sorted(wanted))}; use the same params"
         )
     slots = found.part("slot")
-    expected = {f"{s}/{p}" for s, p in trainer.problem.slots}
-    if slots and set(slots) - {"step"} != expected:
+    position = found.record.position
+    most = {f"{s}/{p}" for s, p in whole.slots}
+    least = {f"{s}/{p}" for s, p in whole.phase(position.progress.epoch if position else 0).slots}
+    if slots and not least <= set(slots) - {"step"} <= most:
         raise CheckpointError(
             f"the checkpoint {str(found.folder)!r} was written with another optimizer: its state is "
             f"{', '.join(sorted(slots)[:4])}, …; use the same optimizer"
@@ -147,10 +153,9 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         buffers=found.part("buffer"),
         folder=found.folder,
         size=record.size,
+        epoch=record.manual.epoch,
     )
-    if trainer.backend_ and slots:
-        trainer.engine.load_slots(slots)
-        trainer.engine.load_buffers(trainer.standing.buffers)
+    trainer.forget_engine()
     tell = trainer.hooks.callables(trainer).get("checkpoint_loading")
     if tell is not None:
         tell(saved=found.saved())

@@ -56,7 +56,8 @@ class Plan:
     """What one training needs to know.
 
     ``hooks`` maps hook names to callables and has only those somebody implements; ``validate``
-    returns scores of the validation data, or is None; ``start`` is where an earlier training of the
+    returns scores of the validation data, or is None; ``enter`` is asked at the start of every epoch
+    for another engine, where other parameters are trained from it on; ``start`` is where an earlier training of the
     same plan stopped.
     """
 
@@ -71,6 +72,7 @@ class Plan:
     seed: tuple[int, ...] = (0,)
     progress: bool | None = None
     accumulate: int = 1
+    enter: Callable[[int], Engine | None] | None = None
     start: Position | None = None
 
 
@@ -79,6 +81,7 @@ class Loop:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.engine = plan.engine
         self.progress = beginning(plan.source, plan.accumulate, plan.epochs)
         self._records: list[dict[str, float]] = []
         self._interrupted = False
@@ -139,6 +142,8 @@ class Loop:
             try:
                 self._tell("train_start")
                 while self.progress.epoch < plan.epochs and not self._stop:
+                    if plan.enter is not None:
+                        self.engine = plan.enter(self.progress.epoch) or self.engine
                     self._keep()
                     self._epoch(display)
                 self._keep()
@@ -159,7 +164,7 @@ class Loop:
 
     def _keep(self) -> None:
         """Copy the state if it is good; if not, go back to the last that was."""
-        engine = self.plan.engine
+        engine = self.engine
         state = engine.state()
         bad = [name for name, array in state.items() if not np.isfinite(array).all()]
         if bad:
@@ -170,9 +175,9 @@ class Loop:
         back = "the state at the start is kept"
         if self._good is not None:
             state, slots, buffers = self._good
-            self.plan.engine.load(state)
-            self.plan.engine.load_slots(slots)
-            self.plan.engine.load_buffers(buffers)
+            self.engine.load(state)
+            self.engine.load_slots(slots)
+            self.engine.load_buffers(buffers)
             back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
         recent = ", ".join(f"{v:.4g}" for v in self._recent[-5:]) or "none"
         raise TrainingDiverged(
@@ -223,7 +228,7 @@ class Loop:
         return record
 
     def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
-        engine, schedule = self.plan.engine, self.plan.schedule
+        engine, schedule = self.engine, self.plan.schedule
         watched, settles = "step_end" in self.plan.hooks, "settled" in self.plan.hooks
         start = self.progress
         step, rows = start.step, start.rows

@@ -6,6 +6,7 @@ inlined; the export is the user's own model with only the trained tensors change
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -110,6 +111,12 @@ class Model:
                 )
             self._arrays[name] = modelfile.array_of(self._initializers[name], self._folder)
         return self._arrays[name]
+
+    def holding(self, values: Mapping[str, Array]) -> Model:
+        """The same model with other values of some initializers; :meth:`export` keeps the file's."""
+        twin = copy.copy(self)
+        twin._arrays = {**self._arrays, **values}
+        return twin
 
     @property
     def initializers(self) -> dict[str, TensorSpec]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
@@ -23,9 +23,10 @@ from ortflex_core.parameters import Choice
 from ortflex_core.protocols import Loss, Optimizer, Penalty
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, Shape, TensorSpec, dtype_name, shape_text
-from ortflex_core.updates import AVERAGE, Updating, hypers, symbols
+from ortflex_core.updates import AVERAGE, ConstraintTerm, Group, Updating, hypers, symbols
 
 Reduction = Literal["mean", "sum"]
+T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")
 # What models rarely call a tensor ("weight" is what every exported torch.nn.Linear has).
 _WEIGHT = "sample_weight"
 _LABEL = "label"
@@ -146,6 +147,27 @@ class Problem:
         names = dict.fromkeys(s for slots in own.values() for s in slots)
         return tuple((s, p) for s in names for p in self.parameters if s in own[p])
 
+    def phase(self, epoch: int) -> Problem:
+        """The problem of an epoch: without the groups that are trained from a later one on."""
+        later = {n for g in self.updating.groups if g.start_epoch > epoch for n in g.parameters}
+        if not later:
+            return self
+        return attrs.evolve(
+            self,
+            choices=tuple(
+                attrs.evolve(c, trained=False, reason="its group starts later")
+                if c.name in later
+                else c
+                for c in self.choices
+            ),
+            penalties=_without(self.penalties, later),
+            updating=attrs.evolve(
+                self.updating,
+                groups=_without(self.updating.groups, later),
+                constraints=_without(self.updating.constraints, later),
+            ),
+        )
+
     def optimizer_of(self, name: str) -> Optimizer:
         """The optimizer of a parameter: its group's, or the one for all."""
         group = self.updating.group(name)
@@ -171,6 +193,14 @@ class Problem:
         for penalty in self.penalties:
             values |= hypers(penalty.prefix, penalty.penalty)
         return values
+
+
+def _without(terms: tuple[T, ...], names: set[str]) -> tuple[T, ...]:
+    """The terms on the other parameters."""
+    rest = [
+        attrs.evolve(t, parameters=tuple(n for n in t.parameters if n not in names)) for t in terms
+    ]
+    return tuple(t for t in rest if t.parameters)
 
 
 @attrs.frozen(kw_only=True)

@@ -216,32 +216,62 @@ class Trainer:
             rows = columns.rows if whole else min(self.batch_size, columns.rows)
             known = self.standing.size if self._engine is None else None
             size = known or Size(rows=rows, epoch_steps=columns.rows // rows)
-            self._problem = attrs.evolve(
-                self._problem, terms=terms, batch_size=size.rows, epoch_steps=size.epoch_steps
-            )
-            if self.threads == "auto":
-                self._problem = attrs.evolve(self._problem, threads=work.threads(self._problem))
-            backend = self.setup.backend_for(self._problem)
-            engine = backend.build(self._problem, self.device, self.runtime)
-            engine.load(self.get_state())
-            if self.standing.slots:
-                engine.load_slots(self.standing.slots)
-                engine.load_buffers(self.standing.buffers)
-            if diagnosis.doubtful(self._problem):
-                batch = self._preparing(self._problem).batch(columns.take(np.arange(rows)))
-                diagnosis.check_rows(self._problem, engine, batch)
-            if self._engine is not None:
-                engine.load_slots(self._engine.slots())
-                engine.load_buffers(self._engine.buffers())
-                self._engine.close()
-            self._engine, self.backend_ = engine, backend.name
-            self.standing.built(size)
-            # Large tensors that it put on the device for predictions are in the engine's now.
-            self._evaluator = Evaluator(self._problem, self.device)
-            tell = self.hooks.callables(self).get("graph_built")
-            for name, program in engine.programs().items() if tell is not None else ():
-                tell(name=name, program=program)  # type: ignore[misc]
+            batch = columns.take(np.arange(rows)) if rows <= columns.rows else columns
+            self._compile(terms, size, self.standing.epoch, batch)
         return self._preparing(self._problem)
+
+    def _compile(
+        self, terms: tuple[LossTerm, ...], size: Size, epoch: int, batch: Columns | None = None
+    ) -> Engine:
+        """Build the engine of an epoch; weights, slots and statistics move into it."""
+        state, before = self.get_state(), self._engine
+        problem = attrs.evolve(
+            self.setup.problem, terms=terms, batch_size=size.rows, epoch_steps=size.epoch_steps
+        ).phase(epoch)
+        resting = {n: state[n] for n in state if n not in problem.parameters}
+        problem = attrs.evolve(
+            problem, model=self.model.holding(resting) if resting else self.model
+        )
+        if self.threads == "auto":
+            problem = attrs.evolve(problem, threads=work.threads(problem))
+        backend = self.setup.backend_for(problem)
+        engine = backend.build(problem, self.device, self.runtime)
+        engine.load({n: state[n] for n in problem.parameters})
+        if before is not None:
+            self.standing.slots = {**self.standing.slots, **before.slots()}
+            self.standing.buffers = before.buffers()
+        taken = {"step", *(f"{s}/{p}" for s, p in problem.slots)}
+        if self.standing.slots:
+            engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
+            engine.load_buffers(self.standing.buffers)
+        if batch is not None and diagnosis.doubtful(problem):
+            diagnosis.check_rows(problem, engine, self._preparing(problem).batch(batch))
+        if before is not None:
+            before.close()
+        self._state, self._problem = state, problem
+        self._engine, self.backend_ = engine, backend.name
+        self.standing.built(size, taken)
+        # Large tensors that it put on the device for predictions are in the engine's now.
+        self._evaluator = Evaluator(problem, self.device)
+        tell = self.hooks.callables(self).get("graph_built")
+        for name, program in engine.programs().items() if tell is not None else ():
+            tell(name=name, program=program)  # type: ignore[misc]
+        return engine
+
+    def _enter(self, epoch: int) -> Engine | None:
+        """The engine of an epoch, if it trains other parameters than the one there is."""
+        now, then = self._problem, self.setup.problem.phase(epoch)
+        self.standing.epoch = epoch
+        if then.parameters == now.parameters or self.standing.size is None:
+            return None
+        new = [n for n in then.parameters if n not in now.parameters]
+        if new:
+            _log.info("from epoch %d on %s are trained as well", epoch + 1, ", ".join(new))
+        return self._compile(now.terms, self.standing.size, epoch)
+
+    def forget_engine(self) -> None:
+        """Build the engine anew at the next step, out of the state that waits for it."""
+        self._engine, self.backend_ = None, None
 
     def _preparing(self, wanted: Problem) -> Preparation:
         return Preparation(wanted, self.device, self.check_finite)
@@ -314,6 +344,7 @@ class Trainer:
             seed=(self.seed, self.standing.fits) if start is None else start.seed,
             progress=self.progress,
             accumulate=accumulate,
+            enter=self._enter if self.setup.problem.phase(0) is not self.setup.problem else None,
             start=start,
         )
         self.standing.fits += start is None
@@ -452,17 +483,15 @@ class Trainer:
             buffers: running statistics, too.
             averaged: the averages of the weights instead of them, where ``averaging`` keeps any.
         """
+        state = {name: array.copy() for name, array in self._state.items()}
+        extra, slots = dict(self.standing.buffers), dict(self.standing.slots)
         if self._engine is not None:
-            state = self._engine.state()
+            state |= self._engine.state()
             extra = self._engine.buffers() if buffers else {}
             slots = self._engine.slots() if averaged else {}
-        else:
-            state = {name: array.copy() for name, array in self._state.items()}
-            extra = dict(self.standing.buffers) if buffers else {}
-            slots = dict(self.standing.slots)
         if averaged:
             state |= {n: slots[k] for n in state if (k := f"{AVERAGE}/{n}") in slots}
-        return {**state, **extra}
+        return {**state, **extra} if buffers else state
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace trained tensors; those not named stay.
@@ -482,10 +511,14 @@ class Trainer:
                     f"{fresh.dtype}{list(fresh.shape)}"
                 )
             clean[name] = fresh.astype(old.dtype)
-        if self._engine is not None:
+        if self._engine is not None and set(clean) <= set(self._problem.parameters):
             self._engine.load(clean)
-        else:
-            self._state = {**self._state, **clean}
+            return
+        self._state = {**self.get_state(), **clean}
+        if self._engine is not None:  # a value that its graphs have as a constant
+            self.standing.slots = {**self.standing.slots, **self._engine.slots()}
+            self.standing.buffers = self._engine.buffers()
+            self.forget_engine()
 
     def export(
         self, path: str | os.PathLike[str] | None = None, *, free_batch: bool = False

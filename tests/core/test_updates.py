@@ -262,3 +262,51 @@ def test_batches_of_an_iterable_are_accumulated_too() -> None:
     one = trainer("fused", batch_size=32)
     one.fit(x, y)
     close(many.get_state(), one.get_state())
+
+
+@every_backend
+def test_groups_are_unfrozen_epoch_by_epoch(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    x, y = regression(rows=8 * STEPS, features=6)
+    groups = [
+        {"params": "*3"},
+        {"params": "*2", "start_epoch": 1},
+        {"params": "*", "start_epoch": 2},
+    ]
+    made = trainer(backend, groups=groups, epochs=3, optimizer="adam")
+    with caplog.at_level("INFO", "ortflex"):
+        made.fit(x, y)
+    assert "from epoch 2 on W2, b2 are trained as well" in caplog.text
+    state: dict[str, Any] = models.weights_of(models.mlp())
+    slots: dict[str, Any] = {}
+    for names in (("W3", "b3"), ("W2", "b2", "W3", "b3"), None):
+        part = trainer(backend, params=names, epochs=1, optimizer="adam")
+        part.set_state({n: state[n] for n in part.get_state()})
+        rest = {n: a for n, a in state.items() if n not in part.get_state()}
+        part = trainer(backend, params=names, epochs=1, optimizer="adam")
+        part.model._arrays.update(rest)
+        part.set_state({n: state[n] for n in part.get_state()})
+        part.step((x[:8], y[:8]))  # so that there is an engine, whose state is then replaced
+        part.set_state({n: state[n] for n in part.get_state()})
+        zero = {n: np.zeros_like(a) for n, a in part.engine.slots().items()}
+        known = {n: a for n, a in slots.items() if n in zero}
+        part.engine.load_slots({**zero, **known})
+        part.fit(x, y)
+        state |= part.get_state()
+        slots |= part.engine.slots()
+    close(made.get_state(), state)
+    before = made.get_state()
+    made.fit(x[:8], y[:8])  # a new training starts with the first phase again
+    assert len([n for n, a in made.get_state().items() if not np.array_equal(a, before[n])]) == 6
+
+
+def test_what_is_not_trained_yet_can_be_set(tmp_path: Path) -> None:
+    x, y = regression(rows=16, features=6)
+    made = trainer("fused", groups=[{"params": "*1", "start_epoch": 5}])
+    made.step((x[:8], y[:8]))
+    made.set_state({"W1": np.zeros((6, 8), np.float32), "b1": np.zeros(8, np.float32)})
+    made.step((x[:8], y[:8]))
+    np.testing.assert_array_equal(made.get_state()["W1"], 0)
+    np.testing.assert_allclose(np.ptp(made.predict(x), axis=0), 0, atol=1e-6)
+    folder = made.save(tmp_path / "c")
+    again = Trainer.resume(folder, plugins=plugins())
+    assert again.step((x[8:], y[8:])) == made.step((x[8:], y[8:]))
