@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "ortflex_plugins.cli.graph:graph",
         "Draw MODEL, an .onnx file or the TOML file of a training, as SVG, HTML or PNG.",
     ),
+    "report": (
+        "ortflex_plugins.cli.report:report",
+        "Write a page about a training: curves, times, weights, graph, recipe, versions.",
+    ),
     "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",

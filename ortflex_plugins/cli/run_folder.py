@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ortflex_core.config import Recipe
     from ortflex_core.trainer import Trainer
     from ortflex_core.types import History
+    from ortflex_plugins.pictures.measure import Measures
 
 _PACKAGES = ("ortflex", "numpy", "onnx", "onnx-ir")
 
@@ -55,14 +56,15 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
     _write_json(folder / "versions.json", versions)
 
 
-def finish(folder: Path, trainer: Trainer, history: History) -> None:
-    """Write trained.onnx, history.csv, the backend's name and, with matplotlib, loss.png.
+def finish(folder: Path, trainer: Trainer, history: History, measures: Measures) -> None:
+    """Write trained.onnx, history.csv, measures.json, the backend and, with matplotlib, loss.png.
 
     Raises:
         OutputError: the folder cannot be written to.
     """
     trainer.export(folder / "trained.onnx")
     history.to_csv(folder / "history.csv")
+    write_bytes(folder / "measures.json", json.dumps(measures.content()).encode())
     path = folder / "versions.json"
     versions = json.loads(path.read_text())
     _write_json(path, {**versions, "backend": trainer.backend_, "device": trainer.device.name})

@@ -24,7 +24,8 @@ def train(recipe: Path, overrides: Sequence[str]) -> None:
 
     RECIPE is the file (`ortflex init` writes one); KEY=VALUE overrides it, for example epochs=5,
     optimizer.beta1=0.8 or optimizer=adam. The run folder gets recipe.toml (every default spelled
-    out), versions.json, trained.onnx, history.csv and, where matplotlib is installed, loss.png.
+    out), versions.json, trained.onnx, history.csv, measures.json and, where matplotlib is installed,
+    loss.png; `ortflex report` makes a page of it.
 
     Ctrl-C ends the training and keeps what there is.
     """
@@ -32,11 +33,13 @@ def train(recipe: Path, overrides: Sequence[str]) -> None:
     from ortflex_core.errors import TrainingDiverged
     from ortflex_core.registry import Plugins
     from ortflex_plugins.cli import run_folder
+    from ortflex_plugins.pictures.measure import Measures
 
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins)
     with _messages():
-        trainer = loaded.trainer(plugins, callbacks=_lines(loaded.progress))
+        measures = Measures()
+        trainer = loaded.trainer(plugins, callbacks=[*_lines(loaded.progress), measures])
         # Before the training: a folder that cannot be written to must not cost its result.
         folder = run_folder.make(loaded)
         run_folder.begin(folder, loaded.resolved(plugins), trainer)
@@ -46,7 +49,7 @@ def train(recipe: Path, overrides: Sequence[str]) -> None:
             trainer.export(folder / "last_good.onnx")
             click.echo(f"the last good weights are in {folder / 'last_good.onnx'}", err=True)
             raise
-        run_folder.finish(folder, trainer, history)
+        run_folder.finish(folder, trainer, history, measures)
     _show(history, folder)
     if history.interrupted:
         click.echo("interrupted: this is what there is", err=True)

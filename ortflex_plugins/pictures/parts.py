@@ -45,7 +45,7 @@ class Step:
     parts: Mapping[str, str]
 
 
-def step_of(problem: Problem, rows: int) -> Step:
+def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
     """One training step on ``rows`` rows as the formulas say it, before any pass makes it smaller.
 
     Every node is known to be of the forward pass, the loss, the backward pass, the penalty or the
@@ -76,10 +76,16 @@ def step_of(problem: Problem, rows: int) -> Step:
         outputs["penalty"] = cost
     penalties = compose.penalty_gradients(trace, problem, weights)
     marks.append((len(trace.nodes), "penalty"))
-    for (name, weight), gradient in zip(weights.items(), found, strict=True):
-        total = gradient + penalties[name] if name in penalties else gradient
+    totals = {
+        name: gradient + penalties[name] if name in penalties else gradient
+        for name, gradient in zip(weights, found, strict=True)
+    }
+    if norm:
+        outputs["norm"] = updates.global_norm(trace, totals)
+    for name, total in updates.clipped(trace, problem, totals).items():
+        weight = weights[name]
         slots = {
-            s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
+            s: trace.input(f"{s}/{p}", weight.dtype, weight.shape)
             for s, p in problem.slots
             if p == name
         }

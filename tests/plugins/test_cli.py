@@ -99,7 +99,8 @@ def test_training_fills_the_run_folder(folder: Path) -> None:
     assert lines[-1] == f"wrote {folder / 'run'}"
     run = folder / "run"
     found = {p.name for p in run.iterdir()} - {"loss.png"}
-    assert found == {"recipe.toml", "versions.json", "trained.onnx", "history.csv"}
+    written = ("recipe.toml", "versions.json", "trained.onnx", "history.csv", "measures.json")
+    assert found == set(written)
 
     versions = json.loads((run / "versions.json").read_text())
     assert versions["packages"]["ortflex"] == importlib.metadata.version("ortflex")

@@ -1,0 +1,225 @@
+"""What a report shows beyond the History, measured while a training runs and without changing it."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.data import Batch
+from ortflex_core.errors import OrtflexError
+from ortflex_core.hookspecs import hook
+from ortflex_core.host import HostProgram
+from ortflex_core.program import Program
+from ortflex_core.session import run_once, session_options
+from ortflex_core.trainer import Trainer
+from ortflex_core.types import Array
+from ortflex_plugins.pictures.parts import Step, step_of
+
+BINS = 40
+_PARAMETERS = 200  # with a histogram
+_ELEMENTS = 30_000_000  # weights above which a second copy of the activations may be too much
+_NODES = 3000
+_RUNS, _SECONDS = 20, 0.5
+
+
+class Measures:
+    """A callback: histograms of weights, gradient norms, times.
+
+    The gradient's norm, of loss and penalty by all parameters before clipping, is that of the first
+    batch of the data with the weights at each epoch's end. The time of each part of a step is
+    onnxruntime's, node by node, on the graph of ``ortflex graph --training``, which nothing fuses:
+    compare the parts with one another and not with the time of an epoch.
+
+    >>> from ortflex_plugins.pictures.measure import Measures
+    >>> Measures().content()["epochs"]
+    []
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Array] = {}
+        self._after: dict[str, Array] = {}
+        self._epochs: list[dict[str, float | None]] = []
+        self._parts: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._started = 0.0
+        self._step: Step | None = None
+        self._batch: Batch | None = None
+        self._failed = False
+
+    @hook
+    def train_start(self, trainer: Trainer) -> None:
+        """Keep the weights, and prepare what measures."""
+        self._before = trainer.get_state()
+        why = self._prepare(trainer)
+        if why:
+            self._notes.append(f"no gradient norms and no times of parts: {why}")
+
+    def _prepare(self, trainer: Trainer) -> str:
+        problem, loop = trainer.problem, trainer.loop
+        if trainer.device.name != "cpu":
+            return (
+                f"they are measured on the CPU only, and this training ran on {trainer.device.name}"
+            )
+        if sum(array.size for array in self._before.values()) > _ELEMENTS:
+            return f"there are more than {_ELEMENTS:,} weights"
+        try:
+            if loop is None:
+                return "there is no batch"
+            self._batch = next(iter(loop.plan.source.epoch(None)))[0]
+            step = step_of(problem, self._batch.size, norm=True)
+        except (OrtflexError, StopIteration) as error:
+            return str(error)
+        if step.program.nodes > _NODES:
+            return f"a step has more than {_NODES} operators"
+        self._step = step
+        return ""
+
+    @hook
+    def epoch_start(self) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    @hook
+    def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
+        """Take down the epoch."""
+        whole = time.perf_counter() - self._started
+        self._epochs.append(
+            {
+                "epoch": record["epoch"],
+                "steps_seconds": record["seconds"],
+                "validation_seconds": max(0.0, whole - record["seconds"]),
+                "gradient_norm": self._norm(trainer),
+            }
+        )
+
+    def _norm(self, trainer: Trainer) -> float | None:
+        if self._step is None:
+            return None
+        program = self._step.program
+        try:
+            feeds, values = self._feeds(trainer, program)
+            found = float(run_once(program, feeds, values, trainer.device)["norm"])
+        except (OrtflexError, KeyError) as error:
+            self._notes.append(f"no gradient norms: {error}")
+            self._step = None
+            return None
+        return found if math.isfinite(found) else None
+
+    def _feeds(
+        self, trainer: Trainer, program: Program
+    ) -> tuple[dict[str, Array], dict[str, float]]:
+        problem, batch, engine = trainer.problem, self._batch, trainer.engine
+        assert batch is not None
+        known = {**engine.state(), **engine.slots(), **engine.buffers()}
+        feeds = {}
+        for spec in program.inputs:
+            if spec.name in batch.columns:
+                feeds[spec.name] = batch.array(spec.name)
+            elif spec.name in known:
+                feeds[spec.name] = known[spec.name]
+            else:
+                feeds[spec.name] = problem.model.initializer(spec.name)
+        values = {**problem.constants(), "rate": trainer.learning_rate, "step": 1.0}
+        for term, denominator in zip(problem.terms, batch.denominators, strict=True):
+            divisor = 1.0 if problem.reduction == "sum" else denominator
+            values[f"{term.prefix}/scale"] = term.factor / divisor if denominator else 0.0
+        return feeds, values
+
+    @hook
+    def exception(self) -> None:
+        """A training that was interrupted ends at once."""
+        self._failed = True
+
+    @hook
+    def train_end(self, trainer: Trainer) -> None:
+        """Keep the weights; time the parts of a step."""
+        self._after = trainer.get_state()
+        if self._step is None or self._failed:
+            return
+        try:
+            feeds, values = self._feeds(trainer, self._step.program)
+            self._parts = profiled(self._step, feeds, values)
+        except Exception as error:  # onnxruntime's own are made in C++; the training is done
+            self._notes.append(f"no times of parts: {error}")
+
+    def content(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it."""
+        return {
+            "epochs": self._epochs,
+            "parts": self._parts,
+            "notes": self._notes,
+            "weights": [
+                histogram(name, array, self._after.get(name, array))
+                for name, array in list(self._before.items())[:_PARAMETERS]
+            ],
+        }
+
+
+def histogram(name: str, before: Array, after: Array) -> dict[str, Any]:
+    """How the values of a weight lie before and after, counted in the same bins.
+
+    >>> made = histogram("w", np.zeros(3), np.ones(3))
+    >>> made["before"][0], made["after"][-1], made["low"], made["high"]
+    (3, 3, 0.0, 1.0)
+    """
+    low = float(min(before.min(initial=0), after.min(initial=0)))
+    high = float(max(before.max(initial=0), after.max(initial=0)))
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    # As many bins as there is something to see in.
+    bins = min(BINS, max(8, round(2 * before.size**0.5)))
+    counts = [np.histogram(a.astype(np.float64), bins, (low, high))[0] for a in (before, after)]
+    return {
+        "name": name,
+        "shape": list(before.shape),
+        "low": low,
+        "high": high,
+        "before": counts[0].tolist(),
+        "after": counts[1].tolist(),
+    }
+
+
+def profiled(
+    step: Step, feeds: Mapping[str, Array], values: Mapping[str, float]
+) -> dict[str, float]:
+    """Seconds of a step by part, the mean of some runs, as onnxruntime's profiler counts them."""
+    import onnxruntime
+
+    program = step.program
+    numbers = HostProgram([h.expression for h in program.hosts])(values)
+    scalars = {
+        h.spec.name: np.asarray(v, dtype=h.spec.numpy)
+        for h, v in zip(program.hosts, numbers, strict=True)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        options = session_options(1)
+        # Fused operators belong to no part.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        session = onnxruntime.InferenceSession(
+            program.model, options, providers=["CPUExecutionProvider"]
+        )
+        runs, start = 0, time.perf_counter()
+        while runs < 2 or (runs < _RUNS and time.perf_counter() - start < _SECONDS):
+            session.run(None, {**feeds, **scalars})
+            runs += 1
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+    nodes = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+    # The first run allocates; it is left out.
+    nodes = nodes[len(nodes) // runs :]
+    total: Counter[str] = Counter()
+    for event in nodes:
+        part = step.parts.get(event["name"].removesuffix("_kernel_time"))
+        if part is not None:
+            total[part] += event["dur"]
+    order = ("forward", "loss", "backward", "penalty", "update")
+    return {part: total[part] / (runs - 1) / 1e6 for part in order if total[part]}

@@ -1,0 +1,226 @@
+"""A run folder as one page: recipe, curves, times, weights, the graph, versions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ortflex_core.errors import ConfigError, OrtflexError
+from ortflex_plugins.pictures import charts, html
+from ortflex_plugins.pictures.charts import Numbers
+from ortflex_plugins.pictures.scene import COLORS, clean
+
+_KNOWN = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
+_OPEN = 8  # histograms shown before the reader asks for more
+_LONGEST = 100_000  # characters of a recipe
+
+
+def report(folder: Path) -> str:
+    """The page of a folder that ``ortflex train`` wrote; it refers to nothing outside.
+
+    What is missing is left out: the measures, where matters were not measured; the graph, where the
+    model is gone. Every text of a file is escaped.
+
+    Raises:
+        ConfigError: it is no run folder, or one of its files is broken.
+    """
+    if not (folder / "recipe.toml").is_file():
+        raise ConfigError(
+            f"{str(folder)!r} is no run folder: expected a folder with recipe.toml and history.csv, "
+            "as `ortflex train` writes it"
+        )
+    recipe = _read(folder / "recipe.toml")
+    history = _history(folder / "history.csv")
+    versions = _json(folder / "versions.json")
+    measures = _json(folder / "measures.json")
+    parts = [
+        _summary(history, versions),
+        _curves(history, measures),
+        _weights(measures),
+        _graph(folder),
+        _recipe(recipe),
+        _versions(versions),
+    ]
+    return html.page(f"Training {folder.resolve().name}", "\n".join(parts))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{str(path)!r}: expected an object, got {type(found).__name__}")
+    return found
+
+
+def _history(path: Path) -> dict[str, list[float]]:
+    """Columns of history.csv; an empty cell is not a number."""
+    if not path.is_file():
+        return {}
+    try:
+        rows = list(csv.DictReader(_read(path).splitlines()))
+        names = list(rows[0]) if rows else []
+        return {n: [float(row[n]) if row[n] else math.nan for row in rows] for n in names}
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise ConfigError(f"{str(path)!r} is no History: {error}") from error
+
+
+def _summary(history: Mapping[str, Sequence[float]], versions: Mapping[str, Any]) -> str:
+    facts: dict[str, str] = {}
+    if history.get("loss"):
+        facts["epochs"] = str(len(history["loss"]))
+        for name in ("loss", *(n for n in history if n.startswith("validation_"))):
+            last = [v for v in history[name] if math.isfinite(v)]
+            facts[f"last {name.replace('_', ' ')}"] = f"{last[-1]:.5g}" if last else "–"
+    if history.get("seconds"):
+        whole = sum(history["seconds"])
+        facts["seconds of steps"] = f"{whole:.3g}"
+        if whole and history.get("rows"):
+            facts["rows a second"] = f"{sum(history['rows']) / whole:,.0f}"
+    for key in ("backend", "device"):
+        if key in versions:
+            facts[key] = str(versions[key])
+    if not facts:
+        return '<p class="note">No epoch was finished.</p>'
+    cells = (
+        f"<div><b>{html.text(v)}</b><span>{html.text(k)}</span></div>" for k, v in facts.items()
+    )
+    return f'<div class="facts">{"".join(cells)}</div>'
+
+
+def _figure(title: str, chart: str, note: str = "") -> str:
+    said = f'<div class="note">{html.text(note)}</div>' if note else ""
+    return f"<figure><figcaption>{html.text(title)}</figcaption>{chart}{said}</figure>"
+
+
+def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any]) -> str:
+    figures = []
+    if history.get("loss"):
+        series: dict[str, Numbers] = {"training": history["loss"]}
+        if any(history.get("penalty", ())):
+            series["penalty"] = history["penalty"]
+        if "validation_loss" in history:
+            series["validation"] = history["validation_loss"]
+        figures.append(_figure("Loss", charts.lines(series)))
+    for name, column in history.items():
+        if name.startswith("validation_") and name != "validation_loss":
+            shown = name.removeprefix("validation_")
+            figures.append(_figure(f"Validation: {shown}", charts.lines({shown: column})))
+    if history.get("rate"):
+        figures.append(_figure("Learning rate", charts.lines({"rate": history["rate"]}, log=False)))
+    epochs = [e for e in measures.get("epochs", ()) if isinstance(e, dict)]
+    norms = _column(epochs, "gradient_norm")
+    if any(v is not None for v in norms):
+        note = "of the first batch, with the weights at the end of each epoch"
+        figures.append(_figure("Gradient norm", charts.lines({"norm": norms}), note))
+    seconds: dict[str, Numbers] = {}
+    if history.get("seconds"):
+        seconds["steps"] = history["seconds"]
+    validation = _column(epochs, "validation_seconds")
+    if "validation_loss" in history and any(validation):
+        seconds["validation"] = validation
+    if seconds:
+        figures.append(_figure("Seconds an epoch", charts.lines(seconds)))
+    timed = {str(k): float(v) * 1e6 for k, v in measures.get("parts", {}).items() if _number(v)}
+    if timed:
+        colors = {kind: line for kind, (_, line, _) in COLORS.items()}
+        note = (
+            "measured by onnxruntime's profiler after the training, operator by operator, unfused"
+        )
+        chart = charts.shares(timed, colors, "µs")
+        figures.append(_figure("Time of the parts of a step", chart, note))
+    notes = "".join(
+        f'<p class="note">{html.text(str(note))}</p>' for note in measures.get("notes", ())
+    )
+    return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>{notes}' if figures else ""
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    return [float(row[name]) if _number(row.get(name)) else None for row in rows]
+
+
+def _weights(measures: Mapping[str, Any]) -> str:
+    figures = []
+    for entry in measures.get("weights", ()):
+        try:
+            low, high = float(entry["low"]), float(entry["high"])
+            before, after = ([int(c) for c in entry[key]] for key in ("before", "after"))
+            title = f"{entry['name']} {'×'.join(map(str, entry['shape']))}"
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"measures.json: a histogram is broken: {error!r}") from error
+        chart = charts.histograms(low, high, before, after)
+        figures.append(_figure(clean(title, 60), chart))
+    if not figures:
+        return ""
+    first, more = figures[:_OPEN], figures[_OPEN:]
+    out = f'<h2>Weights, before and after</h2><div class="charts">{"".join(first)}</div>'
+    if more:
+        out += (
+            f"<details><summary>{len(more)} more</summary>"
+            f'<div class="charts">{"".join(more)}</div></details>'
+        )
+    return out
+
+
+def _graph(folder: Path) -> str:
+    from ortflex_core.config import Recipe
+    from ortflex_plugins.pictures.picture import draw
+
+    chosen: dict[str, Any] = {}
+    try:
+        recipe = Recipe.load(folder / "recipe.toml")
+        chosen = {"loss": recipe.loss, "params": recipe.params}
+        models = [folder / "trained.onnx", folder / "last_good.onnx", Path(recipe.model)]
+    except OrtflexError:  # a plugin of then is not installed here: drawn without its colours
+        models = [folder / "trained.onnx", folder / "last_good.onnx"]
+    path = next((p for p in models if p.is_file()), None)
+    if path is None:
+        return ""
+    try:
+        picture = draw(path, title=path.name, **chosen)
+    except OrtflexError:
+        try:
+            picture = draw(path, title=path.name)
+        except OrtflexError as error:
+            return f'<h2>Graph</h2><p class="note">{html.text(str(error))}</p>'
+    note = f'<p class="note">{html.text(picture.note)}</p>' if picture.note else ""
+    return f"<h2>Graph</h2>{note}{html.graph(picture.level, picture.title)}"
+
+
+def _recipe(recipe: str) -> str:
+    """What is set, without the comments."""
+    lines = [line for line in recipe[:_LONGEST].splitlines() if line and line[0] != "#"]
+    return "<h2>Recipe</h2><pre>" + "\n".join(html.text(line, 2000) for line in lines) + "</pre>"
+
+
+def _versions(versions: Mapping[str, Any]) -> str:
+    rows = []
+    for key, value in versions.items():
+        if isinstance(value, dict):
+            shown = ", ".join(f"{k} {v}" for k, v in value.items())
+        elif isinstance(value, list):
+            shown = ", ".join(map(str, value))
+        else:
+            shown = str(value)
+        rows.append(f"<tr><th>{html.text(key)}</th><td>{html.text(shown, 4000) or '–'}</td></tr>")
+    return (
+        f'<h2>Versions</h2><div class="wide"><table>{"".join(rows)}</table></div>' if rows else ""
+    )

@@ -1,0 +1,231 @@
+"""The page of a run folder, and the measures that it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+
+from ortflex_core.errors import ConfigError
+from ortflex_plugins.cli.main import main
+from ortflex_plugins.pictures import charts
+from ortflex_plugins.pictures.measure import Measures, histogram
+from ortflex_plugins.pictures.report import report
+from tests import models
+from tests.training import make, regression
+
+RECIPE = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+penalty = { name = "l2", l2 = 0.1 }
+validation = 0.25
+metrics = ["rmse"]
+epochs = 4
+batch_size = 8
+output = "run"
+progress = false
+"""
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b" + "n/" * 40_000
+
+
+def ortflex(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+class Page(HTMLParser):
+    """Tags and texts of a page, as a browser takes them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a finished training in ``run``."""
+    onnx.save(models.linear(), tmp_path / "model.onnx")
+    x, y = regression()
+    np.savez(tmp_path / "data.npz", X=x, y=y)
+    (tmp_path / "train.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    result = ortflex("train", "train.toml")
+    if "no backend" in result.output:
+        pytest.skip(result.output)
+    assert result.exit_code == 0, result.output
+    return tmp_path / "run"
+
+
+def test_the_page_shows_what_was_trained(folder: Path) -> None:
+    result = ortflex("report", str(folder))
+    assert result.exit_code == 0, result.output
+    page = Page((folder / "report.html").read_text("utf-8"))
+    words = "\n".join(page.words)
+    for heading in (
+        "Loss", "Validation: rmse", "Learning rate", "Gradient norm", "Seconds an epoch",
+        "Time of the parts of a step", "coef 5×1", "Graph", "Recipe", "Versions",
+    ):  # fmt: skip
+        assert heading in words, heading
+    assert 'penalty = { name = "l2", l2 = 0.1 }' in words
+    for part in ("forward", "loss", "backward", "penalty", "update"):
+        assert part in page.words
+    assert "MatMul" in words or "Gemm" in words
+
+
+def test_the_page_loads_nothing(folder: Path) -> None:
+    page = Page(report(folder))
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "base", "form")
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not any(name.startswith("on") for name in attributes)
+    styles = [w for w in page.words if "url(" in w or "@import" in w]
+    assert not styles
+
+
+def test_texts_of_files_are_escaped(folder: Path) -> None:
+    clean_tags = [tag for tag, _ in Page(report(folder)).tags]
+    model = models.renamed(
+        onnx.load(folder / "trained.onnx"), {"coef": NASTY + "c", "X": NASTY + "x"}
+    )
+    onnx.save(model, folder / "trained.onnx")
+    measures = json.loads((folder / "measures.json").read_text())
+    measures["weights"][0]["name"] = NASTY
+    measures["notes"] = [NASTY]
+    (folder / "measures.json").write_text(json.dumps(measures))
+    versions = json.loads((folder / "versions.json").read_text())
+    (folder / "versions.json").write_text(json.dumps({**versions, NASTY: {NASTY: NASTY}}))
+    recipe = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(recipe + f"\nname = '{NASTY}'\n")
+    text = report(folder)
+    tags = [tag for tag, _ in Page(text).tags]
+    assert tags.count("script") == clean_tags.count("script")
+    assert "img" not in tags
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", text)
+    assert len(text) < 200_000
+
+
+def test_missing_measures_and_models_are_left_out(folder: Path) -> None:
+    for name in ("measures.json", "trained.onnx", "versions.json"):
+        (folder / name).unlink()
+    (folder.parent / "model.onnx").unlink()
+    words = Page(report(folder)).words
+    assert "Loss" in words
+    assert "Gradient norm" not in words
+    assert "Graph" not in words
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("history.csv", "epoch,loss\n1,much\n", "is no History: could not convert"),
+        ("measures.json", "{", "is not JSON"),
+        ("measures.json", "[]", "expected an object, got list"),
+        ("measures.json", '{"weights": [{"name": 1}]}', "a histogram is broken: KeyError"),
+    ],
+)
+def test_broken_files_are_named(folder: Path, name: str, content: str, says: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError, match=says) as caught:
+        report(folder)
+    assert name in str(caught.value)
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    result = ortflex("report", str(tmp_path))
+    assert result.exit_code == 1
+    assert "is no run folder: expected a folder with recipe.toml" in result.output
+
+
+# ---------------------------------------------------------------------- measures
+
+
+def measured(**options: Any) -> tuple[dict[str, Any], Any, Any]:
+    x, y = regression()
+    measures = Measures()
+    settings = {"backend": "fused", "batch_size": 8, "epochs": 3, "learning_rate": 0.05}
+    trainer = make(models.linear(), callbacks=[measures], **settings, **options)
+    trainer.fit(x, y)
+    return measures.content(), trainer, (x, y)
+
+
+def test_the_gradient_norm_is_that_of_the_first_batch() -> None:
+    content, trainer, (x, y) = measured(penalty={"name": "l2", "l2": 0.25})
+    weights = {n: a.astype(np.float64) for n, a in trainer.get_state().items()}
+    x, y = x[:8].astype(np.float64), y[:8].astype(np.float64)
+    error = 2 * (x @ weights["coef"] + weights["intercept"] - y) / 8
+    coef = x.T @ error + 0.5 * weights["coef"]
+    intercept = error.sum(axis=0) + 0.5 * weights["intercept"].reshape(-1)
+    norm = np.sqrt((coef**2).sum() + (intercept**2).sum())
+    assert content["epochs"][-1]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_measuring_changes_no_bit() -> None:
+    _, watched, (x, y) = measured(optimizer="adam")
+    alone = make(
+        models.linear(),
+        backend="fused",
+        batch_size=8,
+        epochs=3,
+        learning_rate=0.05,
+        optimizer="adam",
+    )
+    alone.fit(x, y)
+    for name, array in alone.get_state().items():
+        assert np.array_equal(array, watched.get_state()[name])
+
+
+def test_every_part_of_the_step_takes_time() -> None:
+    content, _, _ = measured(penalty="l2")
+    assert list(content["parts"]) == ["forward", "loss", "backward", "penalty", "update"]
+    assert all(0 < seconds < 1 for seconds in content["parts"].values())
+    assert [e["epoch"] for e in content["epochs"]] == [0, 1, 2]
+
+
+def test_histograms_count_every_weight_before_and_after() -> None:
+    content, trainer, _ = measured()
+    first = trainer.model.initializer("coef")
+    (entry,) = [w for w in content["weights"] if w["name"] == "coef"]
+    for key, array in (("before", first), ("after", trainer.get_state()["coef"])):
+        assert sum(entry[key]) == array.size
+        expected, _ = np.histogram(array, len(entry[key]), (entry["low"], entry["high"]))
+        assert entry[key] == expected.tolist()
+
+
+def test_weights_that_are_all_the_same_have_a_histogram() -> None:
+    made = histogram("w", np.full(9, 2.0), np.full(9, 2.0))
+    assert sum(made["before"]) == sum(made["after"]) == 9
+
+
+# ---------------------------------------------------------------------- charts
+
+
+def test_a_line_goes_through_its_values() -> None:
+    made = charts.lines({"a": [0.0, 1.0, 0.5]}, log=False)
+    y = [float(v) for v in re.findall(r'<circle cx="[\d.]+" cy="([\d.]+)"', made)]
+    assert y[0] > y[2] > y[1]
+    assert y[2] == pytest.approx((y[0] + y[1]) / 2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "values", [[], [float("nan")], [None, 1.0, None], [0.0], [1e300, 1e-300], [-3.0, 5.0] * 900]
+)
+def test_charts_of_odd_values_stay_in_their_frame(values: list[float | None]) -> None:
+    made = charts.lines({"a": values, "b": values})
+    assert "nan" not in made
+    for y in re.findall(r'cy="(-?[\d.]+)"', made):
+        assert 0 <= float(y) <= 230
