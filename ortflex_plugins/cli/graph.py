@@ -54,7 +54,9 @@ def graph(
         if recipe is not None:
             trainer = recipe.trainer(plugins)
         else:
-            trainer = Trainer(str(source), loss=loss or "squared_error", params=chosen, plugins=plugins)
+            trainer = Trainer(
+                str(source), loss=loss or "squared_error", params=chosen, plugins=plugins
+            )
         picture = draw_step(trainer, fold=fold, unfold=unfold)
     elif recipe is not None:
         picture = draw(
