@@ -57,8 +57,8 @@ class Plan:
 
     ``hooks`` maps hook names to callables and has only those somebody implements; ``validate``
     returns scores of the validation data, or is None; ``enter`` is asked at the start of every epoch
-    for another engine, where other parameters are trained from it on; ``start`` is where an earlier training of the
-    same plan stopped.
+    for another engine, where other parameters are trained from it on; ``start`` is where an earlier
+    training of the same plan stopped.
     """
 
     engine: Engine
