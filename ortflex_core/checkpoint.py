@@ -247,19 +247,26 @@ def _flush(*paths: Path) -> None:
 
 
 def read(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint.
+    """Read a checkpoint; of a folder of several, ``step-<number>``, the newest.
 
     Raises:
         CheckpointError: there is none, or it is broken or of another format; what and where.
     """
     given = Path(folder)
-    place = given if (given / _RECORD).is_file() else _previous(given)
-    if not (place / _RECORD).is_file():
-        raise CheckpointError(
-            f"{str(given)!r} is no checkpoint: there is no {_RECORD} in it; give the folder that "
-            "Trainer.save or the checkpoint callback wrote"
-        )
-    return Checkpoint(folder=place, record=_read_record(place), arrays=_read_arrays(place))
+    for place in (given, _previous(given), *reversed(numbered(given))):
+        if (place / _RECORD).is_file():
+            return Checkpoint(folder=place, record=_read_record(place), arrays=_read_arrays(place))
+    raise CheckpointError(
+        f"{str(given)!r} is no checkpoint: there is no {_RECORD} in it; give the folder that "
+        "Trainer.save or the checkpoint callback wrote"
+    )
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints ``step-<number>`` of a folder, the oldest first."""
+    return sorted(
+        path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()
+    )
 
 
 def _read_record(place: Path) -> Record:

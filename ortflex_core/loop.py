@@ -124,7 +124,7 @@ class Loop:
             penalty=sums.penalty,
             seconds=self._seconds() if sums.steps else 0.0,
             rate=self._rate,
-            records=tuple(dict(record) for record in self._records),
+            records=tuple(dict(record) for record in self._records[: self.progress.epoch]),
             seed=self.plan.seed,
             at_once=self._at_once,
             stopped=self._stop,

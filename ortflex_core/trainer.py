@@ -178,6 +178,8 @@ class Trainer:
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
         self.standing = Standing()
         self.loop: Loop | None = None
+        self.folder = Path()
+        """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
         self.backend_: str | None = None
 
     @property

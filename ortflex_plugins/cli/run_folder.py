@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortflex_core.checkpoint import numbered
 from ortflex_core.files import make_folder, write_bytes
 
 if TYPE_CHECKING:
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 _PACKAGES = ("ortflex", "numpy", "onnx", "onnx-ir")
 
 
-def make(recipe: Recipe) -> Path:
+def make(recipe: Recipe, resume: Path | None = None) -> Path:
     """The recipe's ``output``, or a new folder ``runs/<time>-<model>`` in the current one.
+
+    A training that goes on from a run folder goes on in there.
 
     Raises:
         OutputError: it cannot be made or written to.
     """
+    if recipe.output is None and resume is not None and (resume / "versions.json").is_file():
+        return make_folder(resume)
     if recipe.output is not None:
         return make_folder(Path(recipe.output))
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(recipe.model).stem}"
@@ -36,6 +41,12 @@ def make(recipe: Recipe) -> Path:
         count += 1
         folder = stem.with_name(f"{stem.name}-{count}")
     return make_folder(folder)
+
+
+def checkpoint(given: Path) -> Path:
+    """The folder of checkpoints inside a run folder; any other folder itself."""
+    inside = given / "checkpoints"
+    return inside if numbered(inside) else given
 
 
 def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:

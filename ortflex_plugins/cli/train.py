@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,12 @@ _RESULTS = ("loss", "penalty", "validation_")
 @click.command()
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-def train(recipe: Path, overrides: Sequence[str]) -> None:
+@click.option(
+    "--resume",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Go on from a checkpoint, or from the newest one of a run folder.",
+)
+def train(recipe: Path, overrides: Sequence[str], resume: Path | None) -> None:
     """Train a model as a TOML file says.
 
     RECIPE is the file (`ortflex init` writes one); KEY=VALUE overrides it, for example epochs=5,
@@ -27,7 +32,8 @@ def train(recipe: Path, overrides: Sequence[str]) -> None:
     out), versions.json, trained.onnx, history.csv, measures.json and, where matplotlib is installed,
     loss.png; `ortflex report` makes a page of it.
 
-    Ctrl-C ends the training and keeps what there is.
+    Ctrl-C ends the training and keeps what there is. With the callback `checkpoint` in the recipe,
+    --resume goes on where the newest checkpoint stands, to the same bits.
     """
     from ortflex_core.config import Recipe
     from ortflex_core.errors import TrainingDiverged
@@ -41,7 +47,10 @@ def train(recipe: Path, overrides: Sequence[str]) -> None:
         measures = Measures()
         trainer = loaded.trainer(plugins, callbacks=[*_lines(loaded.progress), measures])
         # Before the training: a folder that cannot be written to must not cost its result.
-        folder = run_folder.make(loaded)
+        folder = run_folder.make(loaded, resume)
+        trainer.folder = folder
+        if resume is not None:
+            trainer.restore(run_folder.checkpoint(resume))
         run_folder.begin(folder, loaded.resolved(plugins), trainer)
         try:
             history = loaded.run(trainer)
@@ -52,7 +61,9 @@ def train(recipe: Path, overrides: Sequence[str]) -> None:
         run_folder.finish(folder, trainer, history, measures)
     _show(history, folder)
     if history.interrupted:
-        click.echo("interrupted: this is what there is", err=True)
+        again = f"; go on: ortflex train {recipe} --resume {folder}"
+        written = run_folder.checkpoint(folder) != folder
+        click.echo(f"interrupted: this is what there is{again if written else ''}", err=True)
         raise SystemExit(130)
 
 
@@ -60,16 +71,10 @@ def _lines(bar: bool | None) -> list[Any]:
     """The callback that prints one line an epoch, where there is no progress bar."""
     from rich.console import Console
 
-    from ortflex_core.display import summary
-    from ortflex_core.hookspecs import hook
-
-    class Lines:
-        @hook
-        def epoch_end(self, record: Mapping[str, float]) -> None:
-            click.echo(summary(record))
+    from ortflex_plugins.callbacks.epoch_line import EpochLine
 
     shown = Console(stderr=True).is_terminal if bar is None else bar
-    return [] if shown else [Lines()]
+    return [] if shown else [EpochLine()]
 
 
 @contextmanager

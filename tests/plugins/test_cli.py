@@ -223,6 +223,29 @@ def test_ctrl_c_keeps_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert (folder / "run" / "trained.onnx").exists()
 
 
+def test_an_interrupted_training_is_resumed_in_its_run_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.toml").write_text(BASE + 'callbacks = ["checkpoint"]\n')
+    assert ortflex("train", "train.toml", "output=whole").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", interrupting(Trainer.fit))
+        result = ortflex("train", "train.toml")
+    assert result.exit_code == 130
+    assert "go on: ortflex train train.toml --resume" in result.output
+    result = ortflex("train", "train.toml", "--resume", "run")
+    assert result.exit_code == 0, result.output
+    for name in ("trained.onnx", "history.csv"):
+        whole, again = ((folder / run / name).read_bytes() for run in ("whole", "run"))
+        if name == "trained.onnx":
+            assert whole == again
+        else:
+            assert len(whole.splitlines()) == len(again.splitlines()) == 4
+    result = ortflex("train", "train.toml", "--resume", "whole", "optimizer=adam")
+    assert result.exit_code == 1
+    assert "written with another optimizer" in result.output
+
+
 def test_a_diverged_training_keeps_the_last_good_weights(folder: Path) -> None:
     result = ortflex("train", "train.toml", "learning_rate=1e30")
     assert result.exit_code == 1

@@ -1,0 +1,1 @@
+"""What else happens during a training: one callback a module."""

@@ -1,0 +1,116 @@
+"""The callback ``early_stopping``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.hookspecs import hook
+from ortflex_core.types import Array
+from ortflex_plugins.callbacks._monitor import AUTO, Monitor
+
+if TYPE_CHECKING:
+    from ortflex_core.checkpoint import Saved
+    from ortflex_core.trainer import Trainer
+    from ortflex_core.types import Progress
+
+_log = logging.getLogger("ortflex")
+
+
+@attrs.define(kw_only=True)
+class EarlyStopping:
+    """Ends the training when a figure stops improving, and goes back to the best weights.
+
+    It stops after ``patience`` epochs in a row without an improvement by more than ``min_delta``.
+    What is better, a metric knows; losses are better when they are lower. ``monitor`` is a column of
+    the History; ``"auto"`` is the validation loss, or loss + penalty without validation data.
+
+    Raises:
+        ValueError: ``patience`` is less than 1 or ``min_delta`` negative.
+        ConfigError: at the first epoch's end, if the history has no such column.
+
+    >>> EarlyStopping(patience=3).monitor
+    'auto'
+
+    Source: L. Prechelt, "Early stopping - but when?" (1998); scikit-learn's n_iter_no_change.
+    """
+
+    monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
+    patience: int = attrs.field(
+        default=10, validator=number(ge=1), metadata={"help": "epochs without an improvement"}
+    )
+    min_delta: float = attrs.field(
+        default=0.0, validator=number(ge=0), metadata={"help": "a smaller improvement is none"}
+    )
+    restore_best: bool = attrs.field(
+        default=True, metadata={"help": "go back to the best epoch's weights at the end"}
+    )
+    best_: float | None = attrs.field(default=None, init=False)
+    best_epoch_: int = attrs.field(default=-1, init=False)
+    _waited: int = attrs.field(default=0, init=False)
+    _kept: dict[str, Array] = attrs.field(factory=dict, init=False, repr=False)
+    _fresh: bool = attrs.field(default=True, init=False)
+
+    @hook
+    def train_start(self, progress: Progress) -> None:
+        """A training that starts anew starts counting anew."""
+        if progress.step == 0 and progress.epoch == 0:
+            self.best_, self.best_epoch_, self._waited, self._kept = None, -1, 0, {}
+
+    @hook
+    def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> Any:
+        """Compare; True ends the training."""
+        monitor = Monitor(column=self.monitor, min_delta=self.min_delta)
+        value = monitor.value(record)
+        if monitor.better(value, self.best_, trainer):
+            self.best_, self.best_epoch_, self._waited = value, int(record["epoch"]), 0
+            if self.restore_best:
+                self._kept = _everything(trainer)
+            return False
+        self._waited += 1
+        return self._waited >= self.patience
+
+    @hook
+    def train_end(self, trainer: Trainer) -> None:
+        """Go back to the best."""
+        if self._kept:
+            _put_back(trainer, self._kept)
+            _log.info("the weights are those of epoch %d, the best", self.best_epoch_ + 1)
+
+    @hook
+    def checkpoint_saving(self, saved: Saved) -> None:
+        """Keep the count and the best weights."""
+        counts = {"best": self.best_, "best_epoch": self.best_epoch_, "waited": self._waited}
+        saved.put("early_stopping", {**counts, **self._kept})
+
+    @hook
+    def checkpoint_loading(self, saved: Saved) -> None:
+        """Go on counting."""
+        values = saved.get("early_stopping")
+        if values is not None:
+            self.best_, self.best_epoch_ = values.pop("best"), values.pop("best_epoch")
+            self._waited, self._kept = values.pop("waited"), values
+
+
+def _everything(trainer: Trainer) -> dict[str, Array]:
+    """Weights, running statistics and averages, by what they are."""
+    engine = trainer.engine
+    parts = {"parameter": engine.state(), "buffer": engine.buffers()}
+    parts["slot"] = {n: a for n, a in engine.slots().items() if n.startswith("average/")}
+    return {f"{kind}/{name}": a for kind, group in parts.items() for name, a in group.items()}
+
+
+def _put_back(trainer: Trainer, kept: Mapping[str, Array]) -> None:
+    engine = trainer.engine
+
+    def part(kind: str) -> dict[str, Array]:
+        return {n.removeprefix(f"{kind}/"): a for n, a in kept.items() if n.startswith(f"{kind}/")}
+
+    engine.load(part("parameter"))
+    engine.load_buffers(part("buffer"))
+    if averages := part("slot"):
+        engine.load_slots({**engine.slots(), **averages})

@@ -1,0 +1,159 @@
+"""The callbacks: what they write, when they stop, and that a resumed training goes on with them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.checkpoint import numbered
+from ortflex_core.errors import ConfigError
+from ortflex_core.hookspecs import hook
+from tests import models
+from tests.training import Recorder, every_backend, make, plugins, regression
+
+
+def overfitting(rows: int = 24) -> Any:
+    """Few noisy rows and a held-out set: the validation loss falls, then rises."""
+    x, y = regression(rows=rows, features=6, seed=4)
+    rng = np.random.default_rng(0)
+    return x, y + rng.standard_normal(y.shape).astype(np.float32), *regression(40, 6, seed=4)
+
+
+@every_backend
+def test_early_stopping_goes_back_to_the_best_epoch(backend: str) -> None:
+    x, y, held_x, held_y = overfitting()
+    options: dict[str, Any] = {
+        "backend": backend,
+        "learning_rate": 0.1,
+        "epochs": 200,
+        "batch_size": 8,
+    }
+    stopping = {"name": "early_stopping", "patience": 4}
+    trainer = make(models.mlp(), callbacks=[stopping], **options)
+    history = trainer.fit(x, y, validation_data=(held_x, held_y))
+    losses = history["validation_loss"]
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 5 < 200
+    assert trainer.evaluate(held_x, held_y)["loss"] == pytest.approx(losses[best], rel=1e-6)
+
+
+def test_early_stopping_watches_what_it_is_told_to() -> None:
+    x, y, held_x, held_y = overfitting()
+    options: dict[str, Any] = {"backend": "fused", "learning_rate": 0.1, "epochs": 50}
+    stopping = {"name": "early_stopping", "patience": 2, "monitor": "validation_r2"}
+    trainer = make(models.mlp(), callbacks=[stopping], metrics=["r2"], **options)
+    history = trainer.fit(x, y, validation_data=(held_x, held_y))
+    best = int(np.argmax(history["validation_r2"]))  # of r2, more is better
+    assert len(history) in (best + 3, 50)
+    trainer = make(
+        models.mlp(), callbacks=[{"name": "early_stopping", "monitor": "validation_los"}], **options
+    )
+    with pytest.raises(ConfigError, match="no column 'validation_los'; did you mean"):
+        trainer.fit(x, y, validation_data=(held_x, held_y))
+
+
+def test_a_step_without_progress_counts_from_min_delta() -> None:
+    x, y = regression(features=6)
+    stopping = {"name": "early_stopping", "patience": 3, "min_delta": 1e9}
+    trainer = make(models.mlp(), backend="fused", callbacks=[stopping], epochs=50)
+    assert len(trainer.fit(x, y)) == 4
+
+
+def test_checkpoints_are_written_when_due_and_old_ones_removed(tmp_path: Path) -> None:
+    x, y = regression(rows=40, features=6)
+    options: dict[str, Any] = {"backend": "fused", "batch_size": 4, "epochs": 5}
+
+    def steps(**settings: Any) -> list[int]:
+        folder = tmp_path / "-".join(f"{k}{v}" for k, v in settings.items())
+        spec = {"name": "checkpoint", "folder": str(folder), **settings}
+        make(models.mlp(), callbacks=[spec, Recorder()], **options).fit(x, y)
+        assert (folder / "best").is_dir() == settings.get("best", True)
+        return [int(p.name.removeprefix("step-")) for p in numbered(folder)]
+
+    assert steps() == [30, 40, 50]
+    assert steps(epochs=2, keep=9) == [20, 40, 50]
+    assert steps(steps=7, keep=2) == [49, 50]
+    assert steps(minutes=60.0, best=False) == [50]
+
+
+def test_the_best_checkpoint_is_the_best_epochs(tmp_path: Path) -> None:
+    x, y, held_x, held_y = overfitting()
+    spec = {"name": "checkpoint", "folder": str(tmp_path)}
+    trainer = make(
+        models.mlp(), backend="fused", callbacks=[spec], epochs=40, learning_rate=0.1, batch_size=8
+    )
+    history = trainer.fit(x, y, validation_data=(held_x, held_y))
+    best = Trainer.resume(tmp_path / "best", plugins=plugins(), callbacks=[])
+    lowest = min(history["validation_loss"])
+    assert best.evaluate(held_x, held_y)["loss"] == pytest.approx(lowest, rel=1e-6)
+
+
+def test_an_interrupted_training_goes_on_with_its_callbacks(tmp_path: Path) -> None:
+    x, y, held_x, held_y = overfitting()
+
+    class Interrupt:
+        @hook
+        def step_end(self, progress: Any) -> None:
+            if progress.step == 8:
+                raise KeyboardInterrupt
+
+    def made(*more: Any, folder: str) -> Trainer:
+        callbacks = [
+            {"name": "early_stopping", "patience": 4},
+            {"name": "checkpoint", "folder": str(tmp_path / folder), "epochs": 2},
+            {"name": "csv_log", "path": str(tmp_path / f"{folder}.csv")},
+            *more,
+        ]
+        return make(
+            models.mlp(),
+            backend={"name": "fused", "steps_per_run": 1},
+            callbacks=callbacks,
+            epochs=100,
+            learning_rate=0.1,
+            batch_size=8,
+        )
+
+    whole = made(folder="whole")
+    history = whole.fit(x, y, validation_data=(held_x, held_y))
+    cut = made(Interrupt(), folder="cut")
+    assert cut.fit(x, y, validation_data=(held_x, held_y)).interrupted
+    again = Trainer.resume(tmp_path / "cut", plugins=plugins())
+    rest = again.fit(x, y, validation_data=(held_x, held_y))
+    assert len(rest) == len(history)
+    for name, array in whole.get_state().items():
+        np.testing.assert_array_equal(again.get_state()[name], array)
+    tables = []
+    for folder in ("whole", "cut"):
+        with open(tmp_path / f"{folder}.csv", newline="") as file:
+            tables.append([{**row, "seconds": ""} for row in csv.DictReader(file)])
+    assert len(tables[0]) == len(history)
+    for one, two in zip(*tables, strict=True):
+        np.testing.assert_allclose(
+            [float(v or 0) for v in one.values()], [float(v or 0) for v in two.values()], rtol=1e-9
+        )
+
+
+def test_a_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = regression(features=6)
+    make(models.mlp(), backend="fused", callbacks=["epoch_line"], epochs=2).fit(x, y)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2"]
+    assert "loss" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"name": "early_stopping", "patience": 0}, "patience: must be a number >= 1, got 0"),
+        ({"name": "checkpoint", "steps": -1}, "steps: must be a number > 0, got -1"),
+        ({"name": "chekpoint"}, "unknown callback 'chekpoint'; did you mean 'checkpoint'"),
+    ],
+)
+def test_mistakes_are_named(spec: dict[str, Any], text: str) -> None:
+    with pytest.raises((ConfigError, LookupError), match=text):
+        make(models.mlp(), backend="fused", callbacks=[spec])
