@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
-from onnx import GraphProto, NodeProto
+from onnx import ModelProto, NodeProto
 
 from ortflex_core import compose, updates
 from ortflex_core.autodiff import gradients
@@ -15,6 +15,8 @@ from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program, build
 
+PRODUCER = "ortflex"
+"""What our graphs say made them (``ortflex_core.program``)."""
 _TAIL = frozenset(
     [
         "Add",
@@ -121,41 +123,91 @@ def _named(
     return {node.name: part for node, part in zip(nodes, parts, strict=True)}
 
 
-def parts_of(graph: GraphProto) -> list[str] | None:
+def parts_of(proto: ModelProto) -> list[str] | None:
     """The part of every node of a graph that a backend uses; None if it is none of ours.
 
-    Found by the names of inputs and outputs. Costs are ``total/…``, ``loss`` and
-    ``penalty``, gradients ``gradient/…``, results ``new/…``; onnxruntime's own graph has a YieldOp
-    between its forward and its backward pass.
+    Found by the names of inputs and outputs: costs are ``total``, ``total/…``, ``loss`` and
+    ``penalty``, gradients ``gradient/…``, results ``new/…``, and in graphs of several steps all of
+    these end with ``@0``, ``@1``, …. onnxruntime's own graph has a YieldOp between its forward and
+    its backward pass.
     """
-    ends = [o.name for o in graph.output]
-    makers = {name: node for node in graph.node for name in node.output if name}
-    if any(node.op_type == "YieldOp" for node in graph.node):
-        after = _below(graph, {n for x in graph.node if x.op_type == "YieldOp" for n in x.output})
-        return ["backward" if id(n) in after else "forward" for n in graph.node]
-    results = [n for n in ends if n.startswith("new/")]
-    slopes = [n for n in ends if n.startswith("gradient/")]
-    costs = [n for n in ends if n.startswith("total/")]
-    named = "loss" in ends or "penalty" in ends
-    if not (results or costs or (slopes and named)):
+    graph = proto.graph
+    # Kept as a list: nodes are told apart by identity, and protobuf's objects live while in use.
+    nodes = list(graph.node)
+    seeds = {name for node in nodes if node.op_type == "YieldOp" for name in node.output}
+    if seeds:
+        after = _below(nodes, seeds)
+        return ["backward" if id(n) in after else "forward" for n in nodes]
+    if proto.producer_name != PRODUCER:
         return None
-    labels = {i.name for i in graph.input if i.name.split("/")[0] in ("label", "weight")}
-    about = _above(makers, [*costs, *(n for n in ends if n in ("loss", "penalty", "total"))])
-    judged = _below(graph, labels) & about
-    before = _above(makers, [n for node in graph.node if id(node) in judged for n in node.input])
-    tail = _tail(makers, results, about)
-    only_penalty = "penalty" in ends and "loss" not in ends and not costs
-    out = []
-    for node in graph.node:
-        if id(node) in tail:
-            out.append("update")
-        elif id(node) not in about:
-            out.append("penalty" if only_penalty else "backward")
-        elif only_penalty:
-            out.append("penalty")
-        else:
-            out.append("forward" if id(node) in before - judged else "loss")
-    return out
+    makers = {name: node for node in nodes for name in node.output if name}
+    ends: dict[str, list[str]] = {}
+    for end in graph.output:
+        ends.setdefault(_kind(end.name), []).append(end.name)
+    # Of all costs together, where they are there one by one as well.
+    sums = ends.pop("total", []) if "loss" in ends else []
+    steps = _steps(nodes, [i.name for i in graph.input])
+    labels = [i.name for i in graph.input if _kind(i.name) in ("label", "weight")]
+    forward, loss = set(), _above(makers, sums)
+    for k in range(max(steps.values(), default=0) + 1):
+        # Each step reads what the one before it wrote: that is no part of its cost.
+        here = [n for n in (*ends.get("total", ()), *ends.get("loss", ())) if _step(n) == k]
+        cost = {node for node in _above(makers, here) if steps[node] == k}
+        judged = _below(nodes, {n for n in labels if _step(n) == k}) & cost
+        inner = (n for node in nodes if id(node) in judged for n in node.input)
+        forward |= (_above(makers, inner) & cost) - judged
+        loss |= cost
+    slopes = ends.get("gradient", [])
+    # What a penalty costs, and in a graph of its own also its gradient.
+    alone = slopes if "penalty" in ends and not loss else []
+    penalty = _only_for(nodes, [*ends.get("penalty", ()), *alone], ends, sums)
+    update = _tail(makers, ends.get("new", []), forward | loss | penalty)
+    rest = "backward" if slopes or "new" in ends else "forward"
+    found = {id(node): rest for node in nodes}
+    for part, members in (
+        ("loss", loss), ("forward", forward), ("penalty", penalty), ("update", update)
+    ):  # fmt: skip
+        found.update(dict.fromkeys(members, part))
+    return [found[id(node)] for node in nodes]
+
+
+def _step(name: str) -> int:
+    """The number after the @ of a name, 0 without."""
+    number = name.rpartition("@")[2] if "@" in name else ""
+    return int(number) if number.isdecimal() else 0
+
+
+def _steps(nodes: Sequence[NodeProto], inputs: Iterable[str]) -> dict[int, int]:
+    """For every node the last step whose data or rate it depends on."""
+    of = {name: _step(name) for name in inputs}
+    found = {}
+    for node in nodes:
+        found[id(node)] = step = max((of.get(n, 0) for n in reads(node)), default=0)
+        of.update((name, step) for name in node.output)
+    return found
+
+
+def _only_for(
+    nodes: Sequence[NodeProto],
+    names: Iterable[str],
+    ends: Mapping[str, Sequence[str]],
+    sums: Iterable[str],
+) -> set[int]:
+    """The nodes that nothing but these outputs needs; sums of all costs do not count."""
+    useful = set(names)
+    needed = {name for some in ends.values() for name in some} - useful - set(sums)
+    found: set[int] = set()
+    for node in reversed(nodes):
+        if needed & set(node.output):
+            needed |= set(reads(node))
+        elif useful & set(node.output):
+            found.add(id(node))
+            useful |= set(reads(node))
+    return found
+
+
+def _kind(name: str) -> str:
+    return name.split("/")[0].split("@")[0]
 
 
 def _above(makers: Mapping[str, NodeProto], names: Iterable[str]) -> set[int]:
@@ -169,9 +221,9 @@ def _above(makers: Mapping[str, NodeProto], names: Iterable[str]) -> set[int]:
     return found
 
 
-def _below(graph: GraphProto, names: set[str]) -> set[int]:
+def _below(nodes: Sequence[NodeProto], names: set[str]) -> set[int]:
     reached, found = set(names), set()
-    for node in graph.node:
+    for node in nodes:
         if reached & set(reads(node)):
             found.add(id(node))
             reached |= {n for n in node.output if n}

@@ -15,7 +15,7 @@ from ortflex_core import modelfile, problem
 from ortflex_core.check import check_model
 from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
 from ortflex_core.files import write_bytes
-from ortflex_core.model import Model
+from ortflex_core.model import Model, as_model
 from ortflex_plugins.pictures import html, layout, reading, svg
 from ortflex_plugins.pictures.parts import parts_of, step_of
 from ortflex_plugins.pictures.reading import Marks
@@ -112,7 +112,7 @@ def draw(
     Args:
         model: a path, bytes, a ModelProto, a Model, or a Program.
         loss: what it will be trained with, as for Trainer.
-        params: what of it, as for Trainer.
+        params: what of it, as for Trainer; of a graph that training uses, the names of weights.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
         unfold: show what is inside folded boxes.
         title: instead of the file's name.
@@ -130,15 +130,16 @@ def draw(
     """
     proto, label = _proto(model)
     heading = clean(title or label, 80)
-    parts = parts_of(proto.graph)
+    parts = parts_of(proto)
+    chosen = [params] if isinstance(params, str) else None if params is None else list(params)
     note = ""
     if parts is not None:
-        marks = _training_marks(proto, parts)
+        marks = _training_marks(proto, parts, chosen or ())
     else:
         try:
-            source = model if isinstance(model, Model) else Model(proto)
-            source.label = label
-            marks = _checked(source, proto, loss, params, plugins)
+            # From its file where there is one: tensors of many gigabytes stay in it.
+            source = model if isinstance(model, Model | str | os.PathLike) else proto
+            marks = _checked(as_model(source, False), proto, loss, chosen, plugins)
         except OrtflexError as error:
             if loss is not None or params is not None:
                 raise
@@ -193,12 +194,20 @@ def _proto(model: Any) -> tuple[ModelProto, str]:
     return modelfile.read(model, label), label
 
 
-def _training_marks(proto: ModelProto, parts: list[str]) -> Marks:
+def _training_marks(proto: ModelProto, parts: list[str], params: Iterable[str]) -> Marks:
+    """What is trained: what there are new values of, or gradients for, or a penalty on."""
     graph = proto.graph
     inputs = {value.name for value in graph.input}
-    results = {o.name.removeprefix("new/") for o in graph.output if o.name.startswith("new/")}
-    results |= {i.name.removeprefix("gradient/") for i in graph.input}
-    slots = {n for n in results & inputs if n.rpartition("/")[0] and n.split("/", 1)[1] in inputs}
+    given, made = (
+        {(kind, name) for v in values for kind, _, name in (v.name.partition("/"),)}
+        for values in (graph.input, graph.output)
+    )
+    results = {name for kind, name in made if kind == "new"}
+    results |= {name for kind, name in given if kind == "gradient"}
+    if "penalty" in parts and "loss" not in parts:
+        results |= {name for kind, name in made if kind == "gradient"}
+    results |= set(params)
+    slots = {n for n in results & inputs if "/" in n and n.split("/", 1)[1] in results}
     trained = (results & inputs) - slots
     return Marks(
         kinds=parts, trained=frozenset(trained), slots=frozenset(slots), types=_types(proto)

@@ -72,6 +72,8 @@ def _best(
         room = (end - begin) % period + 1
         for start in range(begin, begin + min(room, 64)):
             for repeat in _verified(makers, start, period, (end - start) // period):
+                if repeat.count < 2:
+                    continue
                 worth = ((repeat.count - 1) * period, -_crossing(makers, repeat))
                 if worth[0] >= _LEAST and (best is None or worth > best[:2]):
                     best = (*worth, repeat)

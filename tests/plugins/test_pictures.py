@@ -145,11 +145,33 @@ def test_the_four_graphs_of_forward_backward() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 6)).astype(np.float32)
     trainer.fit(x, x[:, :1])
+    names = trainer.problem.parameters
     graphs = trainer.save_onnx_graph()
-    found = {name: set(draw(g).level.kinds()) for name, g in graphs.items()}
-    assert found["loss"] >= {"loss", "backward"}
-    assert "update" in found["update"]
-    assert "penalty" in found["penalty"]
+    levels = {n: draw(g, params=names, fold=False).level for n, g in graphs.items()}
+    found = {name: {i.kind for i in level.items} for name, level in levels.items()}
+    assert found["forward"] == {"io", "forward"}
+    assert found["gradient"] == {"io", "forward", "backward"}
+    assert found["loss"] == {"io", "loss", "backward"}
+    assert found["penalty"] == {"io", "penalty"}
+    assert found["update"] == {"io", "update"}
+    for name in ("forward", "penalty", "update"):
+        items = levels[name].items
+        trained = {c.text.split(" ")[0] for i in items for c in i.chips if c.kind == "parameter"}
+        assert trained == set(names), name
+
+
+def test_several_steps_in_one_graph_and_their_parts() -> None:
+    backend = {"name": "fused", "steps_per_run": 2}
+    trainer = make(models.mlp(), backend=backend, epochs=1, batch_size=4, penalty="l2")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((8, 6)).astype(np.float32)
+    trainer.fit(x, x[:, :1])
+    graphs = trainer.save_onnx_graph()
+    (both,) = [g for name, g in graphs.items() if "2-at-once" in name]
+    level = draw(both, fold=False).level
+    assert kinds(level).keys() == {"io", "forward", "loss", "backward", "penalty", "update"}
+    forward = Counter(i.title for i in level.items if i.kind == "forward")
+    assert forward == {"Gemm": 2 * 3, "Tanh": 2 * 2}  # products and their biases are one here
 
 
 # ---------------------------------------------------------------------- folding
