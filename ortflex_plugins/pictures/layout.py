@@ -102,7 +102,11 @@ def layout(level: Level, *, unfold: bool = False) -> Drawing:
         edges.append([*way, boxes[b]])
     above, below = _neighbours(edges)
     _order(layers, above, below)
+    islands = _islands(boxes, edges)
+    for layer in layers:
+        layer.sort(key=lambda box: islands[id(box)])
     _across(layers, above, below)
+    _together(layers, islands)
     drawing = Drawing(layers, edges)
     _down(drawing)
     return drawing
@@ -198,6 +202,43 @@ def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> No
                 around = near.get(id(box)) or [box]
                 goals.append(sum(n.x for n in around) / len(around))
             spread(layer, goals)
+
+
+def _islands(boxes: Sequence[Box], edges: Sequence[Sequence[Box]]) -> dict[int, int]:
+    """For every box the number of the connected part it is in, the largest first."""
+    root = {id(box): id(box) for box in (*boxes, *(b for way in edges for b in way))}
+
+    def top(k: int) -> int:
+        while root[k] != k:
+            root[k] = k = root[root[k]]
+        return k
+
+    for way in edges:
+        for a, b in pairwise(way):
+            root[top(id(b))] = top(id(a))
+    size: dict[int, int] = {}
+    for k in root:
+        size[top(k)] = size.get(top(k), 0) + 1
+    number = {k: n for n, k in enumerate(sorted(size, key=lambda k: -size[k]))}
+    return {k: number[top(k)] for k in root}
+
+
+def _together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
+    """Move what is not connected to what is on its left as near to it as the widths allow."""
+    for number in range(1, max(islands.values(), default=0) + 1):
+        room, ends, own = [], [], []
+        for layer in layers:
+            here = [b for b in layer if islands[id(b)] == number]
+            left = [b for b in layer if islands[id(b)] < number]
+            ends += [b.x - b.w / 2 for b in left]
+            own += here
+            if here and left:
+                room.append(here[0].x - here[0].w / 2 - left[-1].x - left[-1].w / 2 - GAP_X)
+        start = min(b.x - b.w / 2 for b in own)
+        # Where they share no layer they may lie below one another, but not further left.
+        shift = min([*room, start - min(ends, default=start)])
+        for box in own:
+            box.x -= shift
 
 
 def spread(layer: Sequence[Box], goals: Sequence[float]) -> None:

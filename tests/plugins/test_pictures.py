@@ -252,6 +252,19 @@ def test_no_box_lies_on_another_and_edges_go_down(fold: bool, unfold: bool) -> N
         drawings += [b.inner for b in drawing.boxes if b.inner is not None]
 
 
+def test_what_is_not_connected_lies_side_by_side() -> None:
+    parts = [(k, k + 1) for k in range(8)] + [(k, k + 1) for k in range(9, 12)]
+    wide = tuple((12, k) for k in range(13, 30))
+    items = tuple(Item(title=f"n{k}", kind="plain") for k in range(30))
+    drawing = layout(Level(items, (*parts, *wide)))
+    assert not overlapping(drawing)
+    rows = [sorted(layer, key=lambda b: b.x) for layer in drawing.layers]
+    top = [b for b in rows[0] if b.item is not None]
+    gaps = [b.x - a.x - (a.w + b.w) / 2 for a, b in pairwise(top)]
+    assert min(gaps) >= GAP_X - 0.1
+    assert drawing.w < 1.2 * 17 * (64 + GAP_X)
+
+
 def test_500_nodes_are_readable_folded() -> None:
     drawing = layout(draw(blocks(125)).level)
     assert len([b for b in drawing.boxes if b.item is not None]) == 4
