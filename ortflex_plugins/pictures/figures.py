@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from ortflex_core.errors import ConfigError
@@ -59,7 +60,10 @@ def png(made: Figure) -> bytes:
 
     out = io.BytesIO()
     FigureCanvasAgg(made)
-    made.savefig(out, format="png", dpi=min(200.0, _MOST / max(made.get_size_inches())))
+    with warnings.catch_warnings():
+        # Of letters that the font lacks, it says so for each; a box stands in their place.
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        made.savefig(out, format="png", dpi=min(200.0, _MOST / max(made.get_size_inches())))
     return out.getvalue()
 
 

@@ -17,6 +17,20 @@ from ortflex_core.program import Program, build
 
 PRODUCER = "ortflex"
 """What our graphs say made them (``ortflex_core.program``)."""
+_PROGRAMS = frozenset(
+    [
+        "step",
+        "update",
+        "gather",
+        "gradient",
+        "loss",
+        "penalty",
+        "forward",
+        "training",
+        "evaluation",
+        "prediction",
+    ]
+) | {"plain step"}
 _TAIL = frozenset(
     [
         "Add",
@@ -138,7 +152,7 @@ def parts_of(proto: ModelProto) -> list[str] | None:
     if seeds:
         after = _below(nodes, seeds)
         return ["backward" if id(n) in after else "forward" for n in nodes]
-    if proto.producer_name != PRODUCER:
+    if proto.producer_name != PRODUCER or graph.name not in _PROGRAMS:
         return None
     makers = {name: node for node in nodes for name in node.output if name}
     ends: dict[str, list[str]] = {}

@@ -122,7 +122,9 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
             figures.append(_figure(f"Validation: {shown}", charts.lines({shown: column})))
     if history.get("rate"):
         figures.append(_figure("Learning rate", charts.lines({"rate": history["rate"]}, log=False)))
-    epochs = [e for e in measures.get("epochs", ()) if isinstance(e, dict)]
+    # A training that went on from a checkpoint has measured its later epochs only.
+    measured = {e.get("epoch"): e for e in measures.get("epochs", ()) if isinstance(e, dict)}
+    epochs = [measured.get(k, {}) for k in history.get("epoch", ())]
     norms = _column(epochs, "gradient_norm")
     if any(v is not None for v in norms):
         note = "of the first batch, with the weights at the end of each epoch"

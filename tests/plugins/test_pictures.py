@@ -174,6 +174,12 @@ def test_several_steps_in_one_graph_and_their_parts() -> None:
     assert forward == {"Gemm": 2 * 3, "Tanh": 2 * 2}  # products and their biases are one here
 
 
+def test_a_model_that_we_made_is_a_model() -> None:
+    made = models.mlp()
+    made.producer_name = "ortflex"
+    assert set(draw(made).level.kinds()) == {"io", "trainable", "passes", "parameter"}
+
+
 # ---------------------------------------------------------------------- folding
 
 
@@ -319,7 +325,7 @@ def test_png(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     from PIL import Image
 
-    model = models.renamed(models.conv_net(), {"X": r"$\frac{$ cost"})
+    model = models.renamed(models.conv_net(), {"X": r"$\frac{$ 入力"})
     path = draw(model, title="$x$").save(tmp_path / "graph.png")
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))

@@ -129,6 +129,15 @@ def test_missing_measures_and_models_are_left_out(folder: Path) -> None:
     assert "Graph" not in words
 
 
+def test_measures_of_later_epochs_stand_at_their_epochs(folder: Path) -> None:
+    path = folder / "measures.json"
+    measures = json.loads(path.read_text())
+    whole = report(folder).count("<circle")
+    path.write_text(json.dumps({**measures, "epochs": measures["epochs"][2:]}))
+    # Two points fewer of the gradient norms, two of the seconds of validation.
+    assert report(folder).count("<circle") == whole - 4
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
