@@ -22,6 +22,7 @@ GAP_Y = 30
 # An edge over more layers than this becomes a line of text in the box it leads to.
 FAR = 12
 _SWEEPS = 12
+_LONG = 80  # layers
 _TITLE, _CHIP = 34, 36
 
 
@@ -193,14 +194,17 @@ def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> Non
 def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
     for layer in layers:
         spread(layer, [0.0] * len(layer))
+    # One side at a time makes straight lines; both at once keep what is long from drifting away.
+    long = len(layers) > _LONG
     for sweep in range(2 * _SWEEPS):
         down = sweep % 2 == 0
-        near = above if down else below
+        used = (above, below) if long else (above if down else below,)
         for layer in layers if down else reversed(layers):
             goals = []
             for box in layer:
-                around = near.get(id(box)) or [box]
-                goals.append(sum(n.x for n in around) / len(around))
+                sides = [near[id(box)] for near in used if id(box) in near] or [[box]]
+                means = [sum(n.x for n in side) / len(side) for side in sides]
+                goals.append(sum(means) / len(means))
             spread(layer, goals)
 
 

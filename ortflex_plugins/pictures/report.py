@@ -222,7 +222,9 @@ def _versions(versions: Mapping[str, Any]) -> str:
             shown = ", ".join(map(str, value))
         else:
             shown = str(value)
-        rows.append(f"<tr><th>{html.text(key)}</th><td>{html.text(shown, 4000) or '–'}</td></tr>")
+        rows.append(
+            f"<tr><th>{html.text(key, 30)}</th><td>{html.text(shown, 1000) or '–'}</td></tr>"
+        )
     return (
         f'<h2>Versions</h2><div class="wide"><table>{"".join(rows)}</table></div>' if rows else ""
     )

@@ -271,6 +271,12 @@ def test_what_is_not_connected_lies_side_by_side() -> None:
     assert drawing.w < 1.2 * 17 * (64 + GAP_X)
 
 
+def test_long_chains_do_not_drift_away() -> None:
+    drawing = layout(draw(blocks(125), fold=False).level)
+    assert len(drawing.layers) > 500
+    assert drawing.w < 400
+
+
 def test_500_nodes_are_readable_folded() -> None:
     drawing = layout(draw(blocks(125)).level)
     assert len([b for b in drawing.boxes if b.item is not None]) == 4
