@@ -1,0 +1,54 @@
+"""The optimizer ``adadelta``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Adadelta(Optimizer):
+    """Adadelta; default rate 1.
+
+    ``v ← rho·v + (1 − rho)·g²``, ``d = g·√(u + eps) / √(v + eps)``,
+    ``u ← rho·u + (1 − rho)·d²``, ``w ← w − rate·d``.
+
+    Raises:
+        ValueError: ``rho`` is not in [0, 1), or ``eps`` is not positive.
+
+    >>> Adadelta().describe()["rho"]
+    0.9
+
+    Source: M. Zeiler, "ADADELTA" (2012); torch.optim.Adadelta.
+    """
+
+    name: ClassVar[str] = "adadelta"
+    default_rate: ClassVar[float] = 1.0
+    slots: ClassVar[tuple[str, ...]] = (
+        "v",
+        "u",
+    )
+
+    rho: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of both means")
+    eps: float = hyper(default=1e-6, validator=number(gt=0), help="added under both roots")
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Any,
+        step: Any,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The formula; ``u`` of the step before is used."""
+        v = self.rho * slots["v"] + (1 - self.rho) * (gradient * gradient)
+        move = gradient * (op.Sqrt(slots["u"] + self.eps) / op.Sqrt(v + self.eps))
+        u = self.rho * slots["u"] + (1 - self.rho) * (move * move)
+        return weight - rate * move, {"v": v, "u": u}

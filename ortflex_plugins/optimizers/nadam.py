@@ -1,0 +1,64 @@
+"""The optimizer ``nadam``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class NAdam(Optimizer):
+    """Adam with Nesterov's momentum; default rate 0.002.
+
+    ``μₜ = beta1·(1 − ½·0.96^(t·decay))``, ``Pₜ = Πᵢ μᵢ``; ``m``, ``v`` as Adam's;
+    ``w ← w − rate·((1 − μₜ)·g / (1 − Pₜ) + μₜ₊₁·m / (1 − Pₜ₊₁)) / (√v̂ + eps)``.
+
+    Raises:
+        ValueError: a beta is not in [0, 1), ``decay`` is negative, or ``eps`` is not positive.
+
+    >>> NAdam().describe()["decay"]
+    0.004
+
+    Source: T. Dozat, "Incorporating Nesterov momentum into Adam" (2016); torch.optim.NAdam.
+    """
+
+    name: ClassVar[str] = "nadam"
+    default_rate: ClassVar[float] = 2e-3
+    slots: ClassVar[tuple[str, ...]] = (
+        "m",
+        "v",
+        "q",
+    )
+
+    beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of g")
+    beta2: float = hyper(
+        default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of g²"
+    )
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to the root")
+    decay: float = hyper(default=0.004, validator=number(ge=0), help="how fast the momentum rises")
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Any,
+        step: Any,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """``q = 1 − Pₜ`` is a slot: the product has no closed form, and slots start at zero."""
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
+        now = self.beta1 * (1 - 0.5 * 0.96 ** (step * self.decay))
+        later = self.beta1 * (1 - 0.5 * 0.96 ** ((step + 1) * self.decay))
+        q = (1 - now) + now * slots["q"]
+        ahead = (1 - later) + later * q
+        root = op.Sqrt(v * (1 / (1 - self.beta2**step))) + self.eps
+        move = (1 - now) * (gradient / q) + later * (m / ahead)
+        return weight - rate * (move / root), {"m": m, "v": v, "q": q}
