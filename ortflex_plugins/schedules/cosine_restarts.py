@@ -1,0 +1,52 @@
+"""The schedule ``cosine_restarts``."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
+
+
+@attrs.frozen(kw_only=True)
+class CosineRestarts(Schedule):
+    """Half cosines that start again: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
+
+    ``T`` is ``period``, then ``period·factor``, ``period·factor²``, …; ``s`` is the time since the
+    last restart.
+
+    Raises:
+        ValueError: ``period`` is not positive, ``factor`` is below 1, or ``minimum`` is negative.
+
+    >>> CosineRestarts(period=4).rate(0.5, Progress(step=4))
+    0.5
+
+    Source: I. Loshchilov and F. Hutter, "SGDR" (2017);
+    torch.optim.lr_scheduler.CosineAnnealingWarmRestarts.
+    """
+
+    name: ClassVar[str] = "cosine_restarts"
+
+    period: int = attrs.field(
+        default=10, validator=number(ge=1), metadata={"help": "how long the first cosine is"}
+    )
+    factor: int = attrs.field(
+        default=1, validator=number(ge=1), metadata={"help": "how much longer each next one is"}
+    )
+    minimum: float = attrs.field(
+        default=0.0, validator=number(ge=0), metadata={"help": "the rate before a restart"}
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        since, period = float(self.time(progress)), float(self.period)
+        if self.factor == 1:
+            since %= period
+        while since >= period:
+            since -= period
+            period *= self.factor
+        return self.minimum + (base - self.minimum) * 0.5 * (1 + math.cos(math.pi * since / period))

@@ -1,0 +1,41 @@
+"""The schedule ``multi_step``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
+
+
+@attrs.frozen(kw_only=True)
+class MultiStep(Schedule):
+    """A stair with steps of one's own: ``rate(t) = base·gamma^#{m in milestones: m ≤ t}``.
+
+    Raises:
+        ValueError: a milestone is negative, or ``gamma`` is not positive.
+
+    >>> MultiStep(milestones=(3, 5), gamma=0.5).rate(0.8, Progress(step=4))
+    0.4
+
+    Source: torch.optim.lr_scheduler.MultiStepLR, which counts epochs: ``by="epoch"``.
+    """
+
+    name: ClassVar[str] = "multi_step"
+
+    milestones: tuple[int, ...] = attrs.field(
+        converter=tuple,
+        validator=attrs.validators.deep_iterable(number(ge=0)),
+        metadata={"help": "when the rate falls"},
+    )
+    gamma: float = attrs.field(
+        default=0.1, validator=number(gt=0), metadata={"help": "factor at each milestone"}
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        time = self.time(progress)
+        return float(base * self.gamma ** sum(m <= time for m in self.milestones))

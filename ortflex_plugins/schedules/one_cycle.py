@@ -1,0 +1,69 @@
+"""The schedule ``one_cycle``."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.errors import ConfigError
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
+
+
+@attrs.frozen(kw_only=True)
+class OneCycle(Schedule):
+    """Up to the rate and far down again, in half cosines; ``base`` is the largest rate.
+
+    From ``base / start_divisor`` up to ``base`` at ``t = up·length − 1``, then down to
+    ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, where it stays.
+
+    Raises:
+        ValueError: ``up`` is not in (0, 1), or a divisor or ``length`` is not positive.
+        ConfigError: ``length`` is None and the length of the training is not known.
+
+    >>> OneCycle(length=10, up=0.5).rate(0.5, Progress(step=4))
+    0.5
+
+    Source: L. Smith and N. Topin, "Super-convergence" (2019); torch.optim.lr_scheduler.OneCycleLR
+    with two phases, without its cycle of the momentum.
+    """
+
+    name: ClassVar[str] = "one_cycle"
+
+    length: float | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(number(gt=0)),
+        metadata={"help": "how long it takes; None is the whole training"},
+    )
+    up: float = attrs.field(
+        default=0.3, validator=number(gt=0, lt=1), metadata={"help": "share of the time upwards"}
+    )
+    start_divisor: float = attrs.field(
+        default=25.0, validator=number(gt=0), metadata={"help": "base over the first rate"}
+    )
+    end_divisor: float = attrs.field(
+        default=1e4, validator=number(gt=0), metadata={"help": "first rate over the last"}
+    )
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate at ``t``."""
+        length = self.duration(progress) if self.length is None else self.length
+        if length is None:
+            raise ConfigError(
+                f"one_cycle: length=None is the length of the training in units of {self.by!r}, which is "
+                "not known for this data source; give length="
+            )
+        first = base / self.start_divisor
+        top, end = self.up * length - 1, length - 1
+        time = min(self.time(progress), end)
+        if time <= top:
+            return _between(first, base, time / top if top > 0 else 1.0)
+        return _between(base, first / self.end_divisor, (time - top) / (end - top))
+
+
+def _between(a: float, b: float, share: float) -> float:
+    """On a half cosine from ``a`` to ``b``."""
+    return b + (a - b) / 2 * (1 + math.cos(math.pi * share))
