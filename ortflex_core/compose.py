@@ -54,7 +54,7 @@ def model_inputs(
     out = {}
     for spec in problem.model.inputs:
         if spec.name in used:
-            shape = spec.shape
+            shape = problem.model.value(spec.name).shape
             if rows is not None and shape:
                 shape = (rows, *shape[1:])
             out[spec.name] = trace.input(spec.name + suffix, spec.dtype, shape)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 import onnx
 import onnx.inliner
@@ -58,15 +59,16 @@ class Model:
         self._prepare()
         self.opsets = {_domain(o.domain): o.version for o in self.internal.opset_import}
         graph = self.internal.graph
-        self._values: dict[str, TensorSpec] = _infer(self.internal, self.label)
+        values = _infer(self.internal, self.label)
+        self._values = _one_batch(values, graph)
         self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
         self.inputs = tuple(
-            self._values[_tensor(i, self.label)]
+            values[_tensor(i, self.label)]
             for i in graph.input
             if i.name not in self._initializers
         )
         self.outputs = tuple(
-            self._values[o.name] for o in graph.output if o.type.HasField("tensor_type")
+            values[o.name] for o in graph.output if o.type.HasField("tensor_type")
         )
 
     def _check(self) -> None:
@@ -372,6 +374,22 @@ def _infer(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
     for tensor in proto.graph.initializer:
         specs[tensor.name] = TensorSpec(tensor.name, tensor.data_type, tuple(tensor.dims))
     return specs
+
+
+def _one_batch(values: dict[str, TensorSpec], graph: GraphProto) -> dict[str, TensorSpec]:
+    """Call the batch dimension ``batch``, as labels and losses do, so that it is known to be one."""
+    shapes = [values[i.name].shape for i in graph.input if i.name in values]
+    first = {shape[0] for shape in shapes if shape}
+    symbols = {d for spec in values.values() for d in spec.shape or () if isinstance(d, str)}
+    name = next(iter(first), None)
+    if len(first) != 1 or not isinstance(name, str) or "batch" in symbols:
+        return values
+
+    def renamed(spec: TensorSpec) -> TensorSpec:
+        shape = spec.shape and tuple("batch" if d == name else d for d in spec.shape)
+        return attrs.evolve(spec, shape=shape)
+
+    return {key: renamed(spec) for key, spec in values.items()}
 
 
 def _tensor(info: onnx.ValueInfoProto, label: str) -> str:

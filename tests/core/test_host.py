@@ -49,7 +49,7 @@ def test_operators_mean_what_numpy_means(name: str) -> None:
         **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide},
         **{"Pow": np.power, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp},
         **{"Log": np.log, "Reciprocal": np.reciprocal, "Min": np.minimum, "Max": np.maximum},
-        "Identity": np.positive,
+        **{"Identity": np.positive, "Floor": np.floor},
     }
     function = functions[name]
     numbers = (1.7, 0.6)[: function.nin]

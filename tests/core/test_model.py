@@ -71,8 +71,9 @@ def test_path_bytes_and_proto_are_the_same_model(tmp_path: Path) -> None:
 
 def test_tensors_have_types_and_shapes_and_the_batch_has_a_name() -> None:
     model = Model(models.mlp())
-    assert model.value("X") == TensorSpec("X", 1, ("N", 6))
-    assert model.value("h1") == TensorSpec("h1", 1, ("N", 8))
+    assert model.inputs == (TensorSpec("X", 1, ("N", 6)),)  # as the file calls it
+    assert model.value("X") == TensorSpec("X", 1, ("batch", 6))
+    assert model.value("h1") == TensorSpec("h1", 1, ("batch", 8))
     assert model.value("W1") == TensorSpec("W1", 1, (6, 8))
     anonymous = models.mlp()
     anonymous.graph.input[0].type.tensor_type.shape.dim[0].ClearField("value")
