@@ -1,0 +1,398 @@
+"""What both estimators share: a Trainer behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, Self
+
+import numpy as np
+import onnx
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+import ortflex_core
+from ortflex_core import probe
+from ortflex_core.errors import DataError, ModelError
+from ortflex_core.model import Model
+from ortflex_core.trainer import Trainer
+from ortflex_core.types import Array
+from ortflex_plugins.estimators._networks import ACTIVATIONS, perceptron, single
+from ortflex_plugins.estimators._stopping import Stopping
+
+_MOST_ROWS = 200
+# Data of so many numbers are trained on in float64 where they are float64: it costs next to nothing.
+_SMALL = 10_000
+
+
+class OrtEstimator(BaseEstimator):
+    """A Trainer behind scikit-learn's interface; see the two estimators."""
+
+    _loss_default: str
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        hidden_layer_sizes: Sequence[int] = (100,),
+        activation: str = "relu",
+        loss: Any = None,
+        optimizer: Any = "adam",
+        learning_rate: float | None = None,
+        schedule: Any = "constant",
+        alpha: float = 1e-4,
+        penalty: Any = None,
+        params: Any = None,
+        batch_size: int | str = "auto",
+        max_iter: int = 200,
+        shuffle: bool = True,
+        random_state: Any = None,
+        tol: float = 1e-4,
+        n_iter_no_change: int = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        precision: str = "auto",
+        device: Any = "cpu",
+        backend: Any = "auto",
+        callbacks: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.loss = loss
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.schedule = schedule
+        self.alpha = alpha
+        self.penalty = penalty
+        self.params = params
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.shuffle = shuffle
+        self.random_state = random_state
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.warm_start = warm_start
+        self.precision = precision
+        self.device = device
+        self.backend = backend
+        self.callbacks = callbacks
+        self.options = options
+        self.verbose = verbose
+
+    # ------------------------------------------------------------------ what subclasses say
+
+    def _encode(self, y: Array, reset: bool) -> Array:
+        """Checked targets as the loss takes them, [rows, …]."""
+        raise NotImplementedError
+
+    def _outputs(self, y: Array) -> int:
+        """Columns of the scores for these targets."""
+        raise NotImplementedError
+
+    def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
+        """Rows to train on and rows to hold out."""
+        raise NotImplementedError
+
+    def _held_out_score(self, X: Array, y: Array) -> float:
+        """The score of rows that were held out."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ training
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the model's own weights (or, with ``warm_start``, from those of the last fit).
+
+        Args:
+            X: rows [rows, features]; dense and finite.
+            y: targets [rows] or [rows, outputs]; class labels of any kind.
+            sample_weight: one weight a row, ≥ 0.
+
+        Raises:
+            ValueError: data that do not fit, as every scikit-learn estimator raises it.
+        """
+        self._check_parameters()
+        again = self.warm_start and hasattr(self, "trained_")
+        X, y, weight = self._checked(X, y, sample_weight, reset=not again)
+        random = check_random_state(self.random_state)
+        target = self._encode(y, reset=not again)
+        if not again:
+            self._start(X, target, random)
+        rows, held = np.arange(len(X)), None
+        if self.early_stopping:
+            rows, held = self._split(y, random)
+        seed = int(random.randint(2**31 - 1))
+        trainer = self._trainer(len(rows), weight, seed)
+        score = None
+        if held is not None:
+            score = lambda: self._held_out_score(X[held], y[held])  # noqa: E731
+        stopping = Stopping(self.tol, self.n_iter_no_change, score)
+        trainer.hooks.register(stopping)
+        trainer.epochs = self.max_iter
+        trainer.seed = seed
+        part = X[rows] if held is not None else X
+        targets, weights = target[rows], None if weight is None else weight[rows]
+        history = trainer.fit(*self._data(part, targets, weights))
+        self._after(history, stopping)
+        if not stopping.stopped and self.max_iter > self.n_iter_no_change:
+            warnings.warn(
+                f"{type(self).__name__}: {self.max_iter} epochs (max_iter) were made and the "
+                "training has not converged yet; allow more, or a larger learning_rate",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def _partial(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
+        self._check_parameters()
+        X, y, weight = self._checked(X, y, sample_weight, reset=first)
+        random = check_random_state(self.random_state)
+        target = self._encode(y, reset=False)
+        if first:
+            self._start(X, target, random)
+        trainer = self._live(len(X), weight)
+        trainer.epochs = 1
+        history = trainer.fit(*self._data(X, target, weight))
+        self._after(history, None, more=not first)
+        return self
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> Any:
+        options = {"multi_output": True, "y_numeric": self._y_numeric}
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=reset, **options)
+        weight = None
+        if sample_weight is not None:
+            weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        return X, y, weight
+
+    _y_numeric = False
+
+    def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
+        dtype = self._model.inputs[0].numpy
+        weight = None if weight is None else weight.astype(dtype)
+        if target.dtype.kind == "f":
+            target = target.astype(dtype)
+        return X.astype(dtype), target, weight
+
+    def _check_parameters(self) -> None:
+        """scikit-learn checks parameters when they are used, not when they are set."""
+        cls = type(self).__name__
+        wanted: dict[str, tuple[bool, str]] = {
+            "max_iter": (_count(self.max_iter), "an integer >= 1"),
+            "n_iter_no_change": (_count(self.n_iter_no_change), "an integer >= 1"),
+            "batch_size": (self.batch_size == "auto" or _count(self.batch_size), "'auto' or >= 1"),
+            "alpha": (_number(self.alpha) and self.alpha >= 0, "a number >= 0"),
+            "tol": (_number(self.tol), "a number"),
+            "validation_fraction": (
+                _number(self.validation_fraction) and 0 < self.validation_fraction < 1,
+                "a number > 0 and < 1",
+            ),
+            "precision": (
+                self.precision in ("auto", "float32", "float64"),
+                "'auto', 'float32' or 'float64'",
+            ),
+            "activation": (self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+            "hidden_layer_sizes": (
+                all(_count(n) for n in np.atleast_1d(np.asarray(self.hidden_layer_sizes))),
+                "integers >= 1",
+            ),
+        }
+        for name, (good, text) in wanted.items():
+            if not good:
+                raise ValueError(f"{cls}.{name}: expected {text}, got {getattr(self, name)!r}")
+
+    def _start(self, X: Array, target: Array, random: np.random.RandomState) -> None:
+        """The model that the training starts from."""
+        outputs = self._outputs(target)
+        if self._built:
+            hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes, dtype=int)).tolist()
+            layers = [] if self.model == "linear" else hidden
+            dtype = self._dtype(X)
+            proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
+        else:
+            proto = Model(self.model).proto
+        self._use(proto)
+        self._check_model(X, outputs)
+
+    @property
+    def _built(self) -> bool:
+        return self.model is None or (isinstance(self.model, str) and self.model == "linear")
+
+    def _dtype(self, X: Array) -> type[np.floating[Any]]:
+        """What a built model computes in."""
+        if self.precision == "auto":
+            return np.float64 if X.dtype == np.float64 and X.size <= _SMALL else np.float32
+        return np.float64 if self.precision == "float64" else np.float32
+
+    def _use(self, proto: onnx.ModelProto) -> None:
+        self._proto = proto
+        self._model = Model(proto)
+        probe.complete(self._model)
+        self._made: Trainer | None = None
+        self._slots: dict[str, Array] = {}
+        self._buffers: dict[str, Array] = {}
+
+    def _check_model(self, X: Array, outputs: int) -> None:
+        model = self._model
+        if len(model.inputs) != 1:
+            names = ", ".join(i.name for i in model.inputs)
+            raise ModelError(
+                f"{type(self).__name__} needs a model with one input of features, this one has "
+                f"{names}; train it with ortflex_core.Trainer"
+            )
+        shape = model.inputs[0].shape or ()
+        if shape and isinstance(shape[-1], int) and len(shape) == 2 and shape[1] != X.shape[1]:
+            raise DataError(
+                f"X has {X.shape[1]} features, the model's {model.inputs[0]} takes {shape[1]}"
+            )
+
+    def _trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
+        """A Trainer on the weights of now."""
+        most = _MOST_ROWS if isinstance(self.batch_size, str) else self.batch_size
+        size = min(most, rows)
+        penalty = self.penalty
+        if penalty is None and self._built and self.alpha:
+            # As scikit-learn: ½·alpha·Σw², divided by the (weighted) rows of a batch.
+            total = size if weight is None else size * float(weight.mean())
+            penalty = {"coef*": {"name": "l2", "l2": 0.5 * self.alpha / max(total, 1e-12)}}
+        arguments: dict[str, Any] = {
+            "loss": self._loss_default if self.loss is None else self.loss,
+            "params": self.params,
+            "penalty": penalty,
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "schedule": self.schedule,
+            "batch_size": size,
+            "shuffle": self.shuffle,
+            "seed": seed,
+            "device": self.device,
+            "backend": self.backend,
+            "callbacks": [*self.callbacks, *(["epoch_line"] if self.verbose else [])],
+            "progress": False,
+            **(self.options or {}),
+        }
+        trainer = Trainer(self._model if self._made is None else self._proto_now(), **arguments)
+        self._seen = trainer.setup.requests[0].predicted
+        self._made = trainer
+        return trainer
+
+    def _proto_now(self) -> onnx.ModelProto:
+        return self._made.export() if self._made is not None else self._proto
+
+    def _live(self, rows: int, weight: Array | None) -> Trainer:
+        """The Trainer of the last call, optimizer state included."""
+        if self._made is None:
+            random = check_random_state(self.random_state)
+            trainer = self._trainer(rows, weight, int(random.randint(2**31 - 1)))
+            if self._slots:
+                trainer.standing.slots, trainer.standing.buffers = self._slots, self._buffers
+        return self._made  # type: ignore[return-value]
+
+    def _after(self, history: Any, stopping: Stopping | None, more: bool = False) -> None:
+        losses = list(history.losses)
+        before = getattr(self, "loss_curve_", []) if more else []
+        self.loss_curve_ = [*before, *losses]
+        self.loss_ = self.loss_curve_[-1]
+        self.n_iter_ = len(self.loss_curve_)
+        self.validation_scores_ = stopping.scores if stopping and stopping.scores else None
+        self.best_loss_ = None if self.validation_scores_ else min(self.loss_curve_)
+        self.trained_ = True
+
+    # ------------------------------------------------------------------ looking
+
+    def _scores(self, X: Any, *, check: bool = True) -> Array:
+        """What the loss sees, [rows, outputs]."""
+        if check:
+            check_is_fitted(self, "trained_")
+            X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        trainer = self._live(len(X), None)
+        scores: Array = trainer.predict(X.astype(self._model.inputs[0].numpy), self._seen)
+        return scores.reshape(len(X), -1)
+
+    @property
+    def coefs_(self) -> list[Array]:
+        """The trained matrices, in the model's order; of built models [inputs, outputs] each."""
+        return [a for a in self._state().values() if a.ndim > 1]
+
+    @property
+    def intercepts_(self) -> list[Array]:
+        """The trained vectors, in the model's order."""
+        return [a for a in self._state().values() if a.ndim <= 1]
+
+    def _state(self) -> dict[str, Array]:
+        if not hasattr(self, "trained_"):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet")
+        return self._live(1, None).get_state(averaged=True)
+
+    def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """The trained model; of classifiers with the outputs ``label`` and ``probabilities``.
+
+        A model that was built is float32, whatever it was trained in.
+
+        Raises:
+            NotFittedError: nothing was trained yet.
+            OutputError: the file cannot be written.
+        """
+        if not hasattr(self, "trained_"):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        model = self._live(1, None).export()
+        out = self._finished(single(model) if self._built else model)
+        if path is not None:
+            Model(out).export({}, path)
+        return out
+
+    def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        return model
+
+    # ------------------------------------------------------------------ copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Files and arrays instead of sessions; copies and pickles hold no runtime object."""
+        state = dict(super().__getstate__())
+        made: Trainer | None = state.pop("_made", None)
+        state.pop("_model", None)
+        if "_proto" in state:
+            if made is not None:
+                state["_proto"] = made.export()
+                engine = made.engine if made.backend_ else None
+                state["_slots"] = engine.slots() if engine else dict(made.standing.slots)
+                state["_buffers"] = engine.buffers() if engine else dict(made.standing.buffers)
+            state["_proto"] = state["_proto"].SerializeToString()
+        state["_ortflex_version"] = ortflex_core.__version__
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        values = dict(state)
+        version = values.pop("_ortflex_version", None)
+        if version != ortflex_core.__version__:
+            warnings.warn(
+                f"this {type(self).__name__} was pickled by ortflex {version}, and is read by "
+                f"{ortflex_core.__version__}; if it does not work as it did, train it again",
+                UserWarning,
+                stacklevel=2,
+            )
+        raw = values.pop("_proto", None)
+        super().__setstate__(values)
+        if raw is not None:
+            slots, buffers = self._slots, self._buffers
+            self._use(onnx.load_model_from_string(raw))
+            self._slots, self._buffers = slots, buffers
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "trained_")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1

@@ -1,0 +1,55 @@
+"""When an estimator's training ends: scikit-learn's tol, n_iter_no_change and early_stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.hookspecs import hook
+
+
+class Stopping:
+    """Ends a training after ``patience`` epochs without an improvement by more than ``tol``.
+
+    Without ``score`` it is the training loss that has to fall; with it (of the held-out rows, higher
+    is better) the best weights are gone back to.
+    """
+
+    def __init__(self, tol: float, patience: int, score: Callable[[], float] | None) -> None:
+        self._tol, self._patience, self._score = tol, patience, score
+        self._best = np.inf
+        self._waited = 0
+        self._kept: tuple[Any, ...] | None = None
+        self.scores: list[float] = []
+        self.stopped = False
+
+    @hook
+    def epoch_end(self, trainer: Any, record: Mapping[str, float]) -> bool:
+        """Compare; True ends the training."""
+        value = record["loss"] + record["penalty"]
+        if self._score is not None:
+            self.scores.append(self._score())
+            value = -self.scores[-1]
+        self._waited = 0 if value <= self._best - self._tol else self._waited + 1
+        if value < self._best:
+            self._best = value
+            if self._score is not None:
+                engine = trainer.engine
+                self._kept = (engine.state(), engine.buffers())
+        self.stopped = self._waited > self._patience
+        return self.stopped
+
+    @property
+    def best(self) -> float:
+        """The best loss, or the best score."""
+        return self._best if self._score is None else -self._best
+
+    @hook
+    def train_end(self, trainer: Any) -> None:
+        """Go back to the weights of the best score."""
+        if self._kept is not None:
+            state, buffers = self._kept
+            trainer.engine.load(state)
+            trainer.engine.load_buffers(buffers)

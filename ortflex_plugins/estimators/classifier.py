@@ -1,0 +1,239 @@
+"""The estimator ``OrtClassifier``."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import onnx
+from sklearn.base import ClassifierMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import compute_sample_weight
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from ortflex_core import targets
+from ortflex_core.errors import ModelError
+from ortflex_core.types import Array
+from ortflex_plugins.estimators._base import OrtEstimator
+from ortflex_plugins.estimators._networks import with_classes
+
+_PROBABILISTIC = (None, "log_loss", "softmax_cross_entropy")
+
+
+def _has_probabilities(estimator: OrtClassifier) -> bool:
+    """Losses whose scores are log-odds."""
+    loss = estimator.loss
+    name = loss.get("name") if isinstance(loss, dict) else getattr(loss, "name", loss)
+    if name not in _PROBABILISTIC:
+        raise AttributeError(
+            f"predict_proba needs the loss log_loss or softmax_cross_entropy, this one is {name!r}"
+        )
+    return True
+
+
+class OrtClassifier(ClassifierMixin, OrtEstimator):
+    """Classification, of two or more classes, with any ONNX model, or with one that is built.
+
+    Built models of two classes have one score and the loss log_loss, others a score a class and
+    softmax_cross_entropy; a model that is given may have either form. Where it ends in a Softmax or
+    Sigmoid, the loss sees the scores before it.
+
+    Args:
+        model: as :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`, as all other
+            parameters are that are not named here.
+        loss: the one that fits the model's scores by default.
+        class_weight: None, ``"balanced"`` or ``{class: weight}``; times the sample weights.
+
+    Attributes: classes_, n_features_in_, feature_names_in_, n_iter_, loss_, loss_curve_,
+    best_loss_, validation_scores_, coefs_, intercepts_.
+
+    Raises:
+        ValueError: parameters or data that do not fit, when fit is called.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
+        >>> y = np.where(X[:, 0] > 0, "yes", "no")
+        >>> clf = OrtClassifier("linear", learning_rate=0.1, random_state=0).fit(X, y)
+        >>> clf.predict([[-0.9], [0.9]]).tolist()
+        ['no', 'yes']
+
+    Source: the interface of ``sklearn.neural_network.MLPClassifier``.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        hidden_layer_sizes: Any = (100,),
+        activation: str = "relu",
+        loss: Any = None,
+        optimizer: Any = "adam",
+        learning_rate: float | None = None,
+        schedule: Any = "constant",
+        alpha: float = 1e-4,
+        penalty: Any = None,
+        params: Any = None,
+        class_weight: Any = None,
+        batch_size: int | str = "auto",
+        max_iter: int = 200,
+        shuffle: bool = True,
+        random_state: Any = None,
+        tol: float = 1e-4,
+        n_iter_no_change: int = 10,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        precision: str = "auto",
+        device: Any = "cpu",
+        backend: Any = "auto",
+        callbacks: Any = (),
+        options: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            hidden_layer_sizes=hidden_layer_sizes,
+            activation=activation,
+            loss=loss,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            schedule=schedule,
+            alpha=alpha,
+            penalty=penalty,
+            params=params,
+            batch_size=batch_size,
+            max_iter=max_iter,
+            shuffle=shuffle,
+            random_state=random_state,
+            tol=tol,
+            n_iter_no_change=n_iter_no_change,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            warm_start=warm_start,
+            precision=precision,
+            device=device,
+            backend=backend,
+            callbacks=callbacks,
+            options=options,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    @property
+    def _loss_default(self) -> str:  # type: ignore[override]
+        return "log_loss" if self._single else "softmax_cross_entropy"
+
+    # ------------------------------------------------------------------ training
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """One epoch over these rows; the first call needs all ``classes`` there will be."""
+        first = not hasattr(self, "trained_")
+        if first:
+            if classes is None:
+                raise ValueError("classes must be passed on the first call to partial_fit.")
+            self.classes_ = np.unique(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(
+                f"classes={classes!r} are others than those of the first call: {self.classes_!r}"
+            )
+        return self._partial(X, y, sample_weight, first=first)
+
+    def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> Any:
+        X, y, weight = super()._checked(X, y, sample_weight, reset)
+        check_classification_targets(y)
+        y = column_or_1d(y, warn=True)
+        if self.class_weight is not None:
+            factor = compute_sample_weight(self.class_weight, y)
+            weight = factor if weight is None else weight * factor
+        return X, y, weight
+
+    def _encode(self, y: Array, reset: bool) -> Array:
+        if reset:
+            self.classes_ = np.unique(y)
+            if len(self.classes_) < 2:
+                raise ValueError(
+                    "OrtClassifier needs at least 2 classes in y, but there is only one class: "
+                    f"{self.classes_[0]!r}"
+                )
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"y has the class {unknown[0]!r}, which is not in {self.classes_!r}")
+        codes: Array = np.searchsorted(self.classes_, y)
+        return codes.astype(np.int64)
+
+    def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
+        if self._single:
+            target = target.astype(np.float64).reshape(-1, 1)
+        return super()._data(X, target, weight)
+
+    def _outputs(self, y: Array) -> int:
+        return 1 if len(self.classes_) == 2 else len(self.classes_)
+
+    def _check_model(self, X: Array, outputs: int) -> None:
+        super()._check_model(X, outputs)
+        output = targets.default_output(self._model)
+        seen, _ = targets.raw_scores(self._model, output)
+        scores = self._model.value(seen)
+        width = scores.shape[-1] if scores.shape and len(scores.shape) == 2 else None
+        classes = len(self.classes_)
+        self._single = classes == 2 and width == 1
+        if isinstance(width, int) and width != classes and not self._single:
+            raise ModelError(
+                f"y has {classes} classes, but the model's scores are {scores}; give a model with a "
+                "score for each class (of two classes, one is enough)"
+            )
+
+    def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
+        rows, held = train_test_split(
+            np.arange(len(y)), test_size=self.validation_fraction, random_state=random, stratify=y
+        )
+        return rows, held
+
+    def _held_out_score(self, X: Array, y: Array) -> float:
+        return float((self._decide(self._scores(X, check=False)) == y).mean())
+
+    # ------------------------------------------------------------------ looking
+
+    def _decide(self, scores: Array) -> Array:
+        index = (scores[:, 0] > 0).astype(int) if self._single else scores.argmax(axis=1)
+        return self.classes_[index]  # type: ignore[no-any-return]
+
+    def decision_function(self, X: Any) -> Array:
+        """Scores: of two classes [rows], above 0 for the second; else [rows, classes]."""
+        scores = self._scores(X)
+        if self._single:
+            return scores[:, 0]
+        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: Any) -> Array:
+        """The class with the highest score, [rows].
+
+        Raises:
+            ValueError: X has other columns than in fit.
+        """
+        return self._decide(self._scores(X))
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of the classes, [rows, classes]; rows add up to 1."""
+        scores = self._scores(X).astype(np.float64)
+        if self._single:
+            # Both sides by the same function, so that neither loses digits near 0.
+            return 1 / (1 + np.exp(np.hstack([scores, -scores])))
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of the probabilities, [rows, classes]."""
+        return np.log(self.predict_proba(X))  # type: ignore[no-any-return]
+
+    def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        names = [o.name for o in model.graph.output]
+        if self._seen not in names:
+            kind = self._model.value(self._seen)  # of a model that was given
+            model.graph.output.append(kind.to_proto())
+        return with_classes(model, self._seen, self.classes_, self._single)

@@ -1,0 +1,105 @@
+"""The estimator ``OrtRegressor``."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.model_selection import train_test_split
+
+from ortflex_core.errors import ModelError
+from ortflex_core.types import Array
+from ortflex_plugins.estimators._base import OrtEstimator
+
+
+class OrtRegressor(RegressorMixin, OrtEstimator):
+    """Regression with any ONNX model, or with one that is built.
+
+    Args:
+        model: a path, bytes or a ModelProto, whose weights are where every fit starts; None builds a
+            multilayer perceptron, ``"linear"`` a linear model.
+        hidden_layer_sizes: units of the hidden layers of a built model.
+        activation: ``"relu"``, ``"tanh"``, ``"logistic"`` or ``"identity"``, of a built model.
+        loss: squared_error by default.
+        optimizer, learning_rate, schedule, penalty, params, device, backend: as
+            :class:`ortflex_core.trainer.Trainer`; names, mappings or objects.
+        alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as
+            scikit-learn's MLPs have it; where ``penalty`` is given, that counts.
+        batch_size: rows a step; ``"auto"`` is min(200, rows).
+        max_iter: epochs at most.
+        shuffle: a new order every epoch.
+        random_state: of the built weights, the order and the held-out rows.
+        tol, n_iter_no_change: the training ends after so many epochs without an improvement of the
+            loss (with ``early_stopping`` of the score) by more than ``tol``.
+        early_stopping: hold out ``validation_fraction`` of the rows, and go back to the weights with
+            the best score on them.
+        warm_start: fit goes on from the weights of the last fit.
+        precision: ``"float32"`` or ``"float64"`` of a built model; ``"auto"`` is float64 where X is and
+            has at most 10,000 numbers.
+        callbacks: objects with hooks, or names of callbacks.
+        options: further arguments of the Trainer, ``{"clip_norm": 1.0}``.
+        verbose: a line per epoch.
+
+    Attributes: n_features_in_, feature_names_in_, n_iter_, loss_, loss_curve_, best_loss_,
+    validation_scores_, coefs_, intercepts_.
+
+    Raises:
+        ValueError: parameters or data that do not fit, when fit is called.
+
+    Example:
+        >>> import numpy as np
+        >>> X = np.linspace(-1, 1, 50).reshape(-1, 1)
+        >>> line = OrtRegressor("linear", learning_rate=0.1, random_state=0).fit(X, 3 * X[:, 0])
+        >>> bool(abs(line.predict([[0.5]])[0] - 1.5) < 0.05)
+        True
+
+    Source: the interface of ``sklearn.neural_network.MLPRegressor``.
+    """
+
+    _loss_default = "squared_error"
+    _y_numeric = True
+
+    def predict(self, X: Any) -> Array:
+        """The model's output, [rows] where the targets were, else [rows, outputs].
+
+        Raises:
+            ValueError: X has other columns than in fit.
+        """
+        scores = self._scores(X)
+        return scores[:, 0] if self._flat else scores
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """One epoch over these rows, weights and optimizer state going on from where they are."""
+        return self._partial(X, y, sample_weight, first=not hasattr(self, "trained_"))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _encode(self, y: Array, reset: bool) -> Array:
+        self._flat = y.ndim == 1
+        return np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+
+    def _outputs(self, y: Array) -> int:
+        return int(y.shape[1])
+
+    def _check_model(self, X: Array, outputs: int) -> None:
+        super()._check_model(X, outputs)
+        found = [o.shape for o in self._model.outputs]
+        columns = [s[1] for s in found if s is not None and len(s) == 2]
+        if len(found) == 1 and columns and isinstance(columns[0], int) and columns[0] != outputs:
+            raise ModelError(
+                f"y has {outputs} columns, the model's output {self._model.outputs[0]} has {columns[0]}"
+            )
+
+    def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
+        rows, held = train_test_split(
+            np.arange(len(y)), test_size=self.validation_fraction, random_state=random
+        )
+        return rows, held
+
+    def _held_out_score(self, X: Array, y: Array) -> float:
+        return float(r2_score(y.reshape(len(y), -1), self._scores(X, check=False)))

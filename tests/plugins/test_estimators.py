@@ -1,0 +1,239 @@
+"""The estimators beside scikit-learn's own: its checks, its scores, its habits."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("sklearn")
+
+import joblib
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from ortflex_core.errors import ModelError
+from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
+from tests import models
+
+quick: dict[str, Any] = {"max_iter": 30, "random_state": 0}
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+@parametrize_with_checks([OrtRegressor(), OrtClassifier()])
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def data(name: str, seed: int) -> Any:
+    load = {
+        "diabetes": load_diabetes,
+        "cancer": load_breast_cancer,
+        "digits": load_digits,
+        "iris": load_iris,
+    }[name]
+    x, y = load(return_X_y=True)
+    if name == "diabetes":
+        y = (y - y.mean()) / y.std()
+    split = train_test_split(x, y, random_state=seed, stratify=None if name == "diabetes" else y)
+    scaler = StandardScaler().fit(split[0])
+    return scaler.transform(split[0]), scaler.transform(split[1]), split[2], split[3]
+
+
+@pytest.mark.parametrize("name", ["diabetes", "cancer", "digits", "iris"])
+@pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_scores_are_those_of_scikit_learns_perceptrons(name: str, seeds: int) -> None:
+    ours, theirs = [], []
+    for seed in range(seeds):
+        train, test, y, held = data(name, seed)
+        options = {"hidden_layer_sizes": (32,), "max_iter": 60, "random_state": seed}
+        pair = (
+            (MLPRegressor, OrtRegressor) if name == "diabetes" else (MLPClassifier, OrtClassifier)
+        )
+        theirs.append(pair[0](**options).fit(train, y).score(test, held))
+        ours.append(pair[1](**options).fit(train, y).score(test, held))
+    assert np.mean(ours) >= np.mean(theirs) - (0.01 if seeds == 10 else 0.03)
+
+
+def test_a_model_of_ones_own_is_trained_and_the_file_is_as_it_was(tmp_path: Path) -> None:
+    x, _, y, _ = data("iris", 0)
+    path = tmp_path / "m.onnx"
+    onnx.save(models.classifier(4, 3), path)
+    before = path.read_bytes()
+    clf = OrtClassifier(str(path), learning_rate=0.05, **quick).fit(x, y)
+    assert clf.score(x, y) > 0.9
+    assert path.read_bytes() == before
+    np.testing.assert_allclose(clf.predict_proba(x).sum(axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("labels", ["numbers", "texts", "two"])
+def test_the_exported_model_says_the_same(labels: str, tmp_path: Path) -> None:
+    x, _, y, _ = data("iris", 0)
+    if labels == "texts":
+        y = np.array(["setosa", "versicolor", "virginica"])[y]
+    if labels == "two":
+        y = (y == 2).astype(int)
+    clf = OrtClassifier(**quick).fit(x, y)
+    exported = clf.to_onnx(tmp_path / "m.onnx")
+    made = models.predict(exported, {"X": x.astype(np.float32)})
+    assert list(made["label"]) == list(clf.predict(x))
+    np.testing.assert_allclose(made["probabilities"], clf.predict_proba(x), atol=1e-5)
+    onnx.checker.check_model(onnx.load(tmp_path / "m.onnx"))
+
+
+@pytest.mark.parametrize("kind", ["regressor", "classifier"])
+def test_a_whole_pipeline_exports(kind: str) -> None:
+    pytest.importorskip("skl2onnx")
+    x, _, y, _ = data("iris", 0)
+    cls = OrtRegressor if kind == "regressor" else OrtClassifier
+    pipeline = make_pipeline(StandardScaler(), cls(**quick)).fit(x, y)
+    options = {} if kind == "regressor" else {"options": {"zipmap": False}}
+    model = pipeline_to_onnx(pipeline, x.astype(np.float32), **options)
+    made = models.predict(model, {"X": x.astype(np.float32)})
+    if kind == "regressor":
+        values = next(iter(made.values()))
+        np.testing.assert_allclose(values.ravel(), pipeline.predict(x), rtol=1e-3, atol=1e-4)
+    else:
+        assert list(made["label"]) == list(pipeline.predict(x))
+        np.testing.assert_allclose(made["probabilities"], pipeline.predict_proba(x), atol=1e-4)
+
+
+def test_a_fitted_pipeline_is_fine_tuned_with_its_scaler_frozen() -> None:
+    to_onnx = pytest.importorskip("skl2onnx").to_onnx
+    x, _, y, _ = data("cancer", 0)
+    x = (10 * x + 3).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        fitted = make_pipeline(
+            StandardScaler(), MLPClassifier((8,), max_iter=3, random_state=0)
+        ).fit(x, y)
+    model = to_onnx(fitted, x[:1], options={"zipmap": False}, target_opset=17)
+    before = fitted.score(x, y)
+    clf = OrtClassifier(model, learning_rate=0.01, **quick).fit(x, y)
+    assert clf.score(x, y) > max(before, 0.95)
+
+
+@pytest.mark.parametrize("cls", [OrtRegressor, OrtClassifier])
+def test_copies_and_pickles_go_on_where_they_were(cls: Any, tmp_path: Path) -> None:
+    x, _, y, _ = data("iris", 0)
+    first = cls(**quick).fit(x, y)
+    joblib.dump(first, tmp_path / "e.joblib")
+    others = [
+        pickle.loads(pickle.dumps(first)),
+        copy.deepcopy(first),
+        joblib.load(tmp_path / "e.joblib"),
+    ]
+    for other in others:
+        np.testing.assert_array_equal(other.predict(x), first.predict(x))
+    first.partial_fit(x, y)
+    for other in others:
+        other.partial_fit(x, y)
+        for mine, theirs in zip(other.coefs_, first.coefs_, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert not hasattr(clone(first), "n_iter_")
+
+
+def test_a_pickle_of_another_version_says_so() -> None:
+    x, _, y, _ = data("iris", 0)
+    state = OrtRegressor(**quick).fit(x, y).__getstate__()
+    state["_ortflex_version"] = "0.0.1"
+    with pytest.warns(UserWarning, match=r"pickled by ortflex 0\.0\.1"):
+        OrtRegressor.__new__(OrtRegressor).__setstate__(state)
+
+
+def test_a_second_fit_of_the_same_structure_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import onnxruntime
+
+    made: list[int] = []
+    real = onnxruntime.InferenceSession
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda *a, **k: made.append(1) or real(*a, **k)
+    )
+    x, _, y, _ = data("iris", 0)
+    OrtClassifier(hidden_layer_sizes=(11,), **quick).fit(x, y).predict(x)
+    assert made
+    made.clear()
+    again = OrtClassifier(hidden_layer_sizes=(11,), learning_rate=0.03, alpha=0.1, max_iter=5)
+    again.fit(x, y).predict(x)
+    assert not made
+
+
+def test_grid_search_over_losses_and_schedules() -> None:
+    x, _, y, _ = data("diabetes", 0)
+    grid = {
+        "loss": ["squared_error", "huber", {"name": "elastic", "l1_weight": 0.1}],
+        "schedule": ["constant", "cosine"],
+    }
+    base = OrtRegressor(hidden_layer_sizes=(8,), learning_rate=0.02, max_iter=60, random_state=0)
+    search = GridSearchCV(base, grid, cv=2).fit(x, y)
+    assert search.best_score_ > 0.2
+    assert len(search.cv_results_["params"]) == 6
+
+
+def test_stopping_and_weights() -> None:
+    x, _, y, _ = data("cancer", 0)
+    early = OrtClassifier(early_stopping=True, max_iter=300, random_state=0).fit(x, y)
+    assert early.n_iter_ == len(early.loss_curve_) == len(early.validation_scores_) < 300
+    heavy = OrtClassifier(class_weight={0: 50.0, 1: 1.0}, **quick).fit(x, y)
+    light = OrtClassifier(class_weight={0: 1.0, 1: 50.0}, **quick).fit(x, y)
+    assert (heavy.predict(x) == 0).sum() > (light.predict(x) == 0).sum()
+    warm = OrtClassifier(warm_start=True, max_iter=5, random_state=0).fit(x, y)
+    loss = warm.loss_
+    assert warm.fit(x, y).loss_curve_[0] < loss * 1.05
+    with pytest.warns(ConvergenceWarning, match="12 epochs"):
+        OrtClassifier(max_iter=12, tol=0.0, random_state=0).fit(x, y)
+
+
+def test_columns_by_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    x, _, y, _ = data("iris", 0)
+    frame = pandas.DataFrame(x, columns=["a", "b", "c", "d"])
+    clf = OrtClassifier(**quick).fit(frame, y)
+    assert list(clf.feature_names_in_) == ["a", "b", "c", "d"]
+    with pytest.raises(ValueError, match="feature names should match"):
+        clf.predict(frame[["b", "a", "c", "d"]])
+
+
+def test_bad_input_is_refused_as_scikit_learn_does() -> None:
+    scipy = pytest.importorskip("scipy.sparse")
+    x, _, y, _ = data("iris", 0)
+    clf = OrtClassifier(**quick)
+    with pytest.raises(NotFittedError):
+        clf.predict(x)
+    with pytest.raises(NotFittedError):
+        clf.to_onnx()
+    with pytest.raises(TypeError, match="Sparse data was passed"):
+        clf.fit(scipy.csr_matrix(x), y)
+    with pytest.raises(ValueError, match="contains NaN"):
+        clf.fit(np.where(x > 1, np.nan, x), y)
+    with pytest.raises(ValueError, match="only one class"):
+        clf.fit(x, np.zeros(len(x)))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        clf.fit(x, y[:-1])
+    clf.fit(x, y)
+    with pytest.raises(ValueError, match="X has 3 features, but OrtClassifier is expecting 4"):
+        clf.predict(x[:, :3])
+    with pytest.raises(ModelError, match="y has 3 classes, but the model's scores are"):
+        OrtClassifier(models.classifier(4, 5), **quick).fit(x, y)
+    with pytest.raises(ValueError, match="X has 4 features, the model's X"):
+        OrtClassifier(models.classifier(5, 3), **quick).fit(x, y)
+    with pytest.raises(ValueError, match=r"activation: expected one of .*, got 'relx'"):
+        OrtClassifier(activation="relx").fit(x, y)
+    with pytest.raises(ModelError, match="y has 2 columns, the model's output"):
+        OrtRegressor(models.linear(4), **quick).fit(x, np.stack([y, y], axis=1))
+    with pytest.raises(AttributeError, match="predict_proba"):
+        OrtClassifier(loss="squared_error").predict_proba(x)
