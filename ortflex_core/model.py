@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import attrs
@@ -120,7 +121,7 @@ class Model:
         twin._arrays = {**self._arrays, **values}
         return twin
 
-    @property
+    @cached_property
     def initializers(self) -> dict[str, TensorSpec]:
         """Type and shape of every initializer, in the file's order."""
         return {

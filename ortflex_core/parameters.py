@@ -111,6 +111,7 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
     from_parameter: set[str] = set()
     product_of: dict[str, NodeProto] = {}
     found: dict[str, Choice] = {}
+    trained: set[str] = set()
     for node in _with_subgraphs(nodes):
         product = _PRODUCT.get(node.op_type, ()) if not node.domain else ()
         elementwise = _ELEMENTWISE.get(node.op_type, ()) if not node.domain else ()
@@ -141,7 +142,8 @@ def _by_place(model: Model, nodes: list[NodeProto]) -> dict[str, Choice]:
                 choice = Choice(source, False, f"a constant of {where}")
             if choice.trained or source not in found:
                 found[source] = choice
-        trained = {c.name for c in found.values() if c.trained}
+            if choice.trained:
+                trained.add(source)
         if any(i in from_parameter or carries.get(i) in trained for i in reads(node)):
             from_parameter.update(node.output)
         if node.op_type in _BIASED:

@@ -6,7 +6,7 @@ A :class:`Problem` knows no files, no data and no device; backends compile it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -124,7 +124,7 @@ class Problem:
     epoch_steps: int | None = None
     """Whole batches an epoch, for cost models; None if nobody knows."""
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the trained initializers, in the file's order."""
         return tuple(c.name for c in self.choices if c.trained)
@@ -139,11 +139,15 @@ class Problem:
         """Initializers that training updates without a gradient: running statistics."""
         return modes.running_statistics(self)
 
-    @property
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        """The slots of one parameter."""
+        extra = (AVERAGE,) if self.updating.average is not None else ()
+        return (*self.optimizer_of(name).slots, *extra)
+
+    @cached_property
     def slots(self) -> tuple[tuple[str, str], ...]:
         """(slot, parameter) for every tensor of optimizer state."""
-        extra = (AVERAGE,) if self.updating.average is not None else ()
-        own = {p: (*self.optimizer_of(p).slots, *extra) for p in self.parameters}
+        own = {p: self.slots_of(p) for p in self.parameters}
         names = dict.fromkeys(s for slots in own.values() for s in slots)
         return tuple((s, p) for s in names for p in self.parameters if s in own[p])
 

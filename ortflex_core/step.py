@@ -109,8 +109,7 @@ def moving_program(problem: Problem) -> Program:
         weight = weights[name]
         slots = {
             s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
-            for s, p in problem.slots
-            if p == name
+            for s in problem.slots_of(name)
         }
         outputs.update(updates.updated(trace, problem, name, weight, total, slots))
     trace, outputs = passes.optimize(trace, outputs, {})
@@ -148,7 +147,7 @@ def _step(
     slots: dict[str, Tensor] = {}
     for name, total in updates.clipped(trace, problem, totals).items():
         weight = now.weights[name]
-        own = {s: now.slots[f"{s}/{name}"] for s, p in problem.slots if p == name}
+        own = {s: now.slots[f"{s}/{name}"] for s in problem.slots_of(name)}
         if here is None:
             after = updates.updated(trace, problem, name, weight, total, own, suffix)
         else:

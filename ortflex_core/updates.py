@@ -7,6 +7,7 @@ tensors are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import attrs
@@ -86,7 +87,11 @@ class Updating:
 
     def group(self, name: str) -> Group | None:
         """The group of a parameter; None for the Trainer's own optimizer and rate."""
-        return next((g for g in self.groups if name in g.parameters), None)
+        return self._owners.get(name)
+
+    @cached_property
+    def _owners(self) -> dict[str, Group]:
+        return {name: g for g in reversed(self.groups) for name in g.parameters}
 
     def constants(self) -> dict[str, float]:
         """Values of the host symbols."""
@@ -168,8 +173,7 @@ def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
         weight = weights[name]
         slots = {
             s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
-            for s, p in problem.slots
-            if p == name
+            for s in problem.slots_of(name)
         }
         outputs.update(updated(trace, problem, name, weight, gradient, slots))
     return build(trace, outputs, name="update")

@@ -101,9 +101,8 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
     for name, total in updates.clipped(trace, problem, totals).items():
         weight = weights[name]
         slots = {
-            s: trace.input(f"{s}/{p}", weight.dtype, weight.shape)
-            for s, p in problem.slots
-            if p == name
+            s: trace.input(f"{s}/{name}", weight.dtype, weight.shape)
+            for s in problem.slots_of(name)
         }
         outputs.update(updates.updated(trace, problem, name, weight, total, slots))
     outputs.update({f"new/{n}": mode.updates.get(n, b) for n, b in buffers.items()})

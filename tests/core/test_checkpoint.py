@@ -101,6 +101,7 @@ def test_every_schedule_goes_on_where_it_was(schedule: str, tmp_path: Path) -> N
 def _schedule(name: str) -> Any:
     needs: dict[str, dict[str, Any]] = {
         "step": {"size": 4},
+        "multi_step": {"milestones": [4, 9]},
         "optimal": {"alpha": 20.0},
     }
     return {"name": name, **needs.get(name, {})}
