@@ -69,7 +69,7 @@ def session(program: Program, device: Device, threads: int = 1, optimize: bool =
     elif program.nodes > _NO_FUSION:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
     try:
-        made = onnxruntime.InferenceSession(program.model, options, providers=device.providers())
+        made = open_session(program.model, options, device)
     except Exception as error:  # onnxruntime raises classes of its own, made in C++
         version = onnxruntime.__version__
         if missing := missing_kernel(error, program, device, version):
@@ -82,6 +82,28 @@ def session(program: Program, device: Device, threads: int = 1, optimize: bool =
         while len(_cache) > _LIMIT:
             _cache.popitem(last=False)
     return made
+
+
+def open_session(model: bytes, options: Any, device: Device) -> Any:
+    """A session, without onnxruntime's fusions where they make operators it has no kernel for.
+
+    Older versions fuse Gemm and its activation in float64, too, and then lack the kernel.
+
+    Raises:
+        Exception: whatever onnxruntime raises.
+    """
+    import onnxruntime
+
+    providers = device.providers()
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=providers)
+    except Exception as error:  # onnxruntime raises classes of its own, made in C++
+        levels = onnxruntime.GraphOptimizationLevel
+        fused = "com.microsoft" in str(error) and b"com.microsoft" not in model
+        if not fused or options.graph_optimization_level != levels.ORT_ENABLE_ALL:
+            raise
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+        return onnxruntime.InferenceSession(model, options, providers=providers)
 
 
 def reason(error: BaseException) -> str:

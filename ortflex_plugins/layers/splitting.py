@@ -1,0 +1,109 @@
+"""A gradient graph in two: what the forward pass computes, and what needs a cotangent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from ortflex_core.errors import GraphError
+from ortflex_core.model import reads
+
+
+@attrs.frozen(kw_only=True)
+class Halves:
+    """Forward and backward graph; ``saved`` are the tensors that go from one to the other.
+
+    The outputs of ``forward`` are the model's, then the saved ones; the inputs of ``backward`` are
+    cotangents, saved tensors, and those inputs of the model that it reads.
+    """
+
+    forward: ModelProto
+    backward: ModelProto
+    saved: tuple[str, ...]
+
+
+def split(model: ModelProto) -> Halves:
+    """Split what :func:`ortflex_core.gradient_model` made.
+
+    What the backward pass needs is saved by the forward pass instead of computed again.
+
+    Raises:
+        GraphError: the type of a tensor to be saved cannot be inferred.
+    """
+    graph = model.graph
+    waiting = {i.name for i in graph.input if i.name.startswith("cotangent/")}
+    late = set(waiting)
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
+    for node in graph.node:
+        if any(name in late for name in reads(node)):
+            late.update(node.output)
+            after.append(node)
+        else:
+            before.append(node)
+    gradients = [o for o in graph.output if o.name.startswith("gradient/")]
+    results = [o for o in graph.output if not o.name.startswith("gradient/")]
+    early = {o for node in before for o in node.output if o}
+    needed = _needed(after) | {o.name for o in gradients}
+    saved = tuple(sorted(n for n in needed if n in early))
+    before = _reaching(before, {*saved, *(o.name for o in results)})
+    kinds = _types(model)
+    missing = [n for n in saved if n not in kinds]
+    if missing:
+        raise GraphError(f"the type of {missing[0]!r} cannot be inferred, so it cannot be saved")
+    copies = [n for n in saved if n not in {o.name for o in results}]
+    forward = _graph(model, "forward", before, (), [*results, *(kinds[n] for n in copies)])
+    extra = [kinds[n] for n in saved]
+    backward = _graph(model, "backward", after, extra, gradients)
+    return Halves(forward=forward, backward=backward, saved=saved)
+
+
+def _needed(nodes: Iterable[NodeProto]) -> set[str]:
+    return {name for node in nodes for name in reads(node) if name}
+
+
+def _reaching(nodes: list[NodeProto], names: set[str]) -> list[NodeProto]:
+    """The nodes that some of the names depend on, in order."""
+    wanted = set(names)
+    kept = []
+    for node in reversed(nodes):
+        if wanted & set(node.output):
+            wanted |= set(reads(node))
+            kept.append(node)
+    return kept[::-1]
+
+
+def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    out = {}
+    for value in (*inferred.graph.value_info, *inferred.graph.output):
+        kind = value.type.tensor_type.elem_type
+        if kind != TensorProto.UNDEFINED:
+            # Sizes that inference guessed are left out: they are checked against what is bound.
+            out[value.name] = helper.make_tensor_value_info(value.name, kind, None)
+    return out
+
+
+def _graph(
+    model: ModelProto,
+    name: str,
+    nodes: list[NodeProto],
+    extra: Iterable[ValueInfoProto],
+    outputs: Iterable[ValueInfoProto],
+) -> ModelProto:
+    results = list(outputs)
+    used = _needed(nodes) | {o.name for o in results}
+    graph = model.graph
+    made = helper.make_graph(
+        nodes,
+        name,
+        [*(i for i in graph.input if i.name in used), *extra],
+        results,
+        [t for t in graph.initializer if t.name in used],
+    )
+    return helper.make_model(
+        made, ir_version=model.ir_version, opset_imports=list(model.opset_import)
+    )

@@ -1,0 +1,259 @@
+"""ONNX graphs as functions on arrays and as layers of torch."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflex_core.errors import DataError, Unsupported
+from ortflex_plugins.layers import OnnxFunction
+from tests import models
+
+
+def double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model in float64."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    for tensor in out.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        if array.dtype == np.float32:
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float64), tensor.name))
+    for value in (*out.graph.input, *out.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.DOUBLE
+    return out
+
+
+def mlp(x: Any, w: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The output of models.mlp() and its hidden layers."""
+    h1 = np.tanh(x @ w["W1"] + w["b1"])
+    h2 = np.tanh(h1 @ w["W2"] + w["b2"])
+    return h2 @ w["W3"] + w["b3"], [h1, h2]
+
+
+# ---------------------------------------------------------------------- on arrays
+
+
+def test_forward_and_backward_are_what_numpy_says() -> None:
+    model = double(models.mlp())
+    w = models.weights_of(model)
+    f = OnnxFunction(model)
+    rng = np.random.default_rng(0)
+    x, c = rng.standard_normal((7, 6)), rng.standard_normal((7, 1))
+    outputs, saved = f.forward(x)
+    y, (h1, h2) = mlp(x, w)
+    np.testing.assert_allclose(outputs["Y"], y, rtol=1e-12)
+    made = f.backward(c, saved)
+    d2 = (c @ w["W3"].T) * (1 - h2**2)
+    d1 = (d2 @ w["W2"].T) * (1 - h1**2)
+    wanted = {
+        **{"W3": h2.T @ c, "b3": c.sum(0), "W2": h1.T @ d2, "b2": d2.sum(0)},
+        **{"W1": x.T @ d1, "b1": d1.sum(0), "X": d1 @ w["W1"].T},
+    }
+    assert sorted(made) == sorted(wanted)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(made[name], array, rtol=1e-10, err_msg=name)
+
+
+def test_the_backward_graph_computes_nothing_twice() -> None:
+    f = OnnxFunction(models.mlp())
+    operators = [n.op_type for n in f.graphs["backward"].graph.node]
+    assert "Tanh" not in operators
+    both = len(f.graphs["forward"].graph.node) + len(operators)
+    assert both == len(f.graphs["gradient"].graph.node)
+
+
+def test_several_forwards_are_in_flight_and_memory_stays_theirs() -> None:
+    f = OnnxFunction(double(models.mlp()))
+    rng = np.random.default_rng(1)
+    xs = [rng.standard_normal((rows, 6)) for rows in (3, 5, 1, 4)]
+    flights = [f.forward(x) for x in xs]
+    backward = [
+        f.backward(np.ones((len(x), 1)), s)["X"] for x, (_, s) in zip(xs, flights, strict=True)
+    ]
+    for x, (outputs, _), gradient in zip(xs, flights, backward, strict=True):
+        alone, saved = f.forward(x)
+        np.testing.assert_array_equal(outputs["Y"], alone["Y"])
+        np.testing.assert_array_equal(gradient, f.backward(np.ones((len(x), 1)), saved)["X"])
+
+
+def test_other_weights_several_outputs_and_absent_cotangents() -> None:
+    f = OnnxFunction(models.two_headed())
+    x = {i.name: np.ones((2, i.shape[1]), np.float32) for i in f.model.inputs}  # type: ignore[index]
+    outputs, saved = f.forward(x)
+    first, second = f.outputs
+    whole = f.backward({n: np.ones_like(outputs[n]) for n in f.outputs}, saved)
+    one = f.backward({first: np.ones_like(outputs[first])}, saved)
+    two = f.backward({second: np.ones_like(outputs[second])}, saved)
+    for name in whole:
+        np.testing.assert_allclose(whole[name], one[name] + two[name], rtol=1e-5, atol=1e-6)
+    doubled = {n: 2 * a for n, a in f.state.items()}
+    assert not np.allclose(f.forward(x, doubled)[0][first], outputs[first])
+
+
+def test_mistakes_are_named() -> None:
+    f = OnnxFunction(models.mlp())
+    good = np.ones((2, 6), np.float32)
+    with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got float64\[2, 6\]"):
+        f.forward(np.ones((2, 6)))
+    with pytest.raises(DataError, match="inputs has 'x'; Known: X"):
+        f.forward({"x": good})
+    with pytest.raises(DataError, match="unknown parameter 'W4'"):
+        f.forward(good, {"W4": good})
+    _, saved = f.forward(good)
+    with pytest.raises(
+        DataError, match=r"the cotangent of 'Y' has shape \[3, 1\], the output has \[2, 1\]"
+    ):
+        f.backward(np.ones((3, 1), np.float32), saved)
+
+
+# ---------------------------------------------------------------------- in torch
+
+
+def layer(model: onnx.ModelProto, **options: Any) -> Any:
+    pytest.importorskip("torch")
+    from ortflex_plugins.layers import OrtLayer
+
+    return OrtLayer(model, **options)
+
+
+def test_gradcheck() -> None:
+    torch = pytest.importorskip("torch")
+    net = layer(double(models.mlp()))
+    x = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(net, (x,))
+    parameters = tuple(net.parameters())
+
+    def of_parameters(*values: Any) -> Any:
+        return torch.func.functional_call(
+            net, dict(zip(net.names, values, strict=True)), (x.detach(),)
+        )
+
+    assert torch.autograd.gradcheck(of_parameters, parameters)
+
+
+def test_a_network_of_both_trains_as_one_of_torch_alone() -> None:
+    torch = pytest.importorskip("torch")
+    model = models.mlp((5, 7, 4), "Tanh")
+    generator = torch.Generator().manual_seed(0)
+    mine = torch.nn.Sequential(torch.nn.Linear(6, 5), layer(model), torch.nn.Linear(4, 1))
+    w = {n: torch.tensor(a) for n, a in models.weights_of(model).items()}
+
+    class Same(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.ParameterDict(
+                {n: torch.nn.Parameter(a.clone()) for n, a in w.items()}
+            )
+
+        def forward(self, x: Any) -> Any:
+            h = torch.tanh(x @ self.w["W1"] + self.w["b1"])
+            return h @ self.w["W2"] + self.w["b2"]
+
+    theirs = torch.nn.Sequential(copy.deepcopy(mine[0]), Same(), copy.deepcopy(mine[2]))
+    x, y = torch.randn(64, 6, generator=generator), torch.randn(64, 1, generator=generator)
+    losses: list[list[float]] = []
+    for net in (mine, theirs):
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        losses.append([])
+        for _ in range(100):
+            optimizer.zero_grad()
+            loss = ((net(x) - y) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_parameters_are_torchs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = models.renamed(models.mlp(), {"W1": "block.0/weight", "b1": "block_0_weight"})
+    net = layer(model)
+    assert net.names["block_0_weight"] != net.names["block_0_weight_"]
+    torch.save(net.state_dict(), tmp_path / "s.pt")
+    other = layer(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    x = torch.ones(2, 6)
+    assert not torch.equal(net(x), other(x))
+    other.load_state_dict(torch.load(tmp_path / "s.pt"))
+    assert torch.equal(net(x), other(x))
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        next(twin.parameters()).zero_()
+    assert not torch.equal(net(x), twin(x))
+    exported = net.to_onnx(tmp_path / "m.onnx")
+    np.testing.assert_allclose(
+        models.predict(exported, {"X": x.numpy()})["Y"], net(x).detach().numpy(), rtol=1e-6
+    )
+
+
+def test_no_grad_eval_frozen_parameters_and_the_second_derivative() -> None:
+    torch = pytest.importorskip("torch")
+    net = layer(models.mlp())
+    x = torch.ones(2, 6, requires_grad=True)
+    with torch.no_grad():
+        assert not net(x).requires_grad
+    assert torch.equal(net.eval()(x), net.train()(x))
+    net.W1.requires_grad_(False)
+    net(x).sum().backward()
+    assert net.W1.grad is None
+    assert net.W2.grad is not None
+    assert x.grad is not None
+    y = net(x).sum()
+    with pytest.raises(Unsupported, match="OrtLayer has no second derivative"):
+        torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(DataError, match=r"'X' is torch\.float64, the model takes float32"):
+        net(x.double())
+    with pytest.raises(DataError, match="expected the inputs X, got 2 by place"):
+        net(x, x)
+    y = net(x).sum()
+    with torch.no_grad():
+        net.W2.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+def test_compiled_networks_break_at_the_layer() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(6, 6), layer(models.mlp()))
+    compiled = torch.compile(net, backend="eager")
+    x = torch.ones(2, 6)
+    torch.testing.assert_close(compiled(x), net(x))
+    compiled(x).sum().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_integer_outputs_and_inputs_have_no_gradient() -> None:
+    torch = pytest.importorskip("torch")
+    node = helper.make_node
+    model = models.model(
+        [
+            node("Gather", ["table", "ids"], ["rows"]),
+            node("MatMul", ["rows", "W"], ["scores"]),
+            node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+        ],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
+        [
+            models.floats("scores", "N", 3),
+            helper.make_tensor_value_info("best", TensorProto.INT64, ["N"]),
+        ],
+        {"table": np.random.default_rng(0).standard_normal((5, 4)), "W": np.ones((4, 3))},
+    )
+    net = layer(model)
+    scores, best = net(torch.tensor([1, 1, 4]))
+    assert best.dtype == torch.int64
+    assert not best.requires_grad
+    scores.sum().backward()
+    wanted = np.zeros((5, 4))
+    wanted[[1, 4]] = [[6.0], [3.0]]
+    np.testing.assert_allclose(net.table.grad, wanted)
