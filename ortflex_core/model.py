@@ -216,7 +216,9 @@ class Model:
                 raise ModelError(f"{self.label}: nothing computes the tensor {name!r}")
             proto = self._initializers[name]
             size = int(np.prod(proto.dims, dtype=np.int64))
-            if size > LARGE and proto.data_type != TensorProto.STRING:
+            if name in trace.inputs:  # of a step before, in the same graph
+                values[name] = trace.inputs[name]
+            elif size > LARGE and proto.data_type != TensorProto.STRING:
                 values[name] = trace.input(name, proto.data_type, tuple(proto.dims))
             else:
                 values[name] = trace.constant(self.initializer(name), proto.data_type)
