@@ -12,7 +12,7 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     microseconds a step, beside torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
 	@echo "make lint types"
-	@echo "make docs      docs/reference, from the classes"
+	@echo "make docs      the site, in docs/_build/html; its examples run"
 	@echo "make clean     remove the environments"
 
 $(NOX): .ci/bootstrap

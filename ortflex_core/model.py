@@ -64,13 +64,9 @@ class Model:
         self._values = _one_batch(values, graph)
         self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
         self.inputs = tuple(
-            values[_tensor(i, self.label)]
-            for i in graph.input
-            if i.name not in self._initializers
+            values[_tensor(i, self.label)] for i in graph.input if i.name not in self._initializers
         )
-        self.outputs = tuple(
-            values[o.name] for o in graph.output if o.type.HasField("tensor_type")
-        )
+        self.outputs = tuple(values[o.name] for o in graph.output if o.type.HasField("tensor_type"))
 
     def _check(self) -> None:
         if not self.opset:

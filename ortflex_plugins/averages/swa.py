@@ -16,8 +16,8 @@ class Swa(Average):
     """Stochastic weight averaging: the mean of the weights after some of the steps.
 
     Those are ``start``, ``start + every``, ``start + 2·every``, …; before them the average is the
-    weight itself. Steps count from 1; with 600 steps an epoch, ``Swa(start=6000, every=600)`` averages the weights
-    at the end of the 10th and of every later epoch.
+    weight itself. Steps count from 1; with 600 steps an epoch, ``Swa(start=6000, every=600)`` averages the
+    weights at the end of the 10th and of every later epoch.
 
     Raises:
         ValueError: ``start`` or ``every`` is less than 1.

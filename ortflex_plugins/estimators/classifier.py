@@ -46,8 +46,9 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         loss: the one that fits the model's scores by default.
         class_weight: None, ``"balanced"`` or ``{class: weight}``; times the sample weights.
 
-    Attributes: classes_, n_features_in_, feature_names_in_, n_iter_, loss_, loss_curve_,
-    best_loss_, validation_scores_, coefs_, intercepts_.
+    After fit there are ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``,
+    ``loss_``, ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and
+    ``intercepts_``.
 
     Raises:
         ValueError: parameters or data that do not fit, when fit is called.

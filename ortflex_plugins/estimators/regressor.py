@@ -42,8 +42,8 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
         options: further arguments of the Trainer, ``{"clip_norm": 1.0}``.
         verbose: a line per epoch.
 
-    Attributes: n_features_in_, feature_names_in_, n_iter_, loss_, loss_curve_, best_loss_,
-    validation_scores_, coefs_, intercepts_.
+    After fit there are ``n_features_in_``, ``feature_names_in_``, ``n_iter_``, ``loss_``,
+    ``loss_curve_``, ``best_loss_``, ``validation_scores_``, ``coefs_`` and ``intercepts_``.
 
     Raises:
         ValueError: parameters or data that do not fit, when fit is called.

@@ -1,0 +1,57 @@
+"""
+Backends beside scikit-learn: time per epoch
+============================================
+
+The same network, data, batch size and optimizer on every backend that the installed onnxruntime has, and
+by scikit-learn. ``make bench`` measures more, and alternating; these are single runs of a page that has
+to be built quickly.
+"""
+
+import time
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+from example_tools import available_backends, show_versions
+from sklearn.datasets import make_regression
+from sklearn.neural_network import MLPRegressor
+
+from ortflex_plugins.estimators import OrtRegressor
+
+warnings.simplefilter("ignore")  # few epochs: nothing converges here
+X, y = make_regression(3000, n_features=100, random_state=0)
+X, y = X.astype(np.float32), (y / y.std()).astype(np.float32)
+shape = {"hidden_layer_sizes": (50, 10), "batch_size": 15, "max_iter": 5, "random_state": 0}
+
+
+def seconds(estimator):
+    """Of one epoch, without what is done once."""
+    estimator.fit(X[:150], y[:150])
+    start = time.perf_counter()
+    estimator.fit(X, y)
+    return (time.perf_counter() - start) / shape["max_iter"]
+
+
+times = {
+    "scikit-learn": seconds(
+        MLPRegressor(**shape, solver="sgd", momentum=0.0, learning_rate_init=0.01)
+    )
+}
+for backend in available_backends():
+    times[backend] = seconds(
+        OrtRegressor(**shape, optimizer="sgd", learning_rate=0.01, backend=backend)
+    )
+for name, value in times.items():
+    print(f"{name:18s} {1e3 * value:7.1f} ms an epoch, {1e6 * value / 200:6.1f} µs a step")
+
+figure, axes = plt.subplots(figsize=(7, 0.8 + 0.5 * len(times)), layout="constrained")
+bars = axes.barh(list(times), [1e6 * t / 200 for t in times.values()])
+axes.bar_label(bars, fmt="%.0f µs")
+axes.set_xlabel("µs a step of 15 rows")
+axes.invert_yaxis()
+
+# %%
+# Versions
+# --------
+
+show_versions("scikit-learn")

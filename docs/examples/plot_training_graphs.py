@@ -1,0 +1,76 @@
+"""
+The graphs that training uses, drawn
+====================================
+
+A model, its gradient, and the graph of a whole training step: forward, loss, backward and update in
+their own colours. ``ortflex graph model.onnx -o graph.svg`` draws the same from the command line.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from example_tools import show_versions
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflex_core import Trainer, gradient_model
+from ortflex_plugins.pictures import draw, draw_step
+
+rng = np.random.default_rng(0)
+graph = helper.make_graph(
+    [
+        helper.make_node("Gemm", ["X", "W1", "b1"], ["h"], name="dense1"),
+        helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        helper.make_node("Gemm", ["r", "W2", "b2"], ["Y"], name="dense2"),
+    ],
+    "two layers",
+    [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 4])],
+    [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 1])],
+    [
+        numpy_helper.from_array(rng.standard_normal((4, 5)).astype(np.float32), "W1"),
+        numpy_helper.from_array(np.zeros(5, np.float32), "b1"),
+        numpy_helper.from_array(rng.standard_normal((5, 1)).astype(np.float32), "W2"),
+        numpy_helper.from_array(np.zeros(1, np.float32), "b2"),
+    ],
+)
+model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+# %%
+# The model
+# ---------
+
+draw(model)
+
+# %%
+# Its gradient
+# ------------
+
+draw(gradient_model(model, wrt=["W1", "b1", "W2", "b2"]))
+
+# %%
+# A step of training
+# ------------------
+#
+# Gradient descent on the squared error, with a penalty on the weights.
+
+trainer = Trainer(
+    model, loss="squared_error", penalty={"W*": {"name": "l2", "l2": 0.01}}, progress=False
+)
+trainer.step((rng.standard_normal((8, 4)).astype(np.float32), np.ones((8, 1), np.float32)))
+draw_step(trainer)
+
+# %%
+# The graphs in use
+# -----------------
+
+graphs = trainer.save_onnx_graph()
+sizes = {name: len(made.graph.node) for name, made in graphs.items()}
+print(sizes)
+figure, axes = plt.subplots(figsize=(6, 0.8 + 0.5 * len(sizes)), layout="constrained")
+bars = axes.barh(list(sizes), list(sizes.values()))
+axes.bar_label(bars)
+axes.set_xlabel("nodes")
+
+# %%
+# Versions
+# --------
+
+show_versions()
