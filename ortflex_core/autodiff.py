@@ -172,6 +172,7 @@ class RuleTable:
                     f"no family of gradient rules {name!r}; {nearest(name, families)}"
                 )
         order = [*first, *(name for name in families if name not in first)]
+        self.families = tuple(families[name] for name in order)
         self._rounding = frozenset().union(*(family.rounding for family in families.values()))
         self._entries: dict[tuple[str, str], tuple[str, list[tuple[int, Rule | None]]]] = {}
         for name in order:

@@ -1,8 +1,8 @@
 """Sessions on programs: made once per structure, shared, with one thread unless told otherwise.
 
-The cache of sessions is the only process-wide state of ortflex. It is bounded and locked, its
-entries are immutable (weights and bindings belong to engines), and a forked child starts anew,
-because a session's threads do not survive a fork.
+The cache of programs and sessions is the only process-wide state of ortflex. It is bounded and
+locked, its entries are immutable (weights and bindings belong to engines), and a forked child starts
+anew, because a session's threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from ortflex_core.program import Program
 from ortflex_core.protocols import Device
 from ortflex_core.types import Array
 
-_LIMIT = 64
+_LIMIT = 128
 # Nodes of a graph from which on onnxruntime's fusions, and its simplifications, are left out: the
 # time they take grows with the square of the nodes (2 s at 6,000, minutes at 40,000).
 _NO_FUSION = 3000
@@ -32,7 +33,8 @@ _NO_KERNEL = re.compile(
     r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'"
 )
 _UNREGISTERED = re.compile(r"([\w.:]+)\(-?\d*\) is not a registered function/op")
-_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+_cache: OrderedDict[Hashable, Any] = OrderedDict()
+T = TypeVar("T")
 _lock = threading.Lock()
 
 
@@ -46,6 +48,23 @@ def session_options(threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     return options
+
+
+def shared_program(key: Hashable, make: Callable[[], Program]) -> Program:
+    """The program of a key, made or found; two fits of the same structure trace it once."""
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]  # type: ignore[no-any-return]
+    return _remember(key, make())
+
+
+def _remember(key: Hashable, made: T) -> T:
+    with _lock:
+        _cache[key] = made
+        while len(_cache) > _LIMIT:
+            _cache.popitem(last=False)
+    return made
 
 
 def session(program: Program, device: Device, threads: int = 1, optimize: bool = True) -> Any:
@@ -77,11 +96,7 @@ def session(program: Program, device: Device, threads: int = 1, optimize: bool =
         raise GraphError(
             f"onnxruntime {version} refuses the {program.name} graph: {reason(error)}"
         ) from error
-    with _lock:
-        _cache[key] = made
-        while len(_cache) > _LIMIT:
-            _cache.popitem(last=False)
-    return made
+    return _remember(key, made)
 
 
 def open_session(model: bytes, options: Any, device: Device) -> Any:

@@ -8,7 +8,6 @@ starting a run would show, a graph holds several.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -19,12 +18,13 @@ from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch, Block
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.evaluate import Evaluator
+from ortflex_core.identity import problem_key
 from ortflex_core.modes import buffer_value
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Backend, Device, Losses, Value
 from ortflex_core.runtime import Runtime
-from ortflex_core.session import session
+from ortflex_core.session import session, shared_program
 from ortflex_core.step import step_program
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.accumulating import Accumulator, split
@@ -75,7 +75,7 @@ class FusedBackend(Backend):
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
         try:
-            _any_size(problem)
+            _shared(problem)
         except (NoGradientRule, NotDifferentiable, GraphError) as error:
             return [str(error)]
         return []
@@ -84,17 +84,10 @@ class FusedBackend(Backend):
         return FusedEngine(problem, device, self.steps_per_run)
 
 
-_latest: list[tuple[weakref.ref[Problem], Program]] = []
-
-
-def _any_size(problem: Problem) -> Program:
-    """The step for batches of any size; it is asked for twice, by supports() and by the engine."""
-    for known, program in _latest:
-        if known() is problem:
-            return program
-    program = step_program(problem)
-    _latest[:] = [(weakref.ref(problem), program)]
-    return program
+def _shared(problem: Problem, steps: int = 1, rows: int | None = None) -> Program:
+    """The step graph of all problems of this structure; ``rows`` None is for batches of any size."""
+    key = ("step", problem_key(problem), steps, rows)
+    return shared_program(key, lambda: step_program(problem, steps=steps, rows=rows))
 
 
 def steps_per_run(problem: Problem, nodes: int) -> int:
@@ -262,12 +255,7 @@ class FusedEngine:
     def _program(self, steps: int, rows: int | None) -> Program:
         key = (steps, rows)
         if key not in self._programs:
-            any_size = key == (1, None)
-            self._programs[key] = (
-                _any_size(self.problem)
-                if any_size
-                else step_program(self.problem, steps=steps, rows=rows)
-            )
+            self._programs[key] = _shared(self.problem, steps, rows)
         return self._programs[key]
 
     def versions(self, which: int) -> dict[str, Value]:

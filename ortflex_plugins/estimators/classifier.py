@@ -57,7 +57,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         >>> import numpy as np
         >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
         >>> y = np.where(X[:, 0] > 0, "yes", "no")
-        >>> clf = OrtClassifier("linear", learning_rate=0.1, random_state=0).fit(X, y)
+        >>> clf = OrtClassifier("linear", learning_rate=0.1, max_iter=3000, random_state=0).fit(X, y)
         >>> clf.predict([[-0.9], [0.9]]).tolist()
         ['no', 'yes']
 

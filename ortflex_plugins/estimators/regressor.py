@@ -51,7 +51,8 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
     Example:
         >>> import numpy as np
         >>> X = np.linspace(-1, 1, 50).reshape(-1, 1)
-        >>> line = OrtRegressor("linear", learning_rate=0.1, random_state=0).fit(X, 3 * X[:, 0])
+        >>> line = OrtRegressor("linear", optimizer="sgd", learning_rate=0.3, random_state=0)
+        >>> _ = line.fit(X, 3 * X[:, 0])
         >>> bool(abs(line.predict([[0.5]])[0] - 1.5) < 0.05)
         True
 

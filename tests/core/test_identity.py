@@ -1,0 +1,108 @@
+"""Which problems share their compiled graphs, and which must not."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from ortflex_core.component import hyper
+from ortflex_core.identity import problem_key
+from ortflex_core.protocols import Loss
+from tests import models
+from tests.training import make, regression
+
+
+def key(model: Any = None, **options: Any) -> Any:
+    trainer = make(model or models.mlp(), backend="fused", **options)
+    trainer.step(regression(rows=8, features=6))
+    return problem_key(trainer.problem)
+
+
+def changed(**values: Any) -> onnx.ModelProto:
+    model = models.mlp()
+    for tensor in model.graph.initializer:
+        if tensor.name in values:
+            array = np.full(list(tensor.dims), values[tensor.name], np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 0.3},
+        {"batch_size": 4, "epochs": 7, "schedule": "invscaling"},
+        {"model": changed(W1=0.5)},  # other weights to start from
+        {"optimizer": {"name": "sgd"}},
+    ],
+)
+def test_rates_and_weights_are_no_part_of_a_graph(options: dict[str, Any]) -> None:
+    assert key(**options) == key()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "huber"},
+        {"optimizer": "momentum"},
+        {"penalty": "l2"},
+        {"penalty": {"W1": "l2"}},
+        {"params": "W*"},
+        {"clip_norm": 1.0},
+        {"averaging": "ema"},
+        {"constraint": "non_negative"},
+        {"reduction": "sum"},
+        {"groups": [{"params": "W1", "rate": 0.5}]},
+        {"model": models.mlp(activation="Relu")},
+    ],
+)
+def test_what_changes_the_graph_changes_the_key(options: dict[str, Any]) -> None:
+    assert key(**options) != key()
+
+
+def test_a_frozen_constant_is_part_of_the_graph() -> None:
+    assert key(params="!W1", model=changed(W1=0.5)) != key(params="!W1")
+    assert key(penalty={"name": "l2", "l2": 0.1}) == key(penalty={"name": "l2", "l2": 0.2})
+
+
+def test_a_class_that_was_written_anew_is_another() -> None:
+    def loss(sign: float) -> Loss:
+        @attrs.frozen(kw_only=True)
+        class Mine(Loss):
+            name: ClassVar[str] = "mine"
+            weight: float = hyper(default=1.0)
+
+            def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+                return sign * self.weight * op.Abs(predicted - expected)
+
+        return Mine()
+
+    x, y = regression(rows=8, features=6)
+    up, down = (make(models.mlp(), backend="fused", loss=loss(s)).step((x, y)) for s in (1, -1))
+    assert up == -down != 0
+
+
+def test_the_second_training_of_a_structure_traces_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ortflex_plugins.backends import fused
+
+    traced: list[int] = []
+    real = fused.step_program
+    monkeypatch.setattr(fused, "step_program", lambda *a, **k: traced.append(1) or real(*a, **k))
+    x, y = regression(rows=50, features=6)
+    options: dict[str, Any] = {"backend": "fused", "loss": "elastic", "batch_size": 8, "seed": 77}
+    first = make(models.mlp(), **options)
+    first.fit(x, y)
+    assert traced
+    traced.clear()
+    second = make(models.mlp(), **options)
+    second.fit(x, y)
+    assert not traced
+    for name, array in first.get_state().items():
+        np.testing.assert_array_equal(second.get_state()[name], array)
