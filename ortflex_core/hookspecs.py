@@ -14,7 +14,7 @@ by being installed (entry-point group ``ortflex``) or by being handed to a Train
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -56,6 +56,17 @@ class Hooks:
         self, trainer: Trainer, progress: Progress, loss: float, penalty: float, rate: float
     ) -> Any:
         """After every step; return True to stop. Costs what it does, each step."""
+
+    @_spec
+    def steps_end(
+        self,
+        trainer: Trainer,
+        progress: Progress,
+        losses: Sequence[float],
+        penalties: Sequence[float],
+        rates: Sequence[float],
+    ) -> None:
+        """After every run of one or several steps, for those who only watch: it cannot stop."""
 
     @_spec
     def validation_end(

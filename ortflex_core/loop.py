@@ -229,7 +229,8 @@ class Loop:
 
     def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
         engine, schedule = self.engine, self.plan.schedule
-        watched, settles = "step_end" in self.plan.hooks, "settled" in self.plan.hooks
+        hooks = self.plan.hooks
+        watched, settles, seen = ("step_end" in hooks, "settled" in hooks, "steps_end" in hooks)
         start = self.progress
         step, rows = start.step, start.rows
         every_step = schedule.by != "epoch"
@@ -261,8 +262,12 @@ class Loop:
                 step += count
                 rows += sum(sizes)
                 waiting += count
-                if watched or settles:
+                if watched or settles or seen:
                     self.progress = at(step=step, rows=rows)
+                if seen:
+                    costs = self._drain()
+                    losses, penalties = zip(*costs, strict=True)
+                    self._tell("steps_end", losses=losses, penalties=penalties, rates=rates)
                 if watched:
                     self._drain()
                     self._after_step()
@@ -285,11 +290,11 @@ class Loop:
         answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
         self._stop = self._stop or any(answers or ())
 
-    def _drain(self) -> None:
+    def _drain(self) -> list[tuple[float, float]]:
         """Read the losses that have come together; a non-finite one ends the training."""
         pending, step = self._pending, self.progress.step
         if not pending:
-            return
+            return []
         costs: list[tuple[float, float]] = []
         sizes: list[int] = []
         for losses, of_steps in pending:
@@ -304,6 +309,7 @@ class Loop:
         if len(bad):
             self._give_up(f"the loss is {total[last]}", step - len(total) + last + 1)
         self._sums.add(np.asarray(sizes), table)
+        return costs
 
     def _rate_at(self, progress: Progress) -> float:
         rate = self.plan.schedule.rate(self.plan.base_rate, progress)

@@ -460,3 +460,32 @@ def test_evaluate_before_training_uses_the_file_s_weights() -> None:
     w = np.arange(40.0)
     expected = (w[:, None] * error**2).sum() / w.sum()
     np.testing.assert_allclose(trainer.evaluate(x, y, w)["loss"], expected, rtol=1e-5)
+
+
+@every_backend
+def test_who_only_watches_does_not_slow_the_engine_down(backend: str) -> None:
+    x, y = regression(rows=47)
+
+    class Watcher:
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+            self.rates: list[float] = []
+            self.runs = 0
+
+        @hook
+        def steps_end(self, progress: Any, losses: Any, penalties: Any, rates: Any) -> bool:
+            self.losses += losses
+            self.rates += rates
+            self.runs += 1
+            assert progress.step == len(self.losses) == len(self.rates)
+            assert not any(penalties)
+            return True  # is not asked
+
+    watcher, recorder = Watcher(), Recorder()
+    options: dict[str, Any] = {"backend": backend, "batch_size": 4, "epochs": 3}
+    make(models.linear(), callbacks=[watcher], **options).fit(x, y)
+    make(models.linear(), callbacks=[recorder], **options).fit(x, y)
+    each = [values["loss"] for values in recorder.all("step_end")]
+    np.testing.assert_allclose(watcher.losses, each, rtol=1e-4)
+    assert len(each) == 36
+    assert watcher.runs < 36 or backend != "fused"
