@@ -1,4 +1,4 @@
-"""``python -m benchmarks [backends|peers|growth|estimators] [options]``: all tables, or one of them."""
+"""``python -m benchmarks [TABLE] [options]``: backends, peers, growth, estimators, features, or all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import sys
 
-from benchmarks import backends, estimators, growth, peers_table
+from benchmarks import backends, estimators, features, growth, peers_table
 
 TABLES = {
     "backends": backends.main,
     "peers": peers_table.main,
     "growth": growth.main,
     "estimators": estimators.main,
+    "features": features.main,
 }
 
 
