@@ -24,13 +24,35 @@ T = TypeVar("T", bound="Trainer")
 _log = logging.getLogger("ortflex")
 
 
+@attrs.frozen(kw_only=True)
+class Identity:
+    """What every checkpoint of a Trainer says alike: made once."""
+
+    structure: str
+    arguments: dict[str, Any]
+    unnamed: list[str]
+    versions: dict[str, str]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Identity:
+        """Model, arguments and plugins of a Trainer."""
+        arguments, unnamed = _arguments(trainer)
+        structure = modelfile.structure(trainer.model.proto)
+        return cls(
+            structure=structure,
+            arguments=arguments,
+            unnamed=unnamed,
+            versions=_versions(trainer),
+        )
+
+
 @attrs.define
 class Standing:
     """Where a Trainer stands between two calls.
 
     ``position`` is that of an unfinished training, ``slots`` and ``buffers`` wait for an engine,
-    ``folder`` is the checkpoint written or read last, and ``size`` and ``epoch`` are what the engine
-    is built for.
+    ``folder`` is the checkpoint written or read last, ``identity`` is what all of them say, and
+    ``size`` and ``epoch`` are what the engine is built for.
     """
 
     fits: int = 0
@@ -41,6 +63,7 @@ class Standing:
     folder: Path | None = None
     size: Size | None = None
     epoch: int = 0
+    identity: Identity | None = None
 
     def built(self, size: Size, taken: Iterable[str]) -> None:
         """There is an engine now, and the slots it takes are in there."""
@@ -53,17 +76,17 @@ def save(trainer: Trainer, folder: Path) -> Path:
     standing = trainer.standing
     position = standing.position if trainer.loop is None else trainer.loop.position()
     now = standing.manual if trainer.loop is None else trainer.loop.progress
-    arguments, unnamed = _arguments(trainer)
+    identity = standing.identity = standing.identity or Identity.of(trainer)
     saved = Saved()
     tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
     if tell is not None:
         tell(progress=now, saved=saved)
     record = Record(
         format=checkpoint.FORMAT,
-        structure=modelfile.structure(trainer.model.proto),
-        arguments=arguments,
-        unnamed=unnamed,
-        versions=_versions(trainer),
+        structure=identity.structure,
+        arguments=identity.arguments,
+        unnamed=identity.unnamed,
+        versions=identity.versions,
         runtime=str(trainer.runtime),
         backend=trainer.backend_,
         size=standing.size,
