@@ -254,14 +254,14 @@ def per_sample_program(problem: Problem, term: LossTerm) -> Program:
 
 
 def mask_program(problem: Problem, term: LossTerm) -> Program | None:
-    """Σ over each row's elements of mask · weight, from labels alone; None if nothing is masked.
+    """Σ over each row's elements of counts · weight, from labels alone; None if all count alike.
 
     Output ``rows``: shape [batch].
     """
     trace = problem.trace()
     op = trace.op
     expected = trace.input(term.label.name, term.label.dtype, term.label.shape)
-    mask = symbolic(term.loss, symbols(term.prefix, term.loss)).mask(op, expected)
+    mask = symbolic(term.loss, symbols(term.prefix, term.loss)).counts(op, expected)
     if mask is None:
         return None
     mask = op.Cast(mask, to=TensorProto.DOUBLE)

@@ -32,8 +32,8 @@ class Loss(Component, abc.ABC):
 
     ``per_sample`` returns values of shape [B, …]: class axes are reduced by the loss itself,
     batch and position axes are not, and no mean is taken. Under ``reduction="mean"`` the core
-    computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`), under
-    ``"sum"`` Σ w·l.
+    computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`; below the
+    line times :meth:`counts`), under ``"sum"`` Σ w·l.
     """
 
     scores: ClassVar[Literal["any", "raw"]] = "any"
@@ -65,6 +65,14 @@ class Loss(Component, abc.ABC):
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
         """Factors (0 or 1) of the sample weights that the labels alone decide, or None."""
         return None
+
+    def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
+        """What each value adds to the denominator of the mean beside its sample weight, or None.
+
+        That is the mask, unless the values are weighted by their labels themselves, as class
+        weights do; None is 1.
+        """
+        return self.mask(op, expected)
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
