@@ -99,10 +99,16 @@ def array_of(tensor: TensorProto, folder: Path | None) -> Array:
     """A tensor's values, not to be written to; those outside the file's graph are mapped.
 
     Raises:
-        ModelError: the data outside are missing or too short.
+        ModelError: the data are missing, too few or too many, or of an unknown type.
     """
     if not external_data_helper.uses_external_data(tensor):
-        array = onnx.numpy_helper.to_array(tensor)
+        try:
+            array = onnx.numpy_helper.to_array(tensor)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"the initializer {tensor.name!r} is said to have the shape {list(tensor.dims)} and "
+                f"the type {tensor.data_type}, its data do not fit: {error}"
+            ) from error
         array.setflags(write=False)
         return array
     if folder is None:
@@ -150,11 +156,12 @@ def structure(model: ModelProto) -> str:
 
 
 def skeleton(model: ModelProto) -> ModelProto:
-    """The model itself, or, where it is too large to be serialised, one without its large tensors.
+    """A model without its large tensors, or the model itself where it has none.
 
-    There they are inputs of the graph, of the same name, type and shape.
+    They are inputs of the graph, of the same name, type and shape: what looks at the graph
+    serialises all of it, several times.
     """
-    if sum(map(size_of, model.graph.initializer)) <= HUGE:
+    if all(map(is_small, model.graph.initializer)):
         return model
     out = ModelProto()
     _copy_fields(model, out, "graph")

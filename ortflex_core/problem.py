@@ -181,7 +181,10 @@ class Problem:
         """What ``<slot>/<parameter>`` is before the first step: zero, and of averages the weight."""
         weights = {n: self.model.initializer(n) for n in self.parameters}
         return {
-            f"{s}/{p}": weights[p] if s == AVERAGE else np.zeros_like(weights[p])
+            # One zero, seen as many: slots of large models take their memory only once.
+            f"{s}/{p}": weights[p]
+            if s == AVERAGE
+            else np.broadcast_to(np.zeros((), weights[p].dtype), weights[p].shape)
             for s, p in self.slots
         }
 

@@ -226,7 +226,8 @@ class Trainer:
         self, terms: tuple[LossTerm, ...], size: Size, epoch: int, batch: Columns | None = None
     ) -> Engine:
         """Build the engine of an epoch; weights, slots and statistics move into it."""
-        state, before = self.get_state(), self._engine
+        before = self._engine
+        state = self._state | (before.state() if before is not None else {})
         problem = attrs.evolve(
             self.setup.problem, terms=terms, batch_size=size.rows, epoch_steps=size.epoch_steps
         ).phase(epoch)
@@ -485,12 +486,13 @@ class Trainer:
             buffers: running statistics, too.
             averaged: the averages of the weights instead of them, where ``averaging`` keeps any.
         """
-        state = {name: array.copy() for name, array in self._state.items()}
+        engine = self._engine
+        live = engine.state() if engine is not None else {}
+        state = {n: live[n] if n in live else array.copy() for n, array in self._state.items()}
         extra, slots = dict(self.standing.buffers), dict(self.standing.slots)
-        if self._engine is not None:
-            state |= self._engine.state()
-            extra = self._engine.buffers() if buffers else {}
-            slots = self._engine.slots() if averaged else {}
+        if engine is not None:
+            extra = engine.buffers() if buffers else {}
+            slots = engine.slots() if averaged else {}
         if averaged:
             state |= {n: slots[k] for n in state if (k := f"{AVERAGE}/{n}") in slots}
         return {**state, **extra} if buffers else state

@@ -38,6 +38,8 @@ _SHARE = 60
 _MOST_NODES = 1000
 _FLOPS_PER_NODE = 30_000
 
+_REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
+
 
 def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value != "auto" and (type(value) is not int or value < 1):
@@ -75,8 +77,8 @@ class FusedBackend(Backend):
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
         try:
-            _shared(problem)
-        except (NoGradientRule, NotDifferentiable, GraphError) as error:
+            _shared(problem, 1, problem.batch_size)
+        except _REFUSALS as error:
             return [str(error)]
         return []
 
@@ -249,7 +251,7 @@ class FusedEngine:
         if problem.updating.accumulate > 1:
             self._accumulator, steps = self._accumulating(), 1
         if steps == "auto":
-            steps = steps_per_run(problem, self._program(1, None).nodes)
+            steps = steps_per_run(problem, self._program(1, problem.batch_size).nodes)
         self.steps_per_run = steps
 
     def _program(self, steps: int, rows: int | None) -> Program:
@@ -257,6 +259,19 @@ class FusedEngine:
         if key not in self._programs:
             self._programs[key] = _shared(self.problem, steps, rows)
         return self._programs[key]
+
+    def _sized(self, steps: int, rows: int) -> Program:
+        """The graph for batches of so many rows.
+
+        The usual batch gets one of constant sizes; odd ones share a dynamic one, where what the
+        model does can be differentiated without knowing the sizes.
+        """
+        if rows == self.problem.batch_size:
+            return self._program(steps, rows)
+        try:
+            return self._program(steps, None)
+        except _REFUSALS:
+            return self._program(steps, rows)
 
     def versions(self, which: int) -> dict[str, Value]:
         """One of the two versions of everything a step updates."""
@@ -272,9 +287,7 @@ class FusedEngine:
         shapes = tuple(batch.shape(s.name) for s in self.columns if s.name in batch.columns)
         key = (steps, shapes)
         if key not in self._plans:
-            # The usual batch gets a graph of constant sizes; odd ones share a dynamic one.
-            rows = batch.size if batch.size == self.problem.batch_size else None
-            self._plans[key] = _Plan(self, self._program(steps, rows), batch, steps)
+            self._plans[key] = _Plan(self, self._sized(steps, batch.size), batch, steps)
         self._last = (batch.columns, batch.size, steps, self._plans[key])
         return self._plans[key]
 

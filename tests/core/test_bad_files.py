@@ -168,6 +168,28 @@ def test_weights_that_are_attributes() -> None:
     assert make(converted, epochs=1).fit(X, Y).losses[0] < 1
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"raw_data": bytes(100)}, r"initializer 'coef' is said to have the shape \[60, 50\]"),
+        ({"raw_data": b""}, r"initializer 'coef' .*its data do not fit"),
+        ({"dims": [2**40, 50]}, r"'coef' .*1099511627776.*its data do not fit"),
+        ({"data_type": 99}, r"'coef' .*the type 99, its data do not fit"),
+    ],
+)
+def test_large_tensors_whose_data_do_not_fit(change: dict[str, Any], text: str) -> None:
+    model = models.linear(60, 50)
+    tensor = next(t for t in model.graph.initializer if t.name == "coef")
+    for field, value in change.items():
+        tensor.ClearField(field)
+        if field == "dims":
+            tensor.dims.extend(value)
+        else:
+            setattr(tensor, field, value)
+    with pytest.raises(ModelError, match=text):
+        make(model)
+
+
 def test_half_precision_is_refused() -> None:
     model = models.linear()
     for value in (*model.graph.input, *model.graph.output):

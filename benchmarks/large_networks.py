@@ -1,0 +1,127 @@
+"""The networks whose first step is timed: ResNet-18 and a GPT-2 of 12 layers, exported by torch."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Residual(nn.Module):
+    """Two 3×3 convolutions and a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.short: nn.Module = nn.Identity()
+        if stride > 1 or before != after:
+            self.short = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + self.short(x))  # type: ignore[no-any-return]
+
+
+def resnet() -> nn.Module:
+    """ResNet-18 (He et al. 2015), 11.7 million parameters."""
+    stages: list[nn.Module] = []
+    before = 64
+    for k, after in enumerate((64, 128, 256, 512)):
+        stages += [Residual(before, after, 2 if k else 1), Residual(after, after, 1)]
+        before = after
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        *stages,
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 1000),
+    )
+
+
+class Block(nn.Module):
+    """Causal attention and two linear layers, norms first."""
+
+    def __init__(self, width: int, heads: int, places: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.register_buffer("later", torch.ones(places, places).triu(1).bool(), persistent=False)
+
+    def attend(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, w = x.shape
+        q, k, v = (
+            t.reshape(b, s, self.heads, -1).transpose(1, 2) for t in self.into(x).chunk(3, dim=-1)
+        )
+        scores = q @ k.transpose(2, 3) / (w // self.heads) ** 0.5
+        weights = scores.masked_fill(self.later, -1e9).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, s, w))  # type: ignore[no-any-return]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attend(self.one(x))
+        raised = nn.functional.gelu(self.up(self.two(x)), approximate="tanh")
+        return x + self.down(raised)  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """After GPT-2: the words' table is the last layer, too."""
+
+    def __init__(self, layers: int, width: int, heads: int, words: int, places: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(places, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, places) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.words(x) + self.places(torch.arange(x.shape[1]))
+        scores = self.norm(self.blocks(x)) @ self.words.weight.T
+        return scores.transpose(1, 2)  # classes in axis 1
+
+
+def made(name: str, folder: Path, **size: int) -> tuple[Path, Any, Any]:
+    """The file of a network with random weights, and a batch for it."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    if name == "resnet":
+        network = resnet()
+        x: Any = rng.standard_normal((4, 3, 224, 224), np.float32)
+        y = rng.integers(0, 1000, 4)
+    else:
+        size = {"layers": 12, "width": 768, "heads": 12, "words": 5000, "places": 32} | size
+        network = Decoder(**size)
+        x = rng.integers(0, size["words"], (2, size["places"]))
+        y = rng.integers(0, size["words"], x.shape)
+    path = folder / f"{name}.onnx"
+    written = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            network.eval(),
+            (torch.tensor(x),),
+            written,  # type: ignore[arg-type]
+            input_names=["x"],
+            output_names=["y"],
+            opset_version=17,
+            dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
+            do_constant_folding=False,
+            training=torch.onnx.TrainingMode.PRESERVE,
+            dynamo=False,
+        )
+    path.write_bytes(written.getvalue())
+    return path, x, y
