@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
@@ -14,6 +14,7 @@ from ortflex_core.labels import float_labels, float_scores, integer_labels, requ
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.losses._classes import class_weight_field
 
 
 @attrs.frozen(kw_only=True)
@@ -27,15 +28,21 @@ class LogLoss(Loss):
     ``l = −log(clip(p_y, eps, 1 − eps))``, shape [B]. Outside the clip the gradient is 0, so put
     the loss on the scores where the graph has them.
 
+    With ``label_smoothing`` ε and ``class_weight`` (w₀, w₁) it is ``−q₁·log p₁ − q₀·log p₀`` with
+    ``q₁ = w₁·((1 − ε)·y + ½ε)`` and ``q₀ = w₀·((1 − ε)·(1 − y) + ½ε)``; in the mean a label then
+    counts ``w₁·y + w₀·(1 − y)``. That is softmax_cross_entropy on the scores (0, s).
+
     Raises:
-        ValueError: ``on`` is neither of the two, or ``eps`` is not in (0, ½).
+        ValueError: ``on`` is neither of the two, ``eps`` is not in (0, ½), ``label_smoothing`` not
+            in [0, 1], or ``class_weight`` is not two numbers >= 0.
         DataError: labels of another type or shape (:meth:`label`), or outside their range
             (:meth:`check_labels`).
 
-    >>> LogLoss(on="probabilities").describe()
-    {'name': 'log_loss', 'on': 'probabilities', 'eps': 1e-07}
+    >>> LogLoss(on="probabilities").eps
+    1e-07
 
-    Source: torch.nn.BCEWithLogitsLoss and sklearn.metrics.log_loss, before their reductions.
+    Source: torch.nn.BCEWithLogitsLoss and sklearn.metrics.log_loss, before their reductions;
+    label_smoothing and class_weight as in torch.nn.CrossEntropyLoss.
     """
 
     name: ClassVar[str] = "log_loss"
@@ -50,6 +57,20 @@ class LogLoss(Loss):
         validator=number(gt=0, lt=0.5),
         metadata={"help": "probabilities are clipped to [eps, 1 − eps]"},
     )
+    label_smoothing: float = attrs.field(
+        default=0.0,
+        validator=number(ge=0, le=1),
+        metadata={"help": "share of a label that both classes get alike"},
+    )
+    class_weight: tuple[float, ...] | None = class_weight_field()
+
+    @class_weight.validator
+    def _check_two(self, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and len(value) != 2:
+            raise ValueError(
+                "LogLoss.class_weight must be two numbers, for the classes 0 and 1, got "
+                f"{tuple(value)!r}"
+            )
 
     @property
     def scores(self) -> Literal["any", "raw"]:  # type: ignore[override]  # depends on a field here
@@ -87,11 +108,25 @@ class LogLoss(Loss):
         """The formula; exp never sees a positive number."""
         if self.on == "scores":
             logarithm = op.Log(1 + op.Exp(-op.Abs(predicted)))
-            return op.Max(predicted, 0.0) - predicted * expected + logarithm  # type: ignore[no-any-return]
-        negative = op.Gather(predicted, op.constant(0), axis=1)
-        positive = op.Gather(predicted, op.constant(1), axis=1)
-        chosen = op.Where(op.Equal(expected, 1), positive, negative)
-        return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))  # type: ignore[no-any-return]
+            if self._plain:
+                return op.Max(predicted, 0.0) - predicted * expected + logarithm  # type: ignore[no-any-return]
+            negative, positive = self._shares(expected)
+            both = negative + positive
+            return both * (op.Max(predicted, 0.0) + logarithm) - positive * predicted  # type: ignore[no-any-return]
+        columns = [op.Gather(predicted, op.constant(k), axis=1) for k in (0, 1)]
+        if self._plain:
+            chosen = op.Where(op.Equal(expected, 1), columns[1], columns[0])
+            return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))  # type: ignore[no-any-return]
+        shares = self._shares(op.Cast(expected, to=predicted.dtype))
+        logs = [op.Log(op.Clip(column, self.eps, 1 - self.eps)) for column in columns]
+        return -(shares[0] * logs[0] + shares[1] * logs[1])
+
+    def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
+        """The weight of the label's class."""
+        if self.class_weight is None:
+            return None
+        zero, one = self.class_weight
+        return zero + (one - zero) * op.Cast(expected, to=TensorProto.DOUBLE)  # type: ignore[no-any-return]
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
@@ -99,4 +134,19 @@ class LogLoss(Loss):
         """``sigmoid(s) − y`` on scores: one node for four."""
         if self.on == "probabilities":
             return None
-        return (op.Sigmoid(predicted) - expected) * cotangent  # type: ignore[no-any-return]
+        if self._plain:
+            return (op.Sigmoid(predicted) - expected) * cotangent  # type: ignore[no-any-return]
+        negative, positive = self._shares(expected)
+        both = negative + positive
+        return (both * op.Sigmoid(predicted) - positive) * cotangent  # type: ignore[no-any-return]
+
+    @property
+    def _plain(self) -> bool:
+        return self.class_weight is None and self.label_smoothing == 0
+
+    def _shares(self, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """q₀ and q₁ of the formula."""
+        zero, one = self.class_weight or (1.0, 1.0)
+        rest = self.label_smoothing
+        smooth = (1 - rest) * expected + 0.5 * rest
+        return zero * (1 - smooth), one * smooth

@@ -6,13 +6,20 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 import numpy as np
-from onnx import TensorProto
 
-from ortflex_core.errors import DataError
-from ortflex_core.labels import float_labels, float_scores, integer_labels, require_range
+from ortflex_core.component import number
+from ortflex_core.labels import require_range
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.protocols import Loss
-from ortflex_core.types import Array, TensorSpec, shape_text
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
+from ortflex_plugins.losses._classes import (
+    along_classes,
+    beside_classes,
+    check_count,
+    class_labels,
+    class_weight_field,
+    is_class,
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -24,13 +31,18 @@ class SoftmaxCrossEntropy(Loss):
     the shape [B, …]. Class numbers equal to ``ignore_index`` cost nothing and do not count in the
     mean; None ignores none.
 
+    With ``label_smoothing`` ε and ``class_weight`` w the shares are ``w_c·((1 − ε)·q_c + ε/C)``,
+    those of a class number being 1 and 0s. In the mean a class number then counts ``w_y``, as in
+    torch; shares count 1.
+
     Raises:
         TypeError: ``ignore_index`` is not an integer.
+        ValueError: ``label_smoothing`` is not in [0, 1], or a weight is negative.
         DataError: labels of another type or shape (:meth:`label`), or outside their range
-            (:meth:`check_labels`).
+            (:meth:`check_labels`); another number of weights than of classes.
 
-    >>> SoftmaxCrossEntropy().describe()
-    {'name': 'softmax_cross_entropy', 'ignore_index': -100}
+    >>> SoftmaxCrossEntropy(class_weight=(1.0, 3.0)).class_weight
+    (1.0, 3.0)
 
     Source: torch.nn.CrossEntropyLoss before its reduction.
     """
@@ -41,6 +53,12 @@ class SoftmaxCrossEntropy(Loss):
     ignore_index: int | None = attrs.field(
         default=-100, metadata={"help": "the class number that costs nothing"}
     )
+    label_smoothing: float = attrs.field(
+        default=0.0,
+        validator=number(ge=0, le=1),
+        metadata={"help": "share of a label that all classes get alike"},
+    )
+    class_weight: tuple[float, ...] | None = class_weight_field()
 
     @ignore_index.validator
     def _check_ignore_index(self, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -51,24 +69,9 @@ class SoftmaxCrossEntropy(Loss):
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Class numbers without the class axis, or shares with it."""
-        float_scores(self.name, predicted)
-        shape = predicted.shape
-        if shape is None or len(shape) < 2 or shape[1] == 1:
-            raise DataError(
-                f"{self.name} takes scores [B, C, …] of two classes or more, got {predicted}; for "
-                "one score a row use log_loss"
-            )
-        numbers = (shape[0], *shape[2:])
-        if given is None:
-            return TensorSpec("expected", TensorProto.INT64, numbers)
-        if given.shape is None or len(given.shape) != len(shape):
-            return integer_labels(self.name, numbers, given)
-        if given.shape[1] == 1:
-            raise DataError(
-                f"{self.name}: the labels {given} have one column; class numbers have the shape "
-                f"{shape_text(numbers)}: y.reshape(-1), shares of the classes {shape_text(shape)}"
-            )
-        return float_labels(self.name, predicted, given)
+        out = class_labels(self.name, predicted, given)
+        check_count(self.name, predicted, self.class_weight)
+        return out
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse class numbers outside 0 … C−1 and shares outside [0, 1]."""
@@ -90,13 +93,12 @@ class SoftmaxCrossEntropy(Loss):
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``−Σ_c q_c · log softmax(s)_c``; an ignored number matches no class and costs 0."""
         logs = op.LogSoftmax(predicted, axis=1)
-        if expected.is_float:
+        if not self._plain:
+            picked = logs * self._shares(op, predicted, expected)
+        elif expected.is_float:
             picked = logs * expected
         else:
-            if self.ignore_index is not None and self.ignore_index >= 0:
-                # A class that is ignored must match none; a negative number does not anyway.
-                expected = op.Where(op.Equal(expected, self.ignore_index), -1, expected)
-            picked = op.Where(self._is_class(op, predicted, expected), logs, 0.0)
+            picked = op.Where(self._matches(op, predicted, expected), logs, 0.0)
         return -op.ReduceSum(picked, axes=[1], keepdims=0)  # type: ignore[no-any-return]
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
@@ -105,42 +107,64 @@ class SoftmaxCrossEntropy(Loss):
             return None
         return op.Not(op.Equal(expected, self.ignore_index))  # type: ignore[no-any-return]
 
+    def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
+        """The weight of the label's class, 0 where it is ignored; shares count 1 each."""
+        kept = self.mask(op, expected)
+        if self.class_weight is None or expected.is_float:
+            return kept
+        if kept is not None:
+            expected = op.Where(kept, expected, 0)  # an ignored number is no index
+        weights = op.Gather(op.constant(np.asarray(self.class_weight, np.float64)), expected)
+        return weights if kept is None else op.Where(kept, weights, 0.0)  # type: ignore[no-any-return]
+
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
         """``softmax(s)·Σ_c q_c − q``: no logarithm is taken back."""
-        shares = op.Softmax(predicted, axis=1)
-        if expected.is_float:
-            total = op.ReduceSum(expected, axes=[1], keepdims=1)
-            return (shares * total - expected) * _beside_classes(op, cotangent, predicted)  # type: ignore[no-any-return]
+        softmax = op.Softmax(predicted, axis=1)
+        if not self._plain or expected.is_float:
+            shares = expected if self._plain else self._shares(op, predicted, expected)
+            total = op.ReduceSum(shares, axes=[1], keepdims=1)
+            return (softmax * total - shares) * beside_classes(op, cotangent, predicted)  # type: ignore[no-any-return]
         kept = self.mask(op, expected)
         if kept is not None:
             cotangent = op.Where(kept, cotangent, 0.0)
-        here = op.Cast(self._is_class(op, predicted, expected), to=predicted.dtype)
-        return (shares - here) * _beside_classes(op, cotangent, predicted)  # type: ignore[no-any-return]
+        here = op.Cast(is_class(op, predicted, expected), to=predicted.dtype)
+        return (softmax - here) * beside_classes(op, cotangent, predicted)  # type: ignore[no-any-return]
 
-    def _is_class(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-        """[B, C, …] booleans: whether the class number is the position in axis 1.
+    @property
+    def _plain(self) -> bool:
+        return self.class_weight is None and self.label_smoothing == 0
 
-        GatherElements would fail on an ignored number; a comparison needs no safe one.
-        """
-        assert predicted.shape is not None  # label() refuses scores of unknown rank
-        count = predicted.shape[1]
-        if isinstance(count, int):
-            classes = op.constant(np.arange(count).reshape(-1, *[1] * (len(predicted.shape) - 2)))
-        else:
-            size = op.Squeeze(op.Gather(op.Shape(predicted), op.constant([1])))
-            classes = op.Range(op.constant(0), size, op.constant(1))
-            if len(predicted.shape) > 2:
-                classes = op.Reshape(classes, op.constant([-1, *[1] * (len(predicted.shape) - 2)]))
-        return op.Equal(op.Unsqueeze(expected, axes=[1]), classes)  # type: ignore[no-any-return]
+    def _matches(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """[B, C, …] booleans: the class of each label; none where it is ignored."""
+        if self.ignore_index is not None and self.ignore_index >= 0:
+            # A class that is ignored must match none; a negative number does not anyway.
+            expected = op.Where(op.Equal(expected, self.ignore_index), -1, expected)
+        return is_class(op, predicted, expected)
+
+    def _shares(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The q of the formula [B, C, …]: smoothed and weighted labels, 0 where they are ignored."""
+        assert predicted.rank is not None  # label() refuses scores of unknown rank
+        rest = self.label_smoothing
+        shares: Tensor = expected
+        if not expected.is_float:
+            shares = op.Cast(self._matches(op, predicted, expected), to=predicted.dtype)
+        if rest:
+            shares = (1 - rest) * shares + rest / _class_count(op, predicted)
+            kept = self.mask(op, expected)
+            if kept is not None:
+                shares = op.Where(op.Unsqueeze(kept, axes=[1]), shares, 0.0)
+        if self.class_weight is not None:
+            dtype = numpy_dtype(predicted.dtype)
+            shares = shares * along_classes(self.class_weight, predicted.rank, dtype)
+        return shares
 
 
-def _beside_classes(op: Ops, cotangent: Tensor, predicted: Tensor) -> Tensor:
-    """A cotangent of values [B, …], made to broadcast to scores [B, C, …].
-
-    A smaller one, without the batch axis, lies behind the class axis and does so already.
-    """
-    if cotangent.rank is None or predicted.rank is None or cotangent.rank == predicted.rank - 1:
-        return op.Unsqueeze(cotangent, axes=[1])  # type: ignore[no-any-return]
-    return cotangent
+def _class_count(op: Ops, predicted: Tensor) -> Any:
+    """The number of classes: a number where it is known, else a scalar tensor."""
+    assert predicted.shape is not None
+    count = predicted.shape[1]
+    if isinstance(count, int):
+        return count
+    return op.Cast(op.Squeeze(op.Gather(op.Shape(predicted), op.constant([1]))), to=predicted.dtype)

@@ -1,0 +1,86 @@
+"""The loss ``dice``: how little two regions overlap."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+import numpy as np
+from onnx import TensorProto
+
+from ortflex_core.component import hyper, number, one_of
+from ortflex_core.errors import DataError
+from ortflex_core.labels import float_labels, require_range
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Loss
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.losses._classes import class_labels, is_class
+
+
+@attrs.frozen(kw_only=True)
+class Dice(Loss):
+    """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, sums over the positions.
+
+    Raw scores ``s`` are [B, C, …], a channel a region and the positions behind it; the values are
+    [B, C]. Scores [B, N] are the N positions of one region, the values [B].
+
+    ``over="regions"``: each region for itself, ``p = sigmoid(s)``, labels in [0, 1] of the scores'
+    shape. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along axis 1,
+    labels are class numbers [B, …] or shares of the classes of the scores' shape.
+
+    Raises:
+        ValueError: ``over`` is neither of the two, or ``smooth`` is not positive.
+        DataError: labels of another shape or type, or outside their range; no positions.
+
+    >>> Dice(smooth=1.0).describe()
+    {'name': 'dice', 'over': 'regions', 'smooth': 1.0}
+
+    Source: F. Milletari, N. Navab and S.-A. Ahmadi, "V-Net" (2016); MONAI's DiceLoss with
+    ``sigmoid=True`` or ``softmax=True``, before its mean.
+    """
+
+    name: ClassVar[str] = "dice"
+    scores: ClassVar[Literal["any", "raw"]] = "raw"
+
+    over: Literal["regions", "classes"] = attrs.field(
+        default="regions",
+        validator=one_of("regions", "classes"),
+        metadata={"help": "whether regions may overlap, or every position has one class"},
+    )
+    smooth: float = hyper(
+        default=1e-5, validator=number(gt=0), help="what makes two empty regions equal"
+    )
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Labels of the scores' shape, or class numbers without the class axis."""
+        shape, least = predicted.shape, 2 if self.over == "regions" else 3
+        if shape is None or len(shape) < least:
+            wanted = "[B, N] or [B, C, …]" if self.over == "regions" else "[B, C, …]"
+            raise DataError(
+                f"dice over {self.over} takes scores {wanted} with the positions last, got {predicted}"
+            )
+        if self.over == "regions":
+            return float_labels(self.name, predicted, given)
+        return class_labels(self.name, predicted, given)
+
+    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+        """Refuse shares outside [0, 1] and class numbers outside 0 … C−1."""
+        count = predicted.shape[1] if predicted.shape is not None else None
+        numbers = labels.dtype.kind in "iu"
+        last = 1 if not numbers else count - 1 if isinstance(count, int) else None
+        hint = "They are numbers of classes." if numbers else "They are shares of a position."
+        nothing = np.zeros(labels.shape, dtype=bool)
+        require_range(self.name, labels, 0, last, allowed=nothing, hint=hint)
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The formula."""
+        regions = self.over == "regions"
+        share = op.Sigmoid(predicted) if regions else op.Softmax(predicted, axis=1)
+        if expected.dtype == TensorProto.INT64:
+            expected = op.Cast(is_class(op, predicted, expected), to=predicted.dtype)
+        rank = predicted.rank or 2  # label() refuses scores of unknown rank
+        axes = list(range(min(2, rank - 1), rank))
+        both, one, other = (
+            op.ReduceSum(x, axes=axes, keepdims=0) for x in (share * expected, share, expected)
+        )
+        return 1 - (2 * both + self.smooth) / (one + other + self.smooth)  # type: ignore[no-any-return]

@@ -1,0 +1,84 @@
+"""The loss ``kullback_leibler``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import one_of
+from ortflex_core.errors import DataError
+from ortflex_core.labels import float_labels, require_range
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Loss
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.losses._classes import beside_classes
+
+# Below it a share counts for nothing: y·log y is 0 at y = 0, and log 0 is not.
+_TINY = 1e-37
+
+
+@attrs.frozen(kw_only=True)
+class KullbackLeibler(Loss):
+    """Kullback-Leibler divergence of a distribution from labels: ``Σ_c y_c·(log y_c − log p_c)``.
+
+    Labels are shares ``y`` of the classes, of the prediction's shape [B, C, …], classes in axis 1;
+    the values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the prediction, which
+    logarithms of probabilities are taken for as well. ``on="log_probabilities"``: the prediction is
+    ``log p`` and is not normalized.
+
+    Raises:
+        ValueError: ``on`` is neither of the two.
+        DataError: labels of another shape, outside [0, 1], or not numbers; no class axis.
+
+    >>> KullbackLeibler().describe()
+    {'name': 'kullback_leibler', 'on': 'scores'}
+
+    Source: S. Kullback and R. Leibler, "On information and sufficiency" (1951);
+    torch.nn.KLDivLoss(reduction="batchmean") on ``log_probabilities``.
+    """
+
+    name: ClassVar[str] = "kullback_leibler"
+
+    on: Literal["scores", "log_probabilities"] = attrs.field(
+        default="scores",
+        validator=one_of("scores", "log_probabilities"),
+        metadata={"help": "what the model puts out"},
+    )
+
+    @property
+    def scores(self) -> Literal["any", "raw"]:  # type: ignore[override]  # depends on a field here
+        """Raw scores are asked for unless the loss is to be taken on log-probabilities."""
+        return "raw" if self.on == "scores" else "any"
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Labels of the prediction's type and shape."""
+        if predicted.shape is None or len(predicted.shape) < 2 or predicted.shape[1] == 1:
+            raise DataError(
+                f"kullback_leibler takes predictions [B, C, …] of two classes or more, got {predicted}"
+            )
+        return float_labels(self.name, predicted, given)
+
+    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+        """Refuse shares outside [0, 1]."""
+        nothing = np.zeros(labels.shape, dtype=bool)
+        require_range(
+            self.name, labels, 0, 1, allowed=nothing, hint="They are shares of the classes."
+        )
+
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The formula."""
+        logs = op.LogSoftmax(predicted, axis=1) if self.on == "scores" else predicted
+        surprise = op.Log(op.Max(expected, _TINY)) - logs
+        return op.ReduceSum(expected * surprise, axes=[1], keepdims=0)  # type: ignore[no-any-return]
+
+    def gradient(
+        self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
+    ) -> Tensor | None:
+        """``softmax(s)·Σ_c y_c − y``, or ``−y`` on logarithms."""
+        slope = -expected
+        if self.on == "scores":
+            total = op.ReduceSum(expected, axes=[1], keepdims=1)
+            slope = op.Softmax(predicted, axis=1) * total - expected
+        return slope * beside_classes(op, cotangent, predicted)

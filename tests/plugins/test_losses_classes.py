@@ -1,0 +1,483 @@
+"""Losses over classes, regions and embeddings, and class weights: numpy, differences, torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from ortflex_core.errors import ConfigError, DataError
+from ortflex_core.protocols import Loss
+from ortflex_core.types import TensorSpec
+from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
+from ortflex_plugins.losses.dice import Dice
+from ortflex_plugins.losses.kullback_leibler import KullbackLeibler
+from ortflex_plugins.losses.log_loss import LogLoss
+from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
+from tests import models, oracles
+from tests.plugins.test_losses import scores, shares, trace_loss, ways
+from tests.tracing import OPSETS, evaluate
+from tests.training import every_backend, make
+
+WEIGHTS = (0.5, 2.0, 0.0)
+
+
+def run(
+    loss: Loss, p: Any, y: Any, values: tuple[int, ...], *, how: str, opset: int, dtype: Any
+) -> tuple[dict[str, Any], Any]:
+    """Value and gradient on onnxruntime, and the cotangent of the given shape that was used."""
+    cotangent = np.random.default_rng(5).uniform(0.5, 2.0, size=values)
+    arrays = {"predicted": p.astype(dtype), "cotangent": cotangent.astype(dtype)}
+    arrays["expected"] = y.astype(dtype) if y.dtype.kind == "f" else y
+    found = evaluate(trace_loss(loss, how), arrays, loss.hyper_values(), opset=opset)
+    return found, cotangent
+
+
+# What they must compute, a second time: row after row -------------------------------------------
+
+
+def softmax(s: Any) -> Any:
+    return np.exp(oracles.log_softmax(s))
+
+
+def sigmoid(s: Any) -> Any:
+    return np.exp(-np.logaddexp(0, -s))
+
+
+def cross_entropy(s: Any, y: Any, rest: float, weight: Any = None, ignored: Any = -100) -> Any:
+    count, logs = s.shape[1], oracles.log_softmax(s)
+    weight = np.ones(count) if weight is None else np.asarray(weight)
+    if y.ndim == s.ndim:
+        q = (1 - rest) * y + rest / count
+        return -(weight.reshape(-1, *[1] * (s.ndim - 2)) * q * logs).sum(axis=1)
+    out = np.zeros(y.shape)
+    for place in np.ndindex(y.shape):
+        if y[place] != ignored:
+            row = logs[(place[0], slice(None), *place[1:])]
+            out[place] = -(1 - rest) * weight[y[place]] * row[y[place]]
+            out[place] -= rest / count * (weight * row).sum()
+    return out
+
+
+def binary(s: Any, y: Any, rest: float, weight: Any) -> Any:
+    smooth = (1 - rest) * y + rest / 2
+    return weight[1] * smooth * np.logaddexp(0, -s) + weight[0] * (1 - smooth) * np.logaddexp(0, s)
+
+
+def divergence(logs: Any, y: Any) -> Any:
+    return (np.where(y > 0, y * np.log(np.where(y > 0, y, 1)), 0) - y * logs).sum(axis=1)
+
+
+def of_columns(p: Any, y: Any) -> Any:
+    smooth = 0.8 * y + 0.1
+    return -(3.0 * smooth * np.log(p[:, 1]) + 0.5 * (1 - smooth) * np.log(p[:, 0]))
+
+
+def of_scores(s: Any, y: Any) -> Any:
+    return divergence(oracles.log_softmax(s), y)
+
+
+def cosine(a: Any, b: Any) -> Any:
+    lengths = [(x * x).sum(axis=-1) + 1e-12 for x in (a, b)]
+    return (a * b).sum(axis=-1) / np.sqrt(lengths[0] * lengths[1])
+
+
+def pairs(p: Any, y: Any, margin: float) -> Any:
+    alike = cosine(p[:, 0], p[:, 1])
+    return np.where(y == 1, 1 - alike, np.maximum(0, alike - margin))
+
+
+def overlap(p: Any, y: Any, smooth: float) -> Any:
+    axes = tuple(range(2, p.ndim)) or (1,)
+    return 1 - (2 * (p * y).sum(axes) + smooth) / (p.sum(axes) + y.sum(axes) + smooth)
+
+
+def one_hot(y: Any, count: int) -> Any:
+    return np.moveaxis(np.eye(count)[y], -1, 1)
+
+
+def cases() -> list[Any]:
+    """(loss, oracle, predictions, labels, shape of the values)."""
+    rng = np.random.default_rng(7)
+    out: list[Any] = []
+
+    def add(loss: Loss, oracle: Any, p: Any, y: Any, values: Any, label: str) -> None:
+        out.extend(
+            pytest.param(loss, oracle, p, y, values, how, id=f"{loss.name}-{label}-{how}")
+            for how in ways(loss)
+        )
+
+    for shape in ((5, 3), (4, 3, 2)):
+        spots = (shape[0], *shape[2:])
+        for kind, p in scores(shape).items():
+            where = f"{'x'.join(map(str, shape))}-{kind}"
+            y = rng.integers(0, 3, spots)
+            y.flat[1] = -100
+            soft = shares(shape, hard=False)
+            for rest, weight in ((0.3, None), (0.0, WEIGHTS), (0.3, WEIGHTS)):
+                options = {"label_smoothing": rest, "class_weight": weight}
+                loss = SoftmaxCrossEntropy(**options)
+                label = f"{where}-{rest}-{'weighted' if weight else 'equal'}"
+                add(
+                    loss,
+                    lambda s, t, r=rest, w=weight: cross_entropy(s, t, r, w),
+                    p,
+                    y,
+                    spots,
+                    label,
+                )
+                one = SoftmaxCrossEntropy(ignore_index=1, **options)
+                of_one = lambda s, t, r=rest, w=weight: cross_entropy(s, t, r, w, 1)  # noqa: E731
+                add(one, of_one, p, abs(y) % 3, spots, f"{label}-ignoring")
+                of_soft = lambda s, t, r=rest, w=weight: cross_entropy(s, t, r, w)  # noqa: E731
+                add(loss, of_soft, p, soft, spots, f"{label}-soft")
+            add(KullbackLeibler(), of_scores, p, soft, spots, where)
+            hard = shares(shape, hard=True)
+            add(
+                KullbackLeibler(),
+                of_scores,
+                p,
+                hard,
+                spots,
+                f"{where}-hard",
+            )
+            plain = KullbackLeibler(on="log_probabilities")
+            add(plain, divergence, p, soft, spots, f"{where}-log")
+    for kind, p in scores((6, 2)).items():
+        for y in (rng.integers(0, 2, (6, 2)) * 1.0, rng.random((6, 2))):
+            loss = LogLoss(label_smoothing=0.2, class_weight=(0.5, 3.0))
+            add(loss, lambda s, t: binary(s, t, 0.2, (0.5, 3.0)), p, y, (6, 2), kind)
+    p = np.array([[0.3, 0.7], [0.8, 0.2], [0.4, 0.6], [0.5, 0.5]])
+    loss = LogLoss(on="probabilities", label_smoothing=0.2, class_weight=(0.5, 3.0))
+    add(loss, of_columns, p, np.array([0, 1, 1, 0]), (4,), "probabilities")
+    for kind, p in scores((5, 2, 4)).items():
+        if kind == "random":
+            y = np.array([1.0, -1.0, -1.0, 1.0, -1.0])
+            for margin in (0.0, -0.6):
+                loss = CosineEmbedding(margin=margin)
+                add(loss, lambda q, t, m=margin: pairs(q, t, m), p, y, (5,), f"pairs-{margin}")
+        flat, target = p[:, 0], rng.normal(size=(5, 4))
+        if kind != "zero":  # there it turns around: see the test of its own
+            add(CosineEmbedding(), lambda q, t: 1 - cosine(q, t), flat, target, (5,), kind)
+    for shape, values in (((4, 6), (4,)), ((4, 3, 5), (4, 3)), ((2, 3, 2, 4), (2, 3))):
+        for kind, p in scores(shape).items():
+            where = f"{'x'.join(map(str, shape))}-{kind}"
+            y = rng.integers(0, 2, shape) * 1.0
+            y[0] = 0
+            for loss in (Dice(), Dice(smooth=1.0)):
+                of_regions = lambda s, t, k=loss.smooth: overlap(sigmoid(s), t, k)  # noqa: E731
+                add(loss, of_regions, p, y, values, f"{where}-{loss.smooth}")
+            if len(shape) > 2:
+                y = rng.integers(0, 3, (shape[0], *shape[2:]))
+                over = Dice(over="classes")
+                of_classes = lambda s, t: overlap(softmax(s), one_hot(t, 3), 1e-5)  # noqa: E731
+                add(over, of_classes, p, y, values, f"{where}-classes")
+                of_shares = lambda s, t: overlap(softmax(s), t, 1e-5)  # noqa: E731
+                add(over, of_shares, p, one_hot(y, 3), values, f"{where}-shares")
+    return out
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize(("loss", "oracle", "p", "y", "values", "how"), CASES)
+def test_value_and_gradient_are_the_oracles(
+    loss: Loss, oracle: Any, p: Any, y: Any, values: Any, how: str
+) -> None:
+    # A float32 logarithm of a label of 1e-5 has no more digits than this.
+    for dtype, tolerance in ((np.float64, 1e-10), (np.float32, 1e-5)):
+        found, cotangent = run(loss, p, y, values, how=how, opset=17, dtype=dtype)
+        p_, y_ = p.astype(dtype).astype(float), y.astype(dtype).astype(float)
+        y_ = y_ if y.dtype.kind == "f" else y
+        value = oracle(p_, y_)
+        assert (found["value"].dtype, found["value"].shape) == (dtype, value.shape)
+        assert_allclose(found["value"], value, rtol=tolerance, atol=tolerance)
+        slope = oracles.central_differences(lambda x: cotangent * oracle(x, y_), p_)  # noqa: B023
+        assert found["gradient"].shape == p.shape
+        assert_allclose(found["gradient"], slope, rtol=3e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("opset", [o for o in OPSETS if o != 17])
+@pytest.mark.parametrize(
+    ("loss", "oracle", "p", "y", "values", "how"), [c for c in CASES if "random" in c.id]
+)
+def test_every_opset_gives_the_same(
+    loss: Loss, oracle: Any, p: Any, y: Any, values: Any, how: str, opset: int
+) -> None:
+    here, _ = run(loss, p, y, values, how=how, opset=opset, dtype=np.float64)
+    there, _ = run(loss, p, y, values, how=how, opset=17, dtype=np.float64)
+    assert_allclose(here["value"], there["value"], rtol=1e-12, atol=1e-14)
+    assert_allclose(here["gradient"], there["gradient"], rtol=1e-12, atol=1e-14)
+
+
+# torch ------------------------------------------------------------------------------------------
+
+
+def agree(
+    loss: Loss, function: Any, p: Any, y: Any, values: Any, rtol: float = 1e-11, **options: Any
+) -> None:
+    """Value and gradient are those of a function of torch."""
+    import torch
+
+    for how in ways(loss):
+        found, cotangent = run(loss, p, y, values, how=how, opset=17, dtype=np.float64)
+        leaf = torch.tensor(p, requires_grad=True)
+        value = function(leaf, torch.tensor(y), **options)
+        (value * torch.tensor(cotangent)).sum().backward()
+        assert leaf.grad is not None
+        assert_allclose(found["value"], value.detach().numpy(), rtol=rtol, atol=1e-12)
+        assert_allclose(found["gradient"], leaf.grad.numpy(), rtol=rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "+100", "-100", "±100"])
+def test_torch_defines_the_same(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    p = scores((6, 3))[kind]
+    rng = np.random.default_rng(11)
+    numbers, soft = rng.integers(0, 3, 6), shares((6, 3), hard=False)
+    numbers[2] = -100
+    for rest, weight in ((0.3, None), (0.0, WEIGHTS), (0.3, WEIGHTS)):
+        loss = SoftmaxCrossEntropy(label_smoothing=rest, class_weight=weight)
+        theirs = {"label_smoothing": rest, "reduction": "none"}
+        theirs["weight"] = None if weight is None else torch.tensor(weight, dtype=torch.float64)
+        for y in (numbers, soft):
+            agree(loss, functional.cross_entropy, p, y, (6,), **theirs)
+    for hard in (True, False):
+        y = shares((6, 3), hard)
+
+        def kl(s: Any, t: Any) -> Any:
+            return functional.kl_div(functional.log_softmax(s, 1), t, reduction="none").sum(1)
+
+        agree(KullbackLeibler(), kl, p, y, (6,))
+        bare = KullbackLeibler(on="log_probabilities")
+        agree(bare, lambda s, t: functional.kl_div(s, t, reduction="none").sum(1), p, y, (6,))
+    two = rng.integers(0, 2, 6)
+
+    def beside_zero(s: Any, t: Any) -> Any:
+        both = torch.stack([torch.zeros_like(s), s], 1)
+        weight = torch.tensor([0.5, 3.0], dtype=torch.float64)
+        return functional.cross_entropy(
+            both, t.long(), weight=weight, label_smoothing=0.2, reduction="none"
+        )
+
+    loss = LogLoss(label_smoothing=0.2, class_weight=(0.5, 3.0))
+    agree(loss, beside_zero, p[:, 0], two * 1.0, (6,))
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "±100"])
+def test_torch_defines_the_same_cosine(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.functional.cosine_embedding_loss
+    p, y = scores((6, 2, 4))[kind], np.array([1.0, -1.0, -1.0, 1.0, -1.0, 1.0])
+    p[0, 1] = p[0, 0]
+    for margin in (0.1, 0.4, -0.3):  # not 0: at the kink torch's clip has the slope 1
+
+        def of_pairs(q: Any, t: Any, margin: float = margin) -> Any:
+            return theirs(q[:, 0], q[:, 1], t, margin=margin, reduction="none")
+
+        if kind != "zero":  # at zero torch's slope of its clip is another than ours, both right
+            agree(CosineEmbedding(margin=margin), of_pairs, p, y, (6,))
+    target = np.random.default_rng(3).normal(size=(6, 4))
+    agree(
+        CosineEmbedding(),
+        lambda q, t: theirs(q, t, torch.ones(6, dtype=torch.float64), reduction="none"),
+        *(p[:, 0], target, (6,)),
+        rtol=1e-11 if kind != "zero" else 1e-8,  # torch's 1e-12 is a float32 in float64, too
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every_backend
+def test_a_weighted_training_is_torch_s(backend: str, reduction: Any) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(12, 4)).astype(np.float32), rng.integers(0, 3, 12)
+    y[3] = -100
+    model = models.classifier()
+    loss = {
+        "name": "softmax_cross_entropy",
+        "class_weight": [0.5, 2.0, 1.0],
+        "label_smoothing": 0.1,
+    }
+    trainer = make(
+        model, loss=loss, backend=backend, learning_rate=0.05, reduction=reduction, batch_size=12
+    )
+    start = models.weights_of(model)
+    weight, bias = (torch.tensor(start[n], requires_grad=True) for n in ("W", "b"))
+    theirs = torch.optim.SGD([weight, bias], lr=0.05)
+    judge = torch.nn.CrossEntropyLoss(
+        weight=torch.tensor([0.5, 2.0, 1.0]), label_smoothing=0.1, reduction=reduction
+    )
+    for _ in range(50):
+        cost = judge(torch.tensor(x) @ weight + bias, torch.tensor(y))
+        theirs.zero_grad()
+        cost.backward()
+        theirs.step()
+        assert trainer.step((x, y)) == pytest.approx(cost.item(), rel=1e-5)
+    for name, tensor in (("W", weight), ("b", bias)):
+        assert_allclose(trainer.get_state()[name], tensor.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@every_backend
+def test_several_weighted_losses_on_several_outputs_are_torch_s(backend: str) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    left, right = rng.normal(size=(10, 3)), rng.normal(size=(10, 2))
+    feeds = {"left": left.astype(np.float32), "right": right.astype(np.float32)}
+    amount = rng.normal(size=(10, 1)).astype(np.float32)
+    classes, weight = rng.integers(0, 3, 10), rng.uniform(0.5, 2, 10).astype(np.float32)
+    model = models.two_headed()
+    trainer = make(
+        model,
+        loss=[
+            {"name": "huber", "predicted": "amount", "factor": 0.3},
+            {
+                "name": "softmax_cross_entropy",
+                "predicted": "scores",
+                "factor": 2.0,
+                "class_weight": [1.0, 0.5, 2.0],
+            },
+        ],
+        backend=backend,
+        learning_rate=0.05,
+        batch_size=10,
+    )
+    leaves = {n: torch.tensor(a, requires_grad=True) for n, a in models.weights_of(model).items()}
+    theirs = torch.optim.SGD(list(leaves.values()), lr=0.05)
+    x, w = torch.tensor(np.hstack(list(feeds.values()))), torch.tensor(weight)
+    of_class = torch.tensor([1.0, 0.5, 2.0])
+    for _ in range(50):
+        hidden = torch.tanh(x @ leaves["shared"])
+        one = torch.nn.functional.huber_loss(
+            hidden @ leaves["to_amount"], torch.tensor(amount), reduction="none"
+        )
+        other = torch.nn.functional.cross_entropy(
+            hidden @ leaves["to_scores"], torch.tensor(classes), weight=of_class, reduction="none"
+        )
+        cost = 0.3 * (w * one[:, 0]).sum() / w.sum()
+        cost = cost + 2.0 * (w * other).sum() / (w * of_class[classes]).sum()
+        theirs.zero_grad()
+        cost.backward()
+        theirs.step()
+        batch = (feeds, {"label/amount": amount, "label/scores": classes}, weight)
+        assert trainer.step(batch) == pytest.approx(cost.item(), rel=2e-5)
+    for name, leaf in leaves.items():
+        assert_allclose(trainer.get_state()[name], leaf.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+# The ends ---------------------------------------------------------------------------------------
+
+
+def test_the_mean_divides_by_the_weights_of_the_classes() -> None:
+    x, y = np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 1, 2, -100, 1, 0])
+    loss = {"name": "softmax_cross_entropy", "class_weight": [1.0, 4.0, 0.5]}
+    trainer = make(models.classifier(), loss=loss)
+    rows = trainer.per_sample_losses(x.astype(np.float32), y)
+    counted = np.array([1.0, 4.0, 0.5, 0.0, 4.0, 1.0])
+    found = trainer.evaluate(x.astype(np.float32), y)["loss"]
+    assert found == pytest.approx(rows.sum() / counted.sum(), rel=1e-6)
+
+
+def test_near_zero_embeddings_have_torch_s_slope() -> None:
+    p, y = np.full((2, 3), 1e-8), np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]])
+    found, cotangent = run(CosineEmbedding(), p, y, (2,), how="derived", opset=17, dtype=np.float64)
+    slope = oracles.central_differences(lambda x: cotangent * (1 - cosine(x, y)), p, h=1e-10)
+    assert_allclose(found["gradient"], slope, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "p", "y"),
+    [
+        (KullbackLeibler(), np.full((2, 3), 1e4), np.eye(3)[:2]),
+        (Dice(), np.full((2, 3), -1e4), np.zeros((2, 3))),
+        (Dice(over="classes"), np.full((2, 3, 4), 1e4), np.zeros((2, 4), np.int64)),
+        (CosineEmbedding(), np.full((2, 3), 1e15), np.ones((2, 3))),
+        (LogLoss(class_weight=(1.0, 2.0)), np.full((2, 3), -1e4), np.ones((2, 3))),
+        (SoftmaxCrossEntropy(label_smoothing=0.1), np.array([[1e4, -1e4]]), np.array([1])),
+    ],
+    ids=lambda v: getattr(v, "name", ""),
+)
+def test_extreme_predictions_stay_finite_in_float32(loss: Loss, p: Any, y: Any) -> None:
+    values = {"dice": (2, 3)[: p.ndim - 1], "log_loss": p.shape}.get(loss.name, p.shape[:1])
+    for how in ways(loss):
+        found, _ = run(loss, p, y, values, how=how, opset=17, dtype=np.float32)
+        assert np.isfinite(found["value"]).all()
+        assert np.isfinite(found["gradient"]).all()
+
+
+def test_two_empty_regions_are_equal() -> None:
+    found, _ = run(
+        Dice(),
+        np.full((2, 5), -100.0),
+        np.zeros((2, 5)),
+        (2,),
+        how="derived",
+        opset=17,
+        dtype=np.float64,
+    )
+    assert_allclose(found["value"], 0, atol=1e-12)
+
+
+def spec(*shape: Any, dtype: int = 1) -> TensorSpec:
+    return TensorSpec("Y", dtype, shape)
+
+
+@pytest.mark.parametrize(
+    ("loss", "predicted", "given", "text"),
+    [
+        (KullbackLeibler(), spec("N", 1), None, r"predictions \[B, C, …\] of two classes or more"),
+        (KullbackLeibler(), spec("N", 3), spec(4, dtype=7), r"must have the shape \[N, 3\]"),
+        (CosineEmbedding(), spec("N", 3, 4), None, r"pairs of embeddings \[B, 2, D\], got"),
+        (CosineEmbedding(), spec("N", 2, 4), spec(5, 2, 4), r"must have the shape \[N\], got"),
+        (CosineEmbedding(), spec("N", 4), spec(5, 3), r"must have the shape \[N, 4\]"),
+        (Dice(), spec("N"), None, r"dice over regions takes scores \[B, N\] or \[B, C, …\]"),
+        (Dice(over="classes"), spec("N", 3), None, r"dice over classes takes scores \[B, C, …\]"),
+        (Dice(over="classes"), spec("N", 3, 4), spec(5, 7, dtype=7), r"have the shape \[N, 4\]"),
+        (
+            SoftmaxCrossEntropy(class_weight=(1, 2)),
+            spec("N", 3),
+            None,
+            "class_weight has 2 numbers, the scores Y: float32\\[N, 3\\] have 3 classes",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(loss: Loss, predicted: Any, given: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        loss.label(predicted, given)
+
+
+@pytest.mark.parametrize(
+    ("loss", "predicted", "labels", "text"),
+    [
+        (KullbackLeibler(), spec(None, 2), [[0.5, 1.5]], "They are shares of the classes"),
+        (CosineEmbedding(), spec(None, 2, 3), [1.0, 0.0], "1 belongs together, -1 does not"),
+        (Dice(), spec(None, 2), [[0.5, -0.5]], "They are shares of a position"),
+        (Dice(over="classes"), spec(None, 3, 2), [[0, 3]], "at least 0 and at most 2"),
+    ],
+)
+def test_labels_without_a_meaning_are_refused(
+    loss: Loss, predicted: Any, labels: Any, text: str
+) -> None:
+    with pytest.raises(DataError, match=text):
+        loss.check_labels(predicted, np.array(labels))
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"class_weight": [1.0, -1.0]}, "class_weight: must be numbers >= 0, one a class"),
+        ({"class_weight": [0, 0]}, "not all 0, got"),
+        ({"class_weight": [2.0]}, "class_weight: must be numbers >= 0, one a class"),
+        ({"class_weight": "two"}, "class_weight: expected a list of numbers"),
+        ({"label_smoothing": 1.5}, "label_smoothing: must be a number >= 0 and <= 1, got 1.5"),
+        ({"class_wieght": [1, 2]}, "did you mean 'class_weight'"),
+    ],
+)
+def test_parameters_are_checked(table: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make(models.classifier(), loss={"name": "softmax_cross_entropy", **table})
+    with pytest.raises(ValueError, match="must be two numbers, for the classes 0 and 1"):
+        LogLoss(class_weight=(1, 2, 3))
