@@ -119,14 +119,15 @@ class LogLoss(Loss):
             return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))  # type: ignore[no-any-return]
         shares = self._shares(op.Cast(expected, to=predicted.dtype))
         logs = [op.Log(op.Clip(column, self.eps, 1 - self.eps)) for column in columns]
-        return -(shares[0] * logs[0] + shares[1] * logs[1])
+        return -(shares[0] * logs[0] + shares[1] * logs[1])  # type: ignore[no-any-return]
 
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
         """The weight of the label's class."""
         if self.class_weight is None:
             return None
         zero, one = self.class_weight
-        return zero + (one - zero) * op.Cast(expected, to=TensorProto.DOUBLE)  # type: ignore[no-any-return]
+        weight: Tensor = zero + (one - zero) * op.Cast(expected, to=TensorProto.DOUBLE)
+        return weight
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
