@@ -157,6 +157,28 @@ def _scaled(tensor: Tensor) -> tuple[Host | float, Tensor] | None:
     return None
 
 
+_ALONE: Mapping[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("ReduceL1", "ReduceL2"), lambda op, x: op.Abs(x)),
+    "ReduceLogSum": lambda op, x: op.Log(x),
+    "ReduceSumSquare": lambda op, x: op.Mul(x, x),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), lambda op, x: x),
+    **dict.fromkeys(("ReduceSum", "ReduceLogSumExp"), lambda op, x: x),
+}
+
+
+def _reduction(
+    trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
+) -> Tensor | None:
+    """A reduction over no axis at all takes every element for itself.
+
+    onnxruntime 1.19 hands the elements out as they are, 1.16 reduces over all axes.
+    """
+    axes = inputs[1] if len(inputs) > 1 else None
+    given = axes is not None and (axes.constant is None or axes.constant.size > 0)
+    noop = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i
+    return _ALONE[op_type](trace.op, inputs[0]) if noop and not given else None
+
+
 _RULES: Mapping[str, _Rule] = {
     "Identity": _identity,
     "Cast": _cast,
@@ -166,4 +188,5 @@ _RULES: Mapping[str, _Rule] = {
     "Size": _size,
     "Neg": _neg,
     **dict.fromkeys(("Mul", "Add", "Sub", "Div"), _arithmetic),
+    **dict.fromkeys(_ALONE, _reduction),
 }

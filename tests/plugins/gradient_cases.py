@@ -35,6 +35,8 @@ class Case:
     dtypes: tuple[type, ...] = (np.float64, np.float32)
     reference: bool = False
     """Float64 by onnx's reference: onnxruntime 1.16 computes the operator in float32 inside."""
+    torch: Callable[..., Any] | None = None
+    """The formula of torch's tensors, where torch has it."""
 
 
 def case(name: str, formula: Callable[..., Any], **options: Any) -> Case:
@@ -175,6 +177,19 @@ REDUCTIONS += [
         "ReduceSum-noop",
         lambda op, x: op.ReduceSum(x, op.constant([], 7), noop_with_empty_axes=1, keepdims=0),
         x=_x,
+    ),
+    *(
+        case(
+            f"{name}-noop",
+            lambda op, x, name=name: op(name, x, noop_with_empty_axes=1, keepdims=0) * 2,
+            **{"x": _x, "oracle": oracle, "since": 18},
+        )
+        for name, oracle in (
+            ("ReduceMean", lambda x: 2 * x),
+            ("ReduceMax", lambda x: 2 * x),
+            ("ReduceL2", lambda x: 2 * abs(x)),
+            ("ReduceSumSquare", lambda x: 2 * x**2),
+        )
     ),
     case(
         "ReduceSum-axes-at-run-time",
