@@ -6,7 +6,7 @@ The user's file is not touched: what changes is how a node is replayed into a tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import attrs
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -17,8 +17,28 @@ from ortflex_core.ops import Tensor, Trace
 from ortflex_core.types import Array, TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.model import Model
+    from ortflex_core.model import Model, Rewrite
     from ortflex_core.problem import Problem
+
+
+class Settings(Protocol):
+    """What modes depend on: of a problem, or of a layer."""
+
+    @property
+    def model(self) -> Model:
+        """The model whose nodes are rewritten."""
+
+    @property
+    def batch_norm(self) -> Literal["train", "freeze"]:
+        """Whether BatchNormalization learns its running statistics."""
+
+    @property
+    def dropout(self) -> Literal["file", "off"] | float:
+        """What Dropout drops."""
+
+    @property
+    def seed(self) -> int:
+        """Of the random masks."""
 
 
 class Modes:
@@ -28,7 +48,7 @@ class Modes:
     ``updates`` maps the names of running statistics to their new values, after the replay.
     """
 
-    def __init__(self, problem: Problem, buffers: Mapping[str, Tensor], suffix: str = "") -> None:
+    def __init__(self, problem: Settings, buffers: Mapping[str, Tensor], suffix: str = "") -> None:
         self._problem = problem
         self._buffers = buffers
         self._step = Host.symbol(f"step{suffix}")
@@ -53,7 +73,7 @@ class Modes:
         assert x is not None
         ratio: float | Tensor = 0.5 if given is None else given
         if isinstance(ratio, Tensor) and ratio.constant is not None:
-            ratio = float(ratio.constant)
+            ratio = float(ratio.constant.item())
         if not isinstance(self._problem.dropout, str):
             ratio, training = float(self._problem.dropout), None
         elif training is not None and training.constant is not None:
@@ -143,7 +163,7 @@ def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:
     )
 
 
-def trains_statistics(problem: Problem, node: NodeProto) -> bool:
+def trains_statistics(problem: Settings, node: NodeProto) -> bool:
     """Whether a BatchNormalization uses, and updates, the statistics of the batch.
 
     Under ``batch_norm="train"`` it does where its running statistics are initializers, or copies
@@ -172,18 +192,18 @@ def _origin(model: Model, name: str) -> str:
     return origin
 
 
-def buffer_spec(problem: Problem, name: str) -> TensorSpec:
+def buffer_spec(problem: Settings, name: str) -> TensorSpec:
     """Type and shape of a buffer, under its own name."""
     model = problem.model
     return attrs.evolve(model.initializers[_origin(model, name)], name=name)
 
 
-def buffer_value(problem: Problem, name: str) -> Array:
+def buffer_value(problem: Settings, name: str) -> Array:
     """The value a buffer starts from (shared, do not write to it)."""
     return problem.model.initializer(_origin(problem.model, name))
 
 
-def inactive_dropout(problem: Problem, node: NodeProto) -> bool:
+def inactive_dropout(problem: Settings, node: NodeProto) -> bool:
     """Whether a Dropout passes everything: switched off, or in inference mode in the file."""
     if problem.dropout == "off" or problem.dropout == 0:
         return True
@@ -195,14 +215,49 @@ def inactive_dropout(problem: Problem, node: NodeProto) -> bool:
     return not training or _constant(problem, training) == 0
 
 
-def _constant(problem: Problem, name: str) -> float | None:
+def _constant(problem: Settings, name: str) -> float | None:
     """The value of a scalar that the file has: an initializer, or what a Constant gives."""
     if name in problem.model.initializers:
-        return float(problem.model.initializer(name))
+        return _number(problem.model.initializer(name))
     node = problem.model.producers.get(name)
     if node is not None and node.op_type == "Constant" and node.attribute[0].name == "value":
-        return float(numpy_helper.to_array(node.attribute[0].t))
+        return _number(numpy_helper.to_array(node.attribute[0].t))
     return None
+
+
+def _number(array: Array) -> float | None:
+    return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else None
+
+
+def first_of(*rewrites: Rewrite) -> Rewrite:
+    """The first rewrite that has something to say about a node."""
+
+    def rewrite(
+        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+    ) -> Sequence[Tensor] | None:
+        found = (one(trace, node, inputs) for one in rewrites)
+        return next((made for made in found if made is not None), None)
+
+    return rewrite
+
+
+def pool_before_relu(
+    trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+) -> Sequence[Tensor] | None:
+    """MaxPool(Relu(x)) is Relu(MaxPool(x)), with fewer elements to mask.
+
+    Gradients are the same, ties included: where the largest is above 0 it is the same element, and
+    elsewhere nothing passes the Relu.
+    """
+    x = inputs[0] if inputs else None
+    made = x.node if x is not None else None
+    if node.op_type != "MaxPool" or node.domain not in ("", "ai.onnx") or len(node.output) > 1:
+        return None
+    if made is None or made.domain or made.op_type != "Relu":
+        return None
+    settings = {a.name: a for a in node.attribute}
+    (largest,) = trace.node("MaxPool", made.inputs, settings, name=node.name)
+    return (trace.op.Relu(largest),)
 
 
 def inference(

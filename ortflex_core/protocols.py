@@ -18,7 +18,8 @@ from ortflex_core.ops import Ops, Tensor
 from ortflex_core.types import Array, Progress, TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.data import Batch, Columns
+    from ortflex_core.data import Batch, Batches, Columns, Pieces
+    from ortflex_core.model import Model, Rewrite
     from ortflex_core.problem import Problem
     from ortflex_core.program import Program
     from ortflex_core.runtime import Runtime
@@ -211,8 +212,11 @@ class DataSource(Component, abc.ABC):
     """Data by name, from a recipe: a file, a folder, a generator."""
 
     @abc.abstractmethod
-    def load(self) -> Columns:
-        """Open the source; nothing is read that can be mapped instead.
+    def load(self) -> Columns | Pieces | Batches:
+        """Open the source; nothing is read that can be mapped, or read when it is needed, instead.
+
+        Columns are arrays by name; Pieces are read piece by piece, again every epoch; Batches are
+        made by somebody else.
 
         Raises:
             DataError: the source is missing, broken or has other columns than asked for.
@@ -344,3 +348,55 @@ class Backend(Component, abc.ABC):
     @abc.abstractmethod
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> Engine:
         """Compile the problem and allocate its state."""
+
+
+class Passes(Protocol):
+    """One graph run forward, and backward afterwards, on the runtime's own tensors."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """What is fed, in order."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """What comes out of the forward pass, in order."""
+
+    @property
+    def differentiable(self) -> Sequence[str]:
+        """The outputs that take cotangents, in order."""
+
+    @property
+    def gradients(self) -> Sequence[str]:
+        """The inputs that have gradients, in the order in which they come out."""
+
+    def pack(self, values: Sequence[Value]) -> Any:
+        """The runtime's list of tensors."""
+
+    def forward(self, feeds: Any, fetches: Any) -> Any:
+        """Run up to the outputs; what is returned belongs to one :meth:`backward`.
+
+        An empty list of ``fetches`` is filled. The memory of outputs may be reused by the backward
+        pass, whoever owns it.
+        """
+
+    def backward(self, cotangents: Any, fetches: Any, state: Any) -> None:
+        """Run from the cotangents of the outputs to the gradients."""
+
+
+@attrs.frozen(kw_only=True)
+class LayerBackend(Backend, abc.ABC):
+    """A backend that also runs a model forward and backward for others, as a layer among theirs."""
+
+    @abc.abstractmethod
+    def replacing(self, model: Model, wrt: Sequence[str], outputs: Sequence[str]) -> Rewrite:
+        """Nodes of the model that have to be written otherwise for this backend."""
+
+    @abc.abstractmethod
+    def passes(
+        self, program: Program, wrt: Sequence[str], device: Device, runtime: Runtime, threads: int
+    ) -> Passes:
+        """Compile a program whose outputs are differentiated by its inputs ``wrt``.
+
+        Raises:
+            Unsupported: operators that this backend cannot differentiate, one line each.
+        """

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core import compose
 from ortflex_core.errors import GraphError
-from ortflex_core.model import Rewrite, captured, reads
+from ortflex_core.model import Model, Rewrite, captured, reads
 from ortflex_core.modes import Modes, inactive_dropout, trains_statistics
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import Problem
@@ -102,21 +102,32 @@ def rewrite(problem: Problem, runtime: Runtime) -> Rewrite:
     a parameter reaches them.
     """
     modes = Modes(problem, {})
-    reached = set(problem.parameters)
-    for node in problem.model.ancestors(problem.predicted):
+    others = replacing(problem.model, problem.parameters, problem.predicted)
+
+    def replace(
+        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
+    ) -> Sequence[Tensor] | None:
+        if node.domain in ("", "ai.onnx"):
+            if node.op_type == "Dropout":
+                return modes(trace, node, inputs)
+            if node.op_type == "BatchNormalization":
+                return None if trains_statistics(problem, node) else modes(trace, node, inputs)
+        return others(trace, node, inputs)
+
+    return replace
+
+
+def replacing(model: Model, wrt: Iterable[str], outputs: Iterable[str]) -> Rewrite:
+    """The part of :func:`rewrite` that no mode decides: nodes between ``wrt`` and ``outputs``."""
+    reached = set(wrt)
+    for node in model.ancestors(outputs):
         if reached.intersection(reads(node)):
             reached.update(node.output)
 
     def replace(
         trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
     ) -> Sequence[Tensor] | None:
-        if node.domain not in ("", "ai.onnx"):
-            return None
-        if node.op_type == "Dropout":
-            return modes(trace, node, inputs)
-        if node.op_type == "BatchNormalization":
-            return None if trains_statistics(problem, node) else modes(trace, node, inputs)
-        rule = RULES.get(node.op_type)
+        rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         if rule is None or not reached.intersection(node.input):
             return None
         count = len([o for o in node.output if o])
@@ -152,9 +163,14 @@ def obstacles(
     outputs: Iterable[str],
     runtime: Runtime,
     float64: bool = True,
+    updates: bool = True,
 ) -> list[Obstacle]:
-    """What keeps the builder from the gradients of ``outputs`` with respect to ``wrt``."""
-    return _Check(program, tuple(wrt), tuple(outputs), runtime, float64).run()
+    """What keeps the builder from the gradients of ``outputs`` with respect to ``wrt``.
+
+    ``updates`` says that ``wrt`` are parameters which the runtime may change within a run.
+    """
+    check = _Check(program, tuple(wrt), tuple(outputs), runtime, float64)
+    return check.run(updates)
 
 
 class _Check:
@@ -200,7 +216,7 @@ class _Check:
         """The values that a gradient may flow back to, those that subgraphs read included."""
         return {node.input[k] for k in self._places(node)} | set(captured(node))
 
-    def run(self) -> list[Obstacle]:
+    def run(self, updates: bool = True) -> list[Obstacle]:
         """Forward for what parameters reach, backward for what the outputs need, then check."""
         for node in self._nodes:
             reached = {p: None for name in self._flow(node) for p in self._before.get(name, ())}
@@ -211,6 +227,8 @@ class _Check:
         for node in reversed(self._nodes):
             if self._used.intersection(node.output):
                 self._used |= self._flow(node)
+        if not updates:
+            self._shared.clear()
         found = []
         readers: dict[str, list[NodeProto]] = {}
         for node in self._nodes:

@@ -20,9 +20,10 @@ from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
 from ortflex_core.errors import GraphError, Unsupported
 from ortflex_core.evaluate import Evaluator
+from ortflex_core.model import Model, Rewrite
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
-from ortflex_core.protocols import Backend, Device, Value
+from ortflex_core.protocols import Device, LayerBackend, Value
 from ortflex_core.runtime import Runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array
@@ -41,7 +42,7 @@ from ortflex_plugins.backends.buffers import (
 
 
 @attrs.frozen(kw_only=True)
-class TrainingAgentBackend(Backend):
+class TrainingAgentBackend(LayerBackend):
     """Train by TrainingAgent of onnxruntime-training 1.16 and 1.19.
 
     Any loss, penalty and optimizer works; the model's operators must be among those that
@@ -68,6 +69,18 @@ class TrainingAgentBackend(Backend):
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> TrainingAgentEngine:
         return TrainingAgentEngine(problem, device, runtime)
+
+    def replacing(self, model: Model, wrt: Sequence[str], outputs: Sequence[str]) -> Rewrite:
+        return ort_gradients.replacing(model, wrt, outputs)
+
+    def passes(
+        self, program: Program, wrt: Sequence[str], device: Device, runtime: Runtime, threads: int
+    ) -> Agent:
+        names = [o.name for o in program.outputs]
+        found = ort_gradients.obstacles(program.proto(), wrt, names, runtime, updates=False)
+        if found:
+            raise Unsupported("\n".join(o.text for o in found))
+        return Agent(program, wrt, device, threads)
 
 
 class Agent:
@@ -99,6 +112,8 @@ class Agent:
             ) from error
         self.inputs = [i.name for i in self._session.get_inputs()]
         self.outputs = list(info.user_output_names)
+        fixed = set(info.output_grad_indices_non_differentiable)
+        self.differentiable = [n for k, n in enumerate(self.outputs) if k not in fixed]
         fetches = [o.name for o in self._session.get_outputs()]
         owner = {gradient: name for name, gradient in info.user_input_grad_names.items()}
         self.gradients = [owner[f] for f in fetches]

@@ -2,77 +2,53 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import attrs
 import numpy as np
 from onnx import ModelProto
 
 from ortflex_core import parameters, probe
-from ortflex_core.errors import DataError, GraphError, ModelError, nearest
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, nearest
 from ortflex_core.model import Model
 from ortflex_core.ops import FLOATS
-from ortflex_core.protocols import Device, Value
+from ortflex_core.protocols import Device, LayerBackend
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
-from ortflex_core.session import open_session, reason, session_options
-from ortflex_core.types import Array, TensorSpec, numpy_dtype
-from ortflex_core.vjp import gradient_model
-from ortflex_plugins.layers.splitting import split
+from ortflex_core.setup import device_spec
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.layers.backend_gradient import BackendGradient
+from ortflex_plugins.layers.graphs import COTANGENT, NEW
+from ortflex_plugins.layers.memory import Buffer
+from ortflex_plugins.layers.mode import STEP, Mode
+from ortflex_plugins.layers.own_gradient import OwnGradient
 
-
-@attrs.frozen(kw_only=True)
-class Buffer:
-    """Memory that somebody owns: address, sizes and type."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    owner: Any = attrs.field(repr=False)
-
-    @classmethod
-    def of(cls, array: Array) -> Buffer:
-        """The memory of an array, which is kept alive."""
-        whole = np.ascontiguousarray(array).reshape(array.shape)
-        return cls(pointer=whole.ctypes.data, shape=whole.shape, dtype=whole.dtype, owner=whole)
-
-    @classmethod
-    def of_value(cls, value: Value) -> Buffer:
-        """The memory of a runtime's tensor, which is kept alive."""
-        dtype = numpy_dtype(value.element_type())
-        return cls(pointer=value.data_ptr(), shape=tuple(value.shape()), dtype=dtype, owner=value)
-
-    def array(self) -> Array:
-        """The memory as an array, without a copy; it lives as long as the array does."""
-        size = math.prod(self.shape)
-        if size == 0:
-            return np.empty(self.shape, self.dtype)
-        memory = (ctypes.c_char * (size * self.dtype.itemsize)).from_address(self.pointer)
-        memory.owner = self.owner  # type: ignore[attr-defined]  # keeps it alive with the view
-        view: Array = np.frombuffer(memoryview(memory), dtype=self.dtype).reshape(self.shape)
-        return view
+_OURS = "fused"
 
 
 class Saved:
-    """What one forward pass keeps for its backward pass; several may be in flight."""
+    """What one forward pass keeps for its backward pass; several may be in flight.
 
-    __slots__ = ("buffers",)
+    ``statistics`` has new running statistics, where the forward pass made some.
+    """
 
-    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
-        self.buffers = buffers
+    __slots__ = ("kept", "shapes", "statistics")
+
+    def __init__(
+        self, kept: Any, shapes: Mapping[str, Buffer], statistics: Mapping[str, Array]
+    ) -> None:
+        self.kept = kept
+        self.shapes = {n: (b.shape, b.dtype) for n, b in shapes.items()}
+        self.statistics = dict(statistics)
 
 
 class OnnxFunction:
     """A model as a function that can be differentiated, on any onnxruntime.
 
     y = f(x, w); backward gives, for cotangents c of the outputs, gradient/v = Σ_y (∂y/∂v)ᵀ·c_y for
-    every float input x and every parameter w. The graph of the vector-Jacobian product
-    (:func:`ortflex_core.gradient_model`) is split in two: the backward graph reads what the forward
-    graph saved and computes nothing twice.
+    every float input x and every parameter w. The graph of the vector-Jacobian product is split in
+    two: the backward graph reads what the forward graph saved and computes nothing twice.
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
@@ -80,12 +56,22 @@ class OnnxFunction:
             found, or names and globs, as :class:`ortflex_core.trainer.Trainer` takes them.
         inputs: the inputs to differentiate by; None for all of float type.
         outputs: the outputs that have cotangents; None for all of float type.
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. Arrays are copied to a GPU and back. (The tests
+            run this on a stand-in for a GPU, not on one.)
         threads: inside an operator.
+        training: None: nodes compute what the file says. True: BatchNormalization normalizes by the
+            batch and :meth:`forward` gives new running statistics, Dropout drops by the file's
+            ratio. False: running statistics are used, nothing is dropped.
+        batch_norm: ``"freeze"`` uses the running statistics in training, too.
+        dropout: in training; ``"off"``, or another ratio for all.
+        seed: of the masks.
+        engine: ``"fused"``, our gradient graph, or ``"training_agent"``: forward and backward by
+            onnxruntime-training, where that is installed.
 
     Raises:
         ModelError: the file is broken, or names do not exist.
         NoGradientRule, NotDifferentiable: with the node and the way out.
+        Unsupported: the engine is not installed here, or cannot differentiate an operator.
 
     Example:
         >>> import numpy as np, onnx.parser
@@ -99,7 +85,7 @@ class OnnxFunction:
         [[2.0, 6.0]]
 
     Source: the split is reverse-mode differentiation as in A. Griewank and A. Walther, "Evaluating
-    Derivatives" (2008), §3.2.
+    Derivatives" (2008), §3.2; training and its negation are torch.nn.Module's train and eval.
     """
 
     def __init__(
@@ -111,28 +97,64 @@ class OnnxFunction:
         outputs: Sequence[str] | None = None,
         device: Any = "cpu",
         threads: int = 1,
+        training: bool | None = None,
+        batch_norm: Literal["train", "freeze"] = "train",
+        dropout: Literal["file", "off"] | float = "file",
+        seed: int = 0,
+        engine: str = _OURS,
         plugins: Plugins | None = None,
     ) -> None:
-        require_runtime()
-        plugins = plugins or Plugins.discover()
+        self._runtime = require_runtime()
+        self._plugins = plugins or Plugins.discover()
         self.model = model if isinstance(model, Model) else Model(model)
         probe.complete(self.model)
-        self.device: Device = plugins.component("devices", device, "device")
-        floats = [o.name for o in self.model.outputs if o.dtype in FLOATS]
-        self.differentiated = tuple(floats if outputs is None else outputs)
+        where = device_spec(device)
+        self.device: Device = self._plugins.component("devices", where, "device")
+        if reasons := self.device.available(self._runtime):
+            raise Unsupported(f"device={device!r}: {'; '.join(reasons)}")
+        # Arrays are memory that a processor can work on; a GPU cannot.
+        self._host = self.device.view(self.device.empty([1], np.float32)) is not None
+        self.mode = Mode(
+            model=self.model,
+            training=training,
+            batch_norm=_one_of("batch_norm", batch_norm, ("train", "freeze")),
+            dropout=_ratio(dropout),
+            seed=seed,
+        )
+        floats = {o.name: o for o in self.model.outputs if o.dtype in FLOATS}
+        self.differentiated = self._known("outputs", outputs, floats)
         self.parameters = self._choose(params)
-        if inputs is None:
-            inputs = [i.name for i in self.model.inputs if i.dtype in FLOATS]
-        self.inputs = tuple(inputs)
-        wrt = [*self.inputs, *self.parameters]
-        whole = gradient_model(self.model, wrt, self.differentiated, plugins=plugins)
-        halves = split(whole)
-        self._saved = halves.saved
-        self.graphs = {"gradient": whole, "forward": halves.forward, "backward": halves.backward}
-        self._forward = _Run("forward", halves.forward, self.device, threads)
-        self._backward = _Run("backward", halves.backward, self.device, threads)
+        self.inputs = self._known("inputs", inputs, self._float_inputs())
+        self._specs = self.mode.statistics()
+        self._statistics = self.mode.start(list(self._specs))
         self._values = {n: self.model.initializer(n) for n in self.parameters}
         self.outputs = tuple(o.name for o in self.model.outputs)
+        self._gradient = self._compiled(engine, threads)
+        self.graphs: dict[str, ModelProto] = self._gradient.graphs
+        given = {*(i.name for i in self.model.inputs), *self._values, *self._specs}
+        given |= {STEP, *(f"{COTANGENT}{n}" for n in self.differentiated)}
+        self._frozen = {
+            n: self._buffer(self.model.initializer(n))
+            for n in self._gradient.inputs
+            if n not in given
+        }
+
+    def _compiled(self, engine: str, threads: int) -> OwnGradient | BackendGradient:
+        wrt = [*self.inputs, *self.parameters]
+        if engine == _OURS:
+            rules = self._plugins.rules(())
+            return OwnGradient(self.mode, wrt, self.differentiated, rules, self.device, threads)
+        backend = self._plugins.component("backends", engine, "engine")
+        if not isinstance(backend, LayerBackend):
+            raise ConfigError(
+                f"engine={engine!r} trains whole models and runs no layers; use 'fused', or "
+                "'training_agent' where onnxruntime-training is installed"
+            )
+        if reasons := backend.available(self._runtime):
+            raise Unsupported(f"engine={engine!r}: {'; '.join(reasons)}; or use engine='fused'")
+        return BackendGradient(
+            self.mode, wrt, self.differentiated, backend, self.device, self._runtime, threads
+        )
 
     def _choose(self, params: str | Iterable[str] | None) -> tuple[str, ...]:
         try:
@@ -143,34 +165,75 @@ class OnnxFunction:
             return ()  # a function of its inputs alone
         return tuple(c.name for c in chosen if c.trained)
 
+    def _float_inputs(self) -> dict[str, TensorSpec]:
+        used = {n for node in self.model.ancestors(self.differentiated) for n in node.input}
+        return {i.name: i for i in self.model.inputs if i.dtype in FLOATS and i.name in used}
+
+    def _known(
+        self, what: str, names: Sequence[str] | None, known: Mapping[str, TensorSpec]
+    ) -> tuple[str, ...]:
+        for name in names or ():
+            if name not in known:
+                raise ModelError(
+                    f"{what}: {self.model.label} has no {what[:-1]} {name!r} that can be "
+                    f"differentiated; {nearest(name, known)}"
+                )
+        return tuple(known if names is None else names)
+
+    @property
+    def draws(self) -> bool:
+        """Whether masks are drawn, so that :meth:`forward` depends on ``step``."""
+        return STEP in self._gradient.inputs
+
+    @property
+    def reuses(self) -> bool:
+        """Whether the backward pass uses the memory of what :meth:`run_forward` gave."""
+        return self._gradient.reuses
+
     @property
     def state(self) -> dict[str, Array]:
         """The parameters, by initializer name."""
         return dict(self._values)
 
+    @property
+    def statistics(self) -> dict[str, Array]:
+        """The file's running statistics, by initializer name; none where ``training`` is None."""
+        return dict(self._statistics)
+
     def forward(
-        self, inputs: Any, parameters: Mapping[str, Array] | None = None
+        self,
+        inputs: Any,
+        parameters: Mapping[str, Array] | None = None,
+        *,
+        statistics: Mapping[str, Array] | None = None,
+        step: int = 0,
     ) -> tuple[dict[str, Array], Saved]:
         """The outputs, and what :meth:`backward` needs.
 
         Args:
             inputs: an array (a model with one input) or a mapping of arrays.
             parameters: in place of the model's own; those not named stay.
+            statistics: running statistics in place of the model's own; ``saved.statistics`` has
+                those of after this pass.
+            step: each has its own masks in training.
 
         Raises:
             DataError: names, types or ranks that do not fit.
         """
         named = self._named(inputs, [i.name for i in self.model.inputs], "inputs")
-        feeds = {n: Buffer.of(self._fit(s, named[n])) for s in self.model.inputs if (n := s.name)}
-        values = {**self._values, **(parameters or {})}
-        if unknown := [n for n in values if n not in self._values]:
-            raise DataError(
-                f"unknown parameter {unknown[0]!r}; {nearest(unknown[0], self._values)}"
-            )
-        specs = self.model.initializers
-        feeds |= {n: Buffer.of(self._fit(specs[n], a)) for n, a in values.items()}
-        outputs, saved = self.run_forward(feeds)
-        return {n: b.array() for n, b in outputs.items()}, saved
+        specs = {i.name: i for i in self.model.inputs}
+        feeds = {n: self._buffer(self._fit(s, named[n])) for n, s in specs.items()}
+        for what, mine, given, kinds in (
+            ("parameter", self._values, parameters, self.model.initializers),
+            ("running statistic", self._statistics, statistics, self._specs),
+        ):
+            values = {**mine, **(given or {})}
+            if unknown := [n for n in values if n not in mine]:
+                raise DataError(f"unknown {what} {unknown[0]!r}; {nearest(unknown[0], mine)}")
+            feeds |= {n: self._buffer(self._fit(kinds[n], a)) for n, a in values.items()}
+        outputs, saved, new = self.run_forward(feeds, step)
+        saved.statistics = {n: self._array(b) for n, b in new.items()}
+        return {n: self._array(b) for n, b in outputs.items()}, saved
 
     def backward(self, cotangents: Any, saved: Saved) -> dict[str, Array]:
         """Gradients of inputs and parameters, by name.
@@ -182,40 +245,50 @@ class OnnxFunction:
         """
         named = self._named(cotangents, self.differentiated, "cotangents", partial=True)
         specs = {o.name: o for o in self.model.outputs}
-        given = {n: Buffer.of(self._fit(specs[n], a)) for n, a in named.items()}
-        made = self.run_backward(given, saved)
-        return {n: b.array() for n, b in made.items()}
+        given = {n: self._buffer(self._fit(specs[n], a)) for n, a in named.items()}
+        return {n: self._array(b) for n, b in self.run_backward(given, saved).items()}
 
     # ------------------------------------------------------------------ memory to memory
 
-    def run_forward(self, feeds: Mapping[str, Buffer]) -> tuple[dict[str, Buffer], Saved]:
-        """:meth:`forward` without a copy: every input and parameter, all outputs."""
-        made = self._forward(feeds)
-        kept = {n: made[n] for n in self._saved}
-        kept |= {n: feeds[n] for n in self._backward.inputs if n in feeds}
-        shapes = {f"cotangent/{n}": made[n] for n in self.differentiated}
-        return {n: made[n] for n in self.outputs}, Saved({**kept, **shapes})
+    def run_forward(
+        self, feeds: Mapping[str, Buffer], step: int = 0
+    ) -> tuple[dict[str, Buffer], Saved, dict[str, Buffer]]:
+        """:meth:`forward` without a copy: outputs, what is saved, new running statistics.
+
+        ``feeds`` has every input, parameter and running statistic, on the function's device.
+        """
+        fed = {**self._frozen, **feeds}
+        if self.draws:
+            fed[STEP] = self._buffer(np.asarray(step, np.int64))
+        made, kept = self._gradient.forward(fed)
+        outputs = {n: made[n] for n in self.outputs}
+        new = {n: made[f"{NEW}{n}"] for n in self._specs if f"{NEW}{n}" in made}
+        return outputs, Saved(kept, outputs, {}), new
 
     def run_backward(self, cotangents: Mapping[str, Buffer], saved: Saved) -> dict[str, Buffer]:
         """:meth:`backward` without a copy."""
-        feeds = dict(saved.buffers)
+        feeds = {}
         for name in self.differentiated:
-            output = saved.buffers[f"cotangent/{name}"]
+            shape, dtype = saved.shapes[name]
             given = cotangents.get(name)
             if given is None:
-                given = self._zeros(output)
-            elif given.shape != output.shape:
+                given = Buffer.zeros(shape, dtype, self.device)
+            elif given.shape != shape:
                 raise DataError(
                     f"the cotangent of {name!r} has shape {list(given.shape)}, the output has "
-                    f"{list(output.shape)}"
+                    f"{list(shape)}"
                 )
-            feeds[f"cotangent/{name}"] = given
-        made = self._backward({n: b for n, b in feeds.items() if n in self._backward.inputs})
-        return {n.removeprefix("gradient/"): b for n, b in made.items()}
+            feeds[f"{COTANGENT}{name}"] = given
+        return self._gradient.backward(feeds, saved.kept)
 
-    def _zeros(self, like: Buffer) -> Buffer:
-        value = self.device.put(np.zeros(like.shape, like.dtype))
-        return Buffer.of_value(value)
+    def _buffer(self, array: Array) -> Buffer:
+        """An array's memory, or a copy of it on a device that does not reach that."""
+        return Buffer.of(array) if self._host else Buffer.of_value(self.device.put(array))
+
+    def _array(self, buffer: Buffer) -> Array:
+        if not self._host:
+            return self.device.read(buffer.value())
+        return buffer.array().copy() if self.reuses else buffer.array()
 
     def _fit(self, spec: TensorSpec, array: Any) -> Array:
         found = np.asarray(array)
@@ -241,32 +314,17 @@ class OnnxFunction:
         return dict(given)
 
 
-class _Run:
-    """A session run on memory that others own; outputs are the runtime's own."""
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
+    if value not in allowed:
+        raise ConfigError(f"{name}: expected {' or '.join(map(repr, allowed))}, got {value!r}")
+    return value
 
-    def __init__(self, name: str, model: ModelProto, device: Device, threads: int) -> None:
-        self._name = name
-        try:
-            self._session = open_session(
-                model.SerializeToString(), session_options(threads), device
-            )
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"onnxruntime refuses the {name} graph: {reason(error)}") from error
-        self.inputs = [i.name for i in model.graph.input]
-        self._outputs = [o.name for o in model.graph.output]
-        self._place = device.ort_device()
 
-    def __call__(self, feeds: Mapping[str, Buffer]) -> dict[str, Buffer]:
-        binding = self._session.io_binding()
-        raw = binding._iobinding
-        for name in self.inputs:
-            b = feeds[name]
-            raw.bind_input(name, self._place, b.dtype.type, list(b.shape), b.pointer)
-        for name in self._outputs:
-            raw.bind_output(name, self._place)
-        try:
-            self._session._sess.run_with_iobinding(raw, None)
-        except Exception as error:  # as above
-            raise GraphError(f"the {self._name} graph failed: {reason(error)}") from error
-        values = [v._ortvalue for v in binding.get_outputs()]
-        return {n: Buffer.of_value(v) for n, v in zip(self._outputs, values, strict=True)}
+def _ratio(dropout: Any) -> Any:
+    if dropout in ("file", "off") or (
+        isinstance(dropout, float | int) and not isinstance(dropout, bool) and 0 <= dropout < 1
+    ):
+        return dropout
+    raise ConfigError(
+        f"dropout: expected 'file', 'off' or a ratio from 0 to below 1, got {dropout!r}"
+    )

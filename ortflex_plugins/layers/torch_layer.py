@@ -5,40 +5,50 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import numpy as np
 import torch
 from onnx import ModelProto
+from torch.utils import dlpack
 
 from ortflex_core.errors import DataError, Unsupported
 from ortflex_core.model import Model
 from ortflex_core.types import Array
-from ortflex_plugins.layers.function import Buffer, OnnxFunction, Saved
+from ortflex_plugins.layers.function import OnnxFunction, Saved
+from ortflex_plugins.layers.memory import Buffer
 
 
 class OrtLayer(torch.nn.Module):
     """A torch module around an ONNX model: its initializers are the module's parameters.
 
-    Forward and backward run in onnxruntime, on the memory of torch's tensors, without copies. The
-    parameters are in ``state_dict`` and can be given to any optimizer; their names are the
-    initializers' with every character torch does not take replaced (:attr:`names` maps them back).
-    Nodes compute what the file says in ``train()`` and ``eval()`` alike: BatchNormalization and
-    Dropout are as exported.
+    Forward and backward run in onnxruntime, on the memory of torch's tensors, without copies
+    (dlpack). The parameters are in ``state_dict`` and can be given to any optimizer; their names are
+    the initializers' with every character torch does not take replaced (:attr:`names` maps them
+    back). In ``train()`` BatchNormalization normalizes by the batch and updates its running
+    statistics, which are buffers of the module, and Dropout drops by the file's ratio, its masks
+    drawn from torch's generator; in ``eval()`` the statistics are used and nothing is dropped.
+
+    Tensors on a GPU (``layer.to("cuda")``) are computed on there, if onnxruntime has its
+    CUDAExecutionProvider. The tests run that path on a stand-in, not on a GPU.
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
         params: which initializers are parameters, as :class:`ortflex_core.trainer.Trainer` takes it.
-        outputs: the outputs that are returned; None for all.
+        outputs: the outputs that have a gradient; None for all of float type.
+        batch_norm: ``"freeze"`` uses the running statistics in ``train()``, too.
+        dropout: in ``train()``: ``"file"``, ``"off"``, or another ratio for all.
+        engine: ``"fused"`` (any onnxruntime) or ``"training_agent"`` (onnxruntime-training).
         threads: inside an operator.
 
     Returns of a call: one tensor, or a tuple where the model has several outputs.
 
     Raises:
-        ModelError, NoGradientRule, NotDifferentiable: as
+        ModelError, NoGradientRule, NotDifferentiable, Unsupported: as
             :class:`~ortflex_plugins.layers.function.OnnxFunction`.
-        Unsupported: a second derivative is asked for (``create_graph=True``), or the tensors are not
-            in main memory.
+        Unsupported: a second derivative is asked for (``create_graph=True``), or the tensors are
+            on a device that onnxruntime does not compute on here.
 
     Example:
         >>> layer = OrtLayer("head.onnx")                                   # doctest: +SKIP
@@ -53,44 +63,97 @@ class OrtLayer(torch.nn.Module):
         *,
         params: str | Iterable[str] | None = None,
         outputs: Sequence[str] | None = None,
+        batch_norm: Literal["train", "freeze"] = "train",
+        dropout: Literal["file", "off"] | float = "file",
+        engine: str = "fused",
         threads: int = 1,
     ) -> None:
         super().__init__()
-        self.function = OnnxFunction(model, params=params, outputs=outputs, threads=threads)
+        self._options: dict[str, Any] = {
+            **{"params": params, "outputs": outputs, "threads": threads},
+            **{"batch_norm": batch_norm, "dropout": dropout, "engine": engine},
+        }
+        first = OnnxFunction(model, training=True, **self._options)
+        self._model = first.model
+        self._both = not first.mode.matters
+        self._functions = {(True, "cpu"): first}
         self.names: dict[str, str] = {}
-        for name, array in self.function.state.items():
-            own = _attribute(name, self.names)
-            self.names[own] = name
+        """The initializers' names, by those of parameters and buffers."""
+        self._weights: tuple[str, ...] = ()
+        self._statistics: tuple[str, ...] = ()
+        self._weights = tuple(self._attribute(name) for name in first.state)
+        for own, array in zip(self._weights, first.state.values(), strict=True):
             self.register_parameter(own, torch.nn.Parameter(torch.from_numpy(array.copy())))
+        self._statistics = tuple(self._attribute(name) for name in first.statistics)
+        for own, array in zip(self._statistics, first.statistics.values(), strict=True):
+            self.register_buffer(own, torch.from_numpy(array.copy()))
+
+    def _attribute(self, name: str) -> str:
+        """An initializer's name as torch takes it: no dots, not one of a module's own, not twice."""
+        own = re.sub(r"\W", "_", name) or "parameter"
+        while own in self.names or hasattr(type(self), own) or own in self.__dict__:
+            own += "_"
+        self.names[own] = name
+        return own
+
+    @property
+    def function(self) -> OnnxFunction:
+        """What a call of now runs in main memory."""
+        return self._function("cpu")
+
+    def _function(self, device: str) -> OnnxFunction:
+        """The function of this mode on a device, compiled when it is first needed."""
+        key = (self.training or self._both, device)
+        if key not in self._functions:
+            self._functions[key] = OnnxFunction(
+                self._model, training=key[0], device=device, **self._options
+            )
+        return self._functions[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OrtLayer:
         """A copy with parameters of its own; sessions are shared, they hold no weights."""
         twin = OrtLayer.__new__(OrtLayer)
         memo[id(self)] = twin
         torch.nn.Module.__init__(twin)
-        twin.function, twin.names, twin.training = self.function, dict(self.names), self.training
-        for own, parameter in self.named_parameters():
-            copied = torch.nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        for name in ("_options", "_model", "_both", "_functions", "_weights", "_statistics"):
+            setattr(twin, name, getattr(self, name))
+        twin.names, twin.training = dict(self.names), self.training
+        for own in self._weights:
+            tensor = getattr(self, own)
+            copied = torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
             twin.register_parameter(own, copied)
+        for own in self._statistics:
+            twin.register_buffer(own, getattr(self, own).clone())
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the file's bytes, no sessions."""
+        file = self._model.export({}).SerializeToString()
+        return {**self.__dict__, "_functions": {}, "_model": file}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_model": Model(state["_model"])})
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # a break in the graph that torch.compile sees
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """The model's outputs; inputs in the model's order, or by name."""
-        specs = self.function.model.inputs
-        known = [s.name for s in specs]
+        known = [s.name for s in self._model.inputs]
         given = {**dict(zip(known, inputs, strict=False)), **named}
-        if len(inputs) > len(specs) or set(given) != set(known):
+        if len(inputs) > len(known) or set(given) != set(known):
             raise DataError(
                 f"expected the inputs {', '.join(known)}, got {len(inputs)} by place and "
                 f"{', '.join(named) or 'none'} by name"
             )
-        parameters = [getattr(self, own) for own in self.names]
-        made = _Differentiable.apply(self, *(given[n] for n in known), *parameters)
+        tensors = {n: given[n] for n in known}
+        tensors |= {self.names[own]: getattr(self, own) for own in self._weights}
+        statistics = {self.names[own]: getattr(self, own) for own in self._statistics}
+        place = _place({**tensors, **statistics})
+        call = _Call(self._function(place), tuple(tensors), statistics)
+        made = _Differentiable.apply(call, *tensors.values())
         return made[0] if len(made) == 1 else made
 
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
-        """The model's file with the parameters of now.
+        """The model's file with the parameters and the running statistics of now.
 
         Raises:
             OutputError: the file cannot be written.
@@ -98,35 +161,59 @@ class OrtLayer(torch.nn.Module):
         state: dict[str, Array] = {
             name: getattr(self, own).detach().cpu().numpy() for own, name in self.names.items()
         }
-        return self.function.model.export(state, path)
+        return self._model.export(state, path)
+
+
+@attrs.define
+class _Call:
+    """One forward pass: ``names`` are those of the tensors that may have gradients."""
+
+    function: OnnxFunction
+    names: tuple[str, ...]
+    statistics: dict[str, torch.Tensor]
+
+    @property
+    def training(self) -> bool:
+        return bool(self.function.mode.training)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Buffer], Saved]:
+        """Run forward and keep the new running statistics."""
+        model = self.function.model
+        kinds = {**model.initializers, **{i.name: i for i in model.inputs}}
+        both = {**dict(zip(self.names, tensors, strict=True)), **self.statistics}
+        feeds = {}
+        for name, tensor in both.items():
+            # Statistics in a file without initializers of their own are copies of others.
+            kind = kinds[name].numpy if name in kinds else None
+            feeds[name] = _buffer(tensor, kind, name)
+        step = 0
+        if self.function.draws:
+            # torch.manual_seed makes masks come again, as torch's own do.
+            step = int(torch.randint(2**31, (1,)))
+        _settle(both.values())
+        outputs, saved, new = self.function.run_forward(feeds, step)
+        for name, buffer in new.items():
+            with torch.no_grad():
+                self.statistics[name].copy_(_tensor(buffer))
+        return outputs, saved
 
 
 class _Differentiable(torch.autograd.Function):
     """Forward and backward of one call."""
 
     @staticmethod
-    def forward(ctx: Any, layer: OrtLayer, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        function = layer.function
-        names = [i.name for i in function.model.inputs]
-        parameters = list(layer.names.values())
-        feeds = {
-            name: _buffer(tensor, spec.numpy, name)
-            for (name, spec), tensor in zip(
-                (
-                    *((i.name, i) for i in function.model.inputs),
-                    *((n, function.model.initializers[n]) for n in parameters),
-                ),
-                tensors,
-                strict=True,
-            )
-        }
-        outputs, saved = function.run_forward(feeds)
-        ctx.layer, ctx.saved, ctx.order = layer, saved, [*names, *parameters]
-        # What a later in-place change would spoil, torch notices.
-        ctx.save_for_backward(*tensors)
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, saved = call.run(tensors)
+        ctx.call, ctx.saved = call, saved
+        # What a later in-place change would spoil, torch notices. In training the backward pass
+        # does not read the running statistics, which the next forward pass changes.
+        ctx.save_for_backward(*tensors, *(() if call.training else call.statistics.values()))
         ctx.set_materialize_grads(False)
-        made = tuple(torch.from_numpy(b.array()) for b in outputs.values())
-        fixed = [t for t in made if not t.is_floating_point()]
+        made = tuple(_tensor(b) for b in outputs.values())
+        if call.function.reuses:
+            made = tuple(t.clone() for t in made)
+        known = call.function.differentiated
+        fixed = [t for n, t in zip(outputs, made, strict=True) if n not in known]
         ctx.mark_non_differentiable(*fixed)
         return made
 
@@ -138,42 +225,65 @@ class _Differentiable(torch.autograd.Function):
                 "create_graph=True"
             )
         _ = ctx.saved_tensors
-        function: OnnxFunction = ctx.layer.function
-        saved: Saved = ctx.saved
+        function: OnnxFunction = ctx.call.function
         kinds = {o.name: o.numpy for o in function.model.outputs}
         given = {
             name: _buffer(c, kinds[name], f"cotangent of {name}")
             for name, c in zip(function.outputs, cotangents, strict=True)
             if c is not None and name in function.differentiated
         }
-        made = function.run_backward(given, saved)
-        wanted = ctx.needs_input_grad[1:]
+        _settle(c for c in cotangents if c is not None)
+        made = function.run_backward(given, ctx.saved)
         gradients = [
-            torch.from_numpy(made[name].array()) if need and name in made else None
-            for name, need in zip(ctx.order, wanted, strict=True)
+            _tensor(made[name]) if need and name in made else None
+            for name, need in zip(ctx.call.names, ctx.needs_input_grad[1:], strict=True)
         ]
         return (None, *gradients)
 
 
-def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
-    """A tensor's memory."""
-    if tensor.device.type != "cpu":
+def _device(tensor: torch.Tensor) -> str:
+    """Where a tensor is, as torch writes it."""
+    return str(tensor.device)
+
+
+def _place(tensors: dict[str, torch.Tensor]) -> str:
+    """The one device of all tensors, by the name that ortflex gives it."""
+    places = {name: _device(t) for name, t in tensors.items()}
+    first, where = next(iter(places.items()))
+    for name, other in places.items():
+        if other != where:
+            raise DataError(
+                f"{first!r} is on {where}, {name!r} on {other}: move layer and inputs to one device"
+            )
+    if where.partition(":")[0] not in ("cpu", "cuda"):
         raise Unsupported(
-            f"{name!r} is on {tensor.device}; OrtLayer computes in main memory: tensor.cpu()"
+            f"{first!r} is on {where}; OrtLayer computes on cpu and cuda: tensor.cpu()"
         )
+    return where
+
+
+def _settle(tensors: Iterable[torch.Tensor]) -> None:
+    """Wait for what torch still computes: onnxruntime reads from a stream of its own."""
+    for where in {_device(t) for t in tensors} - {"cpu"}:
+        torch.cuda.current_stream(where).synchronize()
+
+
+def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any] | None, name: str) -> Buffer:
+    """A tensor's memory."""
     whole = tensor.detach().contiguous()
-    found = whole.numpy()
-    if found.dtype != dtype:
+    # A tensor of no elements tells torch's type on any device.
+    found = torch.empty(0, dtype=whole.dtype).numpy().dtype
+    if dtype is not None and found != dtype:
         raise DataError(
             f"{name!r} is {tensor.dtype}, the model takes {dtype}; convert it, or export the model "
             "in that precision"
         )
-    return Buffer(pointer=whole.data_ptr(), shape=tuple(whole.shape), dtype=dtype, owner=whole)
+    shape = tuple(whole.shape)
+    owner = whole.view(torch.uint8) if found == np.bool_ else whole
+    return Buffer(pointer=whole.data_ptr(), shape=shape, dtype=found, owner=owner)
 
 
-def _attribute(name: str, taken: Iterable[str]) -> str:
-    """An initializer's name as torch takes it: no dots, not one of a module's own, not twice."""
-    own = re.sub(r"\W", "_", name) or "parameter"
-    while own in taken or hasattr(torch.nn.Module, own) or own in ("function", "names"):
-        own += "_"
-    return own
+def _tensor(buffer: Buffer) -> torch.Tensor:
+    """What onnxruntime made, as a tensor of the same memory."""
+    made: torch.Tensor = dlpack.from_dlpack(buffer.owner.to_dlpack())
+    return made.view(torch.bool) if buffer.dtype == np.bool_ else made

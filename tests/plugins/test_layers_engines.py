@@ -1,0 +1,224 @@
+"""What runs a layer: our gradient graph or onnxruntime's TrainingAgent, here or on another device."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
+from ortflex_core.registry import Registry
+from ortflex_core.runtime import require_runtime
+from ortflex_plugins.devices.cpu import Cpu
+from ortflex_plugins.layers import OnnxFunction
+from tests import models
+from tests.plugins.test_layers_modes import dropping, layer, normalized, trained
+
+RNG = np.random.default_rng(0)
+
+
+def agent() -> str:
+    """The name of the other engine, where it is installed."""
+    if not require_runtime().has_training_agent:
+        pytest.skip("no TrainingAgent")
+    return "training_agent"
+
+
+def looked_up() -> onnx.ModelProto:
+    """A float, an integer and a truth value out of a table that is looked up by ids."""
+    node = helper.make_node
+    return models.model(
+        [
+            node("Gather", ["table", "ids"], ["rows"]),
+            node("MatMul", ["rows", "W"], ["scores"]),
+            node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+            node("Greater", ["scores", "limit"], ["high"]),
+        ],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N"])],
+        [
+            models.floats("scores", "N", 3),
+            helper.make_tensor_value_info("best", TensorProto.INT64, ["N"]),
+            helper.make_tensor_value_info("high", TensorProto.BOOL, ["N", 3]),
+        ],
+        {"table": RNG.standard_normal((5, 4)), "W": RNG.standard_normal((4, 3)), "limit": 0.0},
+    )
+
+
+MODELS = {
+    "mlp": (models.mlp(), None),
+    "two inputs and outputs": (models.two_headed(), None),
+    "a convolution": (models.conv_net(), None),
+    "batch statistics": (normalized(), True),
+    "running statistics": (normalized(), False),
+    "masks": (dropping(), True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_engines_agree(name: str) -> None:
+    model, training = MODELS[name]
+    ours = OnnxFunction(model, training=training)
+    theirs = OnnxFunction(model, training=training, engine=agent())
+    shapes = {i.name: (i.shape or ())[1:] for i in ours.model.inputs}
+    flights = []
+    for rows in (3, 5):
+        x = {
+            n: RNG.standard_normal((rows, *s)).astype(np.float32)  # type: ignore[arg-type]
+            for n, s in shapes.items()
+        }
+        flights.append((ours.forward(x, step=rows), theirs.forward(x, step=rows)))
+    for (outputs, saved), (others, kept) in flights[::-1]:
+        copies = {n: a.copy() for n, a in others.items()}
+        c = {n: RNG.standard_normal(a.shape).astype(np.float32) for n, a in outputs.items()}
+        wanted = ours.backward(c, saved)
+        # The second time the forward pass is run again.
+        for found in (theirs.backward(c, kept), theirs.backward(c, kept)):
+            assert sorted(found) == sorted(wanted)
+            for key, array in wanted.items():
+                np.testing.assert_allclose(found[key], array, rtol=1e-4, atol=1e-5, err_msg=key)
+        for key, array in outputs.items():
+            np.testing.assert_allclose(others[key], array, rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(others[key], copies[key])  # not reused by backward
+        for key, array in saved.statistics.items():
+            np.testing.assert_allclose(kept.statistics[key], array, rtol=1e-5)
+
+
+def test_layers_of_both_engines_train_alike() -> None:
+    engine = agent()
+    pytest.importorskip("torch")
+    model = normalized()
+    one, two = layer(model, engine=engine), layer(model)
+    np.testing.assert_allclose(trained(one, 10), trained(two, 10), rtol=1e-4)
+    for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("engine", ["fused", "training_agent"])
+def test_integers_and_truth_values_come_out_without_gradients(engine: str) -> None:
+    torch = pytest.importorskip("torch")
+    if engine == "training_agent":
+        agent()
+    net = layer(looked_up(), engine=engine)
+    scores, best, high = net(torch.tensor([1, 1, 4]))
+    assert (best.dtype, high.dtype) == (torch.int64, torch.bool)
+    assert torch.equal(best, scores.argmax(1))
+    assert torch.equal(high, scores > 0)
+    assert not best.requires_grad
+    assert not high.requires_grad
+    scores.sum().backward()
+    wanted = np.zeros((5, 4))
+    wanted[1], wanted[4] = 2 * net.W.detach().numpy().sum(1), net.W.detach().numpy().sum(1)
+    np.testing.assert_allclose(net.table.grad, wanted, rtol=1e-5)
+
+
+def test_what_an_engine_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="engine='training_session' trains whole models"):
+        OnnxFunction(models.mlp(), engine="training_session")
+    with pytest.raises(ModelError, match="no output 'y' that can be differentiated; Known: Y"):
+        OnnxFunction(models.mlp(), outputs=["y"])
+    if not require_runtime().has_training_agent:
+        with pytest.raises(Unsupported, match=r"has no TrainingAgent.*or use engine='fused'"):
+            OnnxFunction(models.mlp(), engine="training_agent")
+        return
+    unknown = models.mlp(activation="Atan")
+    with pytest.raises(Unsupported, match=r"(?s)engine='fused' may:\n.*Atan"):
+        OnnxFunction(unknown, engine="training_agent")
+
+
+# ---------------------------------------------------------------------- elsewhere
+
+
+@attrs.frozen(kw_only=True)
+class Elsewhere(Cpu):
+    """Stands in for a GPU: main memory, which it says the host cannot reach."""
+
+    name: ClassVar[str] = "cuda"
+    index: int = 0
+    log: ClassVar[list[str]] = []
+
+    def view(self, value: Any) -> Any:
+        return None
+
+    def put(self, array: Any) -> Any:
+        self.log.append("put")
+        return Cpu().put(np.asarray(array, order="C"))
+
+    def read(self, value: Any) -> Any:
+        self.log.append("read")
+        return Cpu().read(value)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The device ``cuda`` is the stand-in; returns its log."""
+    plain = Registry.load
+
+    def load(self: Registry, name: str) -> Any:
+        return Elsewhere if (self.kind, name) == ("devices", "cuda") else plain(self, name)
+
+    monkeypatch.setattr(Registry, "load", load)
+    Elsewhere.log.clear()
+    return Elsewhere.log
+
+
+def test_arrays_go_to_a_device_and_come_back(elsewhere: list[str]) -> None:
+    x = RNG.standard_normal((4, 6)).astype(np.float32)
+    here, there = (OnnxFunction(models.mlp(), device=d) for d in ("cpu", "cuda:1"))
+    results = []
+    for f in (here, there):
+        outputs, saved = f.forward(x)
+        results.append({**outputs, **f.backward(np.ones((4, 1), np.float32), saved)})
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(results[1][name], array)
+    assert elsewhere.count("put") == 1 + 6 + 1  # input, parameters, cotangent
+    assert elsewhere.count("read") == 1 + 7  # output, gradients
+
+
+def test_tensors_on_a_device_are_not_copied(
+    elsewhere: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from ortflex_plugins.layers import torch_layer
+
+    net = layer(normalized())
+    x = torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    twin = layer(normalized())
+    twin.load_state_dict(net.state_dict())
+    wanted = net(x)
+    wanted.sum().backward()
+    gradient, x.grad = x.grad, None
+    waited = []
+    monkeypatch.setattr(torch_layer, "_device", lambda tensor: "cuda:1")
+    monkeypatch.setattr(
+        torch.cuda,
+        "current_stream",
+        lambda where: type("Stream", (), {"synchronize": lambda self: waited.append(where)})(),
+    )
+    found = twin(x)
+    found.sum().backward()
+    assert elsewhere == []
+    assert waited == ["cuda:1", "cuda:1"]
+    assert torch.equal(found, wanted)
+    assert torch.equal(x.grad, gradient)
+    assert torch.equal(twin.kernel.grad, net.kernel.grad)
+    assert torch.equal(twin.get_buffer("mean"), net.get_buffer("mean"))
+
+
+def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from ortflex_plugins.layers import torch_layer
+
+    net = layer(models.mlp())
+    with pytest.raises(DataError, match="'X' is on cpu, 'W1' on meta: move layer and inputs"):
+        net.to("meta")(torch.ones(2, 6))
+    with pytest.raises(Unsupported, match="'X' is on meta; OrtLayer computes on cpu and cuda"):
+        net(torch.ones(2, 6, device="meta"))
+    if "CUDAExecutionProvider" in require_runtime().providers:
+        return
+    monkeypatch.setattr(torch_layer, "_device", lambda tensor: "cuda:0")
+    with pytest.raises(Unsupported, match=r"device='cuda:0': .* has no CUDAExecutionProvider"):
+        layer(models.mlp())(torch.ones(2, 6))
