@@ -1,0 +1,48 @@
+"""Conformance kits: what a plugin of each kind must hold, as tests to inherit.
+
+    from ortflex_core.testing import LossKit
+
+    class TestMyLoss(LossKit):
+        @pytest.fixture
+        def component(self):
+            return MyLoss(scale=0.5)
+
+        @pytest.fixture
+        def reference(self):  # the formula a second time, in numpy
+            return lambda predicted, expected: np.log1p(((predicted - expected) / 0.5) ** 2)
+
+Two fixtures are overridden, ``component`` and what it is compared with; the others of a kit (the data,
+say) have defaults. Each check is a test of its own, named after what it promises. ``ortflex new-plugin``
+writes a package with such a test. Needs pytest.
+"""
+
+from __future__ import annotations
+
+from ortflex_core.testing.average import AverageKit
+from ortflex_core.testing.backend import BackendKit
+from ortflex_core.testing.callback import CallbackKit
+from ortflex_core.testing.constraint import ConstraintKit
+from ortflex_core.testing.device import DeviceKit
+from ortflex_core.testing.gradient import GradientCase, GradientKit
+from ortflex_core.testing.loss import LossKit
+from ortflex_core.testing.metric import MetricKit
+from ortflex_core.testing.optimizer import OptimizerKit
+from ortflex_core.testing.penalty import PenaltyKit
+from ortflex_core.testing.schedule import ScheduleKit
+from ortflex_core.testing.source import DataSourceKit
+
+__all__ = [
+    "AverageKit",
+    "BackendKit",
+    "CallbackKit",
+    "ConstraintKit",
+    "DataSourceKit",
+    "DeviceKit",
+    "GradientCase",
+    "GradientKit",
+    "LossKit",
+    "MetricKit",
+    "OptimizerKit",
+    "PenaltyKit",
+    "ScheduleKit",
+]

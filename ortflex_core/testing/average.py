@@ -1,0 +1,132 @@
+"""The kit of averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.host import Host
+from ortflex_core.program import Program
+from ortflex_core.protocols import Average
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array
+
+Reference = Callable[[Array, Array, int], Array]
+
+
+class AverageKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference(average, weight, step)`` is the average after a step, in numpy and float64; None leaves out
+    the comparison with it.
+    """
+
+    kind: ClassVar[str] = "averages"
+
+    @pytest.fixture
+    def reference(self) -> Reference | None:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    def test_value(self, component: Average, reference: Reference | None) -> None:
+        """The averages of six steps are the reference's."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        average = weights()[0]
+        for step, weight in enumerate(weights()[1:], start=1):
+            wanted = reference(average, weight, step)
+            average = run(component, average, weight, step)
+            close(average, wanted, 1e-9, f"the average after step {step}")
+
+    def test_it_is_a_mean(self, component: Average) -> None:
+        """It lies between the average before and the weight; of equal weights it is their value."""
+        average = weights()[0]
+        for step, weight in enumerate(weights()[1:], start=1):
+            after = run(component, average, weight, step)
+            low, high = np.minimum(average, weight), np.maximum(average, weight)
+            slack = 1e-9
+            inside = ((low - slack <= after) & (after <= high + slack)).all()
+            require(inside, f"the average leaves what it is the mean of, at step {step}")
+            average = after
+        same = weights()[0]
+        for step in range(1, 7):
+            close(run(component, same, same, step), same, 1e-12, "the mean of equal weights")
+
+    def test_float64(self, component: Average) -> None:
+        """Float64 stays float64, with its accuracy; float32 stays float32."""
+        for dtype in (np.float64, np.float32):
+            first, second = (w.astype(dtype) for w in weights()[:2])
+            got = run(component, first, second, 1)
+            require(got.dtype == dtype, f"an average of {dtype.__name__} becomes {got.dtype}")
+            require(got.shape == first.shape, f"an average {first.shape} becomes {got.shape}")
+        first, second = weights()[:2]
+        tiny = np.full(first.shape, 1e-10)
+        moved = run(component, first + tiny, second + tiny, 1)
+        change = np.abs(moved - run(component, first, second, 1)).max()
+        require(change > 1e-11, "float64 is computed with the accuracy of float32")
+
+    def test_weights_of_0_and_100(self, component: Average) -> None:
+        """Finite at 0 and ±100, in float32, too."""
+        for number in (0.0, 100.0, -100.0):
+            at = np.full((2, 2), number, np.float32)
+            for step in (1, 2, 1000):
+                got = run(component, at, at, step)
+                close(got, at, 1e-5, f"the average of weights of {number:g} at step {step}")
+
+    def test_backends(self, component: Average) -> None:
+        """On every backend that takes it, the averages of three steps are those of its weights."""
+        x, y = running.regression(rows=12)
+        model = running.linear_model()
+
+        def train(backend: str) -> None:
+            trainer = running.trainer(model, averaging=component, backend=backend)
+            wanted = running.weights_of(model)
+            for step in range(1, 4):
+                at = slice(4 * step - 4, 4 * step)
+                trainer.step((x[at], y[at]))
+                now = trainer.get_state()
+                wanted = {
+                    n: run(component, a, now[n].astype(np.float64), step) for n, a in wanted.items()
+                }
+            for name, array in trainer.get_state(averaged=True).items():
+                close(array, wanted[name], 1e-5, f"the average of {name} on {backend}")
+
+        running.on_every_backend(train, f"the average {component.name}")
+
+    def test_determinism(self, component: Average) -> None:
+        """The same weights give the same bits, and the same formula the same graph."""
+        first, second = weights()[:2]
+        a, b = ({"average": run(component, first, second, 2)} for _ in range(2))
+        running.same_bits(a, b, component.name)
+        keys = {program(component, first).key for _ in range(2)}
+        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+
+    def test_hyperparameters_are_symbols(self, component: Average) -> None:
+        """Another value of a hyperparameter needs no new graph, and it counts."""
+        check_hyperparameters(component, lambda c: program(c, weights()[0]))
+
+
+def weights() -> list[Array]:
+    """The weight at the start and after each of six steps."""
+    return list(np.random.default_rng(1).normal(size=(7, 4, 3)))
+
+
+def program(average: Average, weight: Array) -> Program:
+    """One step of the average as a graph; the step is a symbol."""
+    twin = running.hosted(average)
+    return running.traced(
+        lambda op, average, weight: {"new": twin.update(op, average, weight, Host.symbol("step"))},
+        {"average": weight, "weight": weight},
+    )
+
+
+def run(average: Average, before: Array, weight: Array, step: int) -> Array:
+    """The average after a step."""
+    values = {**average.hyper_values(), "step": step}
+    made = program(average, weight)
+    return running.run(made, {"average": before, "weight": weight}, values)["new"]

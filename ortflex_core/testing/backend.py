@@ -1,0 +1,192 @@
+"""The kit of backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.errors import Unsupported
+from ortflex_core.protocols import Backend
+from ortflex_core.runtime import require_runtime
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import check_reasons, close, require
+from ortflex_core.types import Array
+
+RATE = 0.1
+
+
+class BackendKit(ComponentKit):
+    """Override ``component``; skipped, with its reasons, where the backend is not available."""
+
+    kind: ClassVar[str] = "backends"
+    has_formula: ClassVar[bool] = False
+
+    @pytest.fixture
+    def here(self, component: Backend) -> Backend:
+        """The backend, if it can be used here."""
+        if reasons := type(component).available(require_runtime()):
+            pytest.skip("; ".join(reasons))
+        return component
+
+    def test_available(self, component: Backend) -> None:
+        """Reasons against, each a sentence."""
+        reasons = type(component).available(require_runtime())
+        check_reasons(reasons)
+
+    @pytest.mark.parametrize("reduction", ["mean", "sum"])
+    def test_step(self, here: Backend, reduction: str) -> None:
+        """Loss and new weights of single steps are those of float64, for a network with weights."""
+        x, y = running.regression(rows=10)
+        weight = np.linspace(0.5, 2, 10).astype(np.float32)
+        model = running.network_model()
+        trainer = running.trainer(model, backend=here, learning_rate=RATE, reduction=reduction)
+        for rows in (slice(0, 4), slice(4, 8), slice(8, 10)):
+            before = {n: a.astype(np.float64) for n, a in trainer.get_state().items()}
+            below = weight[rows].sum() if reduction == "mean" else 1.0
+            scale = weight[rows, None] / below
+
+            def cost(w: Mapping[str, Array], rows: slice = rows, s: Array = scale) -> Array:
+                return np.asarray(s * np.square(running.network(w, x[rows]) - y[rows]))
+
+            got = trainer.step((x[rows], y[rows], weight[rows]))
+            close(got, cost(before).sum(), 1e-4, "the loss of a step")
+            for name, after in trainer.get_state().items():
+
+                def along(moved: Array, n: str = name, w: Mapping[str, Array] = before) -> Array:
+                    return cost({**w, n: moved})
+
+                slope = running.differences(along, before[name], np.ones(()))
+                close(after, before[name] - RATE * slope, 1e-4, f"{name} after a step")
+
+    def test_penalty(self, here: Backend) -> None:
+        """A penalty is added once a step, to the cost and to the gradient."""
+        x, y = running.regression(rows=4)
+        model = running.linear_model()
+        before = running.weights_of(model)
+        penalty = {"name": "l2", "l2": 0.5}
+        trainer = running.trainer(model, backend=here, learning_rate=RATE, penalty=penalty)
+        history = trainer.fit(x, y)
+        close(history["penalty"][0], 0.5 * _squares(before), 1e-4, "the penalty of a step")
+        slopes = running.linear_gradients(before, x, y)
+        for name, after in trainer.get_state().items():
+            wanted = before[name] - RATE * (slopes[name] + before[name])
+            close(after, wanted, 1e-4, f"{name} after a step with a penalty")
+
+    def test_adam(self, here: Backend) -> None:
+        """Three steps of Adam, whose step number and slots count, are those of float64."""
+        x, y = running.regression(rows=10)
+        model = running.linear_model()
+        trainer = running.trainer(model, backend=here, optimizer="adam", learning_rate=RATE)
+        trainer.fit(x, y)  # batches of 4, 4 and 2
+        weights = running.weights_of(model)
+        m = {n: np.zeros_like(w) for n, w in weights.items()}
+        v = {n: np.zeros_like(w) for n, w in weights.items()}
+        for step in range(1, 4):
+            at = slice(4 * step - 4, 4 * step)
+            for name, g in running.linear_gradients(weights, x[at], y[at]).items():
+                m[name] = 0.9 * m[name] + 0.1 * g
+                v[name] = 0.999 * v[name] + 0.001 * g * g
+                up, down = m[name] / (1 - 0.9**step), np.sqrt(v[name] / (1 - 0.999**step))
+                weights[name] = weights[name] - RATE * up / (down + 1e-8)
+        for name, array in trainer.get_state().items():
+            close(array, weights[name], 1e-3, f"{name} after three steps of Adam")
+
+    def test_evaluation_changes_nothing(self, here: Backend) -> None:
+        """Predictions and losses are onnxruntime's of the exported model; weights and slots stay."""
+        x, y = running.regression(rows=7)
+        trainer = running.trainer(running.network_model(), backend=here, optimizer="adam")
+        trainer.step((x[:4], y[:4]))
+        before = {**trainer.get_state(), **trainer.engine.slots()}
+        predicted = trainer.predict(x)
+        loss = trainer.evaluate(x, y)["loss"]
+        running.same_bits(before, {**trainer.get_state(), **trainer.engine.slots()}, "evaluation")
+        wanted = _inference(trainer.export(), x)
+        close(predicted, wanted, 1e-5, "predictions and those of the exported model")
+        close(loss, np.square(wanted - y).mean(), 1e-5, "the loss of an evaluation")
+
+    def test_state(self, here: Backend) -> None:
+        """What is loaded is what is read; a copy of either is nobody else's."""
+        trainer = running.trainer(running.linear_model(), backend=here)
+        x, y = running.regression(rows=4)
+        trainer.step((x, y))
+        fresh = {n: np.full_like(a, 0.25) for n, a in trainer.get_state().items()}
+        trainer.engine.load(fresh)
+        running.same_bits(trainer.engine.state(), fresh, "load and state")
+        for array in trainer.engine.state().values():
+            array[...] = 9
+        running.same_bits(trainer.engine.state(), fresh, "a state that was changed by its reader")
+        close(trainer.predict(x), _inference(trainer.export(), x), 1e-5, "predictions after load")
+
+    def test_slots(self, here: Backend) -> None:
+        """A training goes on from weights and slots as if it had never stopped."""
+        x, y = running.regression(rows=12)
+        options: dict[str, Any] = {"backend": here, "optimizer": "adam", "learning_rate": RATE}
+        whole = running.trainer(running.linear_model(), **options)
+        rest = running.trainer(running.linear_model(), **options)
+        rest.step((x[8:], y[8:]))
+        for step in range(3):
+            if step == 2:
+                rest.engine.load(whole.engine.state())
+                rest.engine.load_slots(whole.engine.slots())
+                rest.step((x[8:], y[8:]))
+            whole.step((x[4 * step : 4 * step + 4], y[4 * step : 4 * step + 4]))
+        running.same_bits(whole.get_state(), rest.get_state(), "a training that goes on")
+
+    def test_determinism(self, here: Backend) -> None:
+        """The same training ends in the same bits."""
+        x, y = running.regression(rows=10)
+        states = []
+        for _ in range(2):
+            trainer = running.trainer(
+                running.network_model(), backend=here, optimizer="adam", epochs=2, shuffle=True
+            )
+            trainer.fit(x, y)
+            states.append(trainer.get_state())
+        running.same_bits(states[0], states[1], "the same training twice")
+
+    def test_what_it_refuses(self, here: Backend) -> None:
+        """An operator without a gradient is refused with a reason, not trained without it."""
+        x, y = running.regression(rows=4)
+        model = running.network_model("Softplus")
+        model.graph.node[2].domain, model.graph.node[2].op_type = "nobody.knows", "Mystery"
+        model.opset_import.append(onnx.helper.make_opsetid("nobody.knows", 1))
+        model.graph.value_info.append(
+            onnx.helper.make_tensor_value_info("h1", onnx.TensorProto.FLOAT, ["N", 4])
+        )
+        with pytest.raises(Unsupported, match="Mystery"):
+            running.trainer(model, backend=here).step((x, y))
+
+    def test_graphs_and_counters(self, here: Backend) -> None:
+        """Its graphs can be read by onnx, its counters are numbers, and closing twice does no harm."""
+        x, y = running.regression(rows=4)
+        trainer = running.trainer(running.linear_model(), backend=here)
+        trainer.step((x, y))
+        graphs = trainer.save_onnx_graph()
+        require(graphs, "programs() is empty")
+        for name, graph in graphs.items():
+            require(isinstance(graph, onnx.ModelProto) and graph.graph.node, f"{name} is empty")
+        counters = trainer.engine.counters()
+        good = all(type(v) is int and v >= 0 for v in counters.values())
+        require(good, f"counters() gives {counters}")
+        trainer.engine.close()
+        trainer.engine.close()
+
+
+def _squares(weights: Mapping[str, Array]) -> float:
+    return float(sum(np.square(w).sum() for w in weights.values()))
+
+
+def _inference(model: onnx.ModelProto, x: Array) -> Array:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return np.asarray(session.run(None, {"X": x})[0])

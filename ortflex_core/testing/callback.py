@@ -1,0 +1,157 @@
+"""The kit of callbacks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+
+from ortflex_core.errors import ConfigError
+from ortflex_core.hookspecs import NAMES, hook
+from ortflex_core.structure import structure
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import require
+from ortflex_core.trainer import Trainer
+from ortflex_core.types import History
+
+EPOCHS = 4
+Effect = Callable[[Any, Trainer, History], None]
+
+
+class CallbackKit(ComponentKit):
+    """Override ``component`` and ``effect``.
+
+    ``effect(component, trainer, history)`` asserts what the callback has done in a training of up to four
+    epochs of three steps each, with validation data; ``trainer.folder`` is where files go.
+    """
+
+    kind: ClassVar[str] = "callbacks"
+    has_formula: ClassVar[bool] = False
+    watches: ClassVar[bool] = True
+    """False for a callback that changes the training: its length, or its weights."""
+
+    @pytest.fixture
+    def effect(self) -> Effect:
+        """What the callback has done after a training: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'effect'")
+
+    def test_is_frozen(self, component: Any) -> None:
+        """A callback has a state, so this is about its copies: one of a fresh one is as fresh."""
+        require(
+            copy.deepcopy(component) == component, "a copy of a fresh callback is unequal to it"
+        )
+
+    def test_bad_parameters_are_refused(self, component: Any) -> None:
+        """A parameter nobody knows is an error that names it."""
+        with pytest.raises(ConfigError, match="no_such_field"):
+            structure(type(component), {"no_such_field": 1}, "callback", running.plugins())
+
+    def test_hooks(self, component: Any) -> None:
+        """Its hooks are hooks: known names, known arguments, and at least one of them."""
+        marked = [n for n in dir(component) if hasattr(getattr(component, n), "ortflex_impl")]
+        forgotten = [n for n in NAMES if hasattr(component, n) and n not in marked]
+        require(not forgotten, f"{', '.join(forgotten)}: the decorator @hook is missing")
+        running.trainer(running.linear_model(), callbacks=[component])  # asks for all of them
+
+    def test_effect(self, component: Any, effect: Effect, tmp_path: Path) -> None:
+        """A training does what the callback is there for, by object and by its table in a file."""
+        trainer = make(component, tmp_path / "object")
+        effect(component, trainer, fit(trainer))
+        name = running.plugins()["callbacks"].name_of(component)
+        if name is not None:
+            fresh = running.plugins().component(
+                "callbacks", {"name": name, **_parameters(component)}, "callbacks"
+            )
+            trainer = make(fresh, tmp_path / "table")
+            effect(fresh, trainer, fit(trainer))
+
+    def test_a_second_training(self, component: Any, effect: Effect, tmp_path: Path) -> None:
+        """A training after another one is a training like the first."""
+        first = make(component, tmp_path / "first")
+        before = fit(first)
+        again = make(component, tmp_path / "second")
+        after = fit(again)
+        effect(component, again, after)
+        require(
+            before.losses == after.losses,
+            f"the same training after another one: losses {after.losses}, before {before.losses}",
+        )
+
+    def test_watching(self, component: Any, tmp_path: Path) -> None:
+        """Who only watches changes nothing: the same losses and weights as without, on each backend."""
+        if not self.watches:
+            pytest.skip("the callback changes the training")
+
+        def train(backend: str) -> None:
+            runs = []
+            for callbacks in ([], [copy.deepcopy(component)]):
+                trainer = make(None, tmp_path / backend, backend=backend, callbacks=callbacks)
+                runs.append((fit(trainer).losses, trainer.get_state()))
+            require(runs[0][0] == runs[1][0], f"the losses change on {backend}: {runs}")
+            running.same_bits(runs[0][1], runs[1][1], f"the weights on {backend}")
+
+        running.on_every_backend(train, "the callback")
+
+    def test_resume(self, component: Any, effect: Effect, tmp_path: Path) -> None:
+        """A training that goes on from a checkpoint ends like the undisturbed one, effect included."""
+        fresh = copy.deepcopy(component)
+        saver = _SaveOnce(tmp_path / "checkpoint", epoch=2)
+        whole = make(component, tmp_path / "whole", callbacks=[component, saver])
+        history = fit(whole)
+        if not saver.saved:
+            pytest.skip("the training ended before its second epoch did")
+        rest = Trainer.resume(
+            saver.place, plugins=running.plugins(), callbacks=[fresh], progress=False
+        )
+        rest.folder = whole.folder
+        again = fit(rest)
+        require(
+            again.losses == history.losses,
+            f"gone on after epoch 2: losses {again.losses}, undisturbed {history.losses}",
+        )
+        running.same_bits(
+            whole.get_state(), rest.get_state(), "the weights of the resumed training"
+        )
+        effect(fresh, rest, again)
+
+
+@attrs.define
+class _SaveOnce:
+    """Saves the training when so many epochs are finished."""
+
+    place: Path
+    epoch: int
+    saved: bool = False
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        """Write the checkpoint."""
+        if progress.epoch == self.epoch and not self.saved:
+            trainer.save(self.place)
+            self.saved = True
+
+
+def _parameters(component: Any) -> dict[str, Any]:
+    fields = [f for f in attrs.fields(type(component)) if f.init]
+    values = {f.alias or f.name: getattr(component, f.name) for f in fields}
+    return {k: v for k, v in values.items() if v is not None}
+
+
+def make(component: Any, folder: Path, **options: Any) -> Trainer:
+    """A Trainer of four epochs that writes into a folder of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"epochs": EPOCHS, "callbacks": [component], "learning_rate": 0.05} | options
+    trainer = running.trainer(running.linear_model(), **given)
+    trainer.folder = folder
+    return trainer
+
+
+def fit(trainer: Trainer) -> History:
+    """Train on twelve rows, three steps an epoch, and validate."""
+    x, y = running.regression(rows=12)
+    return trainer.fit(x, y, validation_data=(x, y))

@@ -1,0 +1,141 @@
+"""What every kind of component must hold: found by name, written to a file and read back, explained."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import tomllib
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core.component import Component
+from ortflex_core.errors import ConfigError
+from ortflex_core.program import Program
+from ortflex_core.recipe_parts import plain
+from ortflex_core.registry import singular
+from ortflex_core.structure import structure
+from ortflex_core.testing.running import plugins, require
+from ortflex_core.toml import to_toml
+
+
+class ComponentKit:
+    """The checks that all kinds share; inherit the kit of a kind, not this one."""
+
+    kind: ClassVar[str]
+    """The kind as the registry calls it."""
+    has_formula: ClassVar[bool] = True
+    """Whether the docstring has to show a formula (between double backquotes)."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        """The plugin under test, with the parameters it is tested with: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'component'")
+
+    def test_entry_point(self, component: Any) -> None:
+        """It is registered, under the name that it has itself."""
+        group = f"ortflex.{self.kind}"
+        name = plugins()[self.kind].name_of(component)
+        require(
+            name is not None,
+            f"{type(component).__name__} is not registered; pyproject.toml needs, under "
+            f'[project.entry-points."{group}"]: {getattr(component, "name", "") or "my_name"} = '
+            f'"{type(component).__module__}:{type(component).__qualname__}", and the package '
+            "(re)installed",
+        )
+        assert name is not None
+        loaded = plugins()[self.kind].load(name)
+        require(loaded is type(component), f"the name {name!r} leads to {loaded!r}")
+        if isinstance(component, Component):
+            require(
+                component.name == name,
+                f"{type(component).__name__}.name is {component.name!r}, its entry point {name!r}",
+            )
+
+    def test_config_round_trip(self, component: Any) -> None:
+        """Written to a TOML file and read back it is the same component."""
+        cls = type(component)
+        require(attrs.has(cls), f"{cls.__name__} is no attrs class, so no file can name its fields")
+        try:
+            text = f"component = {to_toml(plain(_table(component)))}"
+        except TypeError as error:
+            raise AssertionError(f"{cls.__name__} cannot be written to a file: {error}") from error
+        read = tomllib.loads(text)["component"]
+        read.pop("name", None)
+        again = structure(cls, read, singular(self.kind), plugins())
+        require(again == component, f"{text}\nreads as {again!r}, expected {component!r}")
+
+    def test_is_frozen(self, component: Any) -> None:
+        """Equal and hashable by its fields, and nobody can change them: graphs are cached by it."""
+        twin = attrs.evolve(component)
+        require(twin == component, f"two {type(component).__name__} of the same fields are unequal")
+        for field in attrs.fields(type(component)):
+            with pytest.raises(attrs.exceptions.FrozenInstanceError):
+                setattr(component, field.name, getattr(component, field.name))
+
+    def test_bad_parameters_are_refused(self, component: Any) -> None:
+        """A hyperparameter that is no finite number, and one nobody knows, are errors that name it."""
+        cls, good = type(component), component.describe()
+        good.pop("name")
+        for name in component.hyper_names():
+            for bad in (np.nan, np.inf, "much", None):
+                try:
+                    attrs.evolve(component, **{name: bad})
+                except (TypeError, ValueError) as error:
+                    require(
+                        name in str(error),
+                        f"{cls.__name__}({name}={bad!r}): the error does not name {name!r}: {error}",
+                    )
+                else:
+                    raise AssertionError(f"{cls.__name__}({name}={bad!r}) is accepted")
+        with pytest.raises(ConfigError, match="no_such_field: unknown parameter"):
+            structure(cls, {**plain(good), "no_such_field": 1}, singular(self.kind), plugins())
+
+    def test_docstring(self, component: Any) -> None:
+        """One line of summary, the formula, and an example that runs."""
+        check_docstring(type(component), formula=self.has_formula)
+
+
+def _table(component: Any) -> dict[str, Any]:
+    if isinstance(component, Component):
+        return component.describe()
+    fields = [f for f in attrs.fields(type(component)) if f.init]
+    return {f.alias or f.name: getattr(component, f.name) for f in fields}
+
+
+def check_docstring(cls: type, *, formula: bool) -> None:
+    """Fail unless the class says what it is and shows, by an example that runs, how it is made."""
+    text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
+    require(text.split("\n")[0].strip(), f"{cls.__name__} has no docstring")
+    if formula:
+        require("``" in text, f"the docstring of {cls.__name__} shows no ``formula``")
+    module = inspect.getmodule(cls)
+    names = dict(vars(module)) if module is not None else {cls.__name__: cls}
+    example = doctest.DocTestParser().get_doctest(text, names, cls.__name__, None, None)
+    require(example.examples, f"the docstring of {cls.__name__} has no example (>>> …)")
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    runner.run(example, out=said.append)
+    require(not runner.failures, f"the example of {cls.__name__} fails:\n{''.join(said)}")
+
+
+def check_hyperparameters(component: Any, program: Callable[[Any], Program]) -> None:
+    """Fail unless every hyperparameter is a symbol of the graph, so that its value is none of it."""
+    made, values = program(component), component.hyper_values()
+    used = {s for h in made.hosts for s in h.expression.symbols}
+    unused = sorted(set(values) - used)
+    require(not unused, f"{component.name}: its formula does not use {', '.join(unused)}")
+    for name, value in values.items():
+        for moved in (value * 1.01, value * 0.99, value + 0.01):
+            try:
+                other = attrs.evolve(component, **{name: moved})
+            except ValueError:  # outside its range
+                continue
+            require(
+                program(other).key == made.key,
+                f"{component.name}: another value of {name} makes another graph",
+            )
+            break

@@ -1,0 +1,121 @@
+"""The kit of constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.program import Program
+from ortflex_core.protocols import Constraint
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array
+
+RATE = 0.1
+
+
+class ConstraintKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference(weight)`` is the allowed weight, in numpy and float64; None leaves out the comparison
+    with it.
+    """
+
+    kind: ClassVar[str] = "constraints"
+
+    @pytest.fixture
+    def reference(self) -> Callable[[Array], Array] | None:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    @pytest.fixture
+    def weight(self) -> Array:
+        """A matrix of numbers of both signs, some of them large."""
+        return np.random.default_rng(1).normal(size=(4, 3)) * 3
+
+    def test_value(
+        self, component: Constraint, reference: Callable[[Array], Array] | None, weight: Array
+    ) -> None:
+        """``apply`` is the reference's value, for weights of any rank."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+            close(run(component, shaped), reference(shaped), 1e-6, "apply")
+
+    def test_twice_is_once(self, component: Constraint, weight: Array) -> None:
+        """What is allowed stays as it is: the constraint of an allowed weight is that weight."""
+        once = run(component, weight)
+        close(run(component, once), once, 1e-5, "a weight that was allowed already is moved")
+
+    def test_weights_of_0_and_100(self, component: Constraint, weight: Array) -> None:
+        """Finite at 0 and ±100, and the same in float32."""
+        for number in (0.0, 100.0, -100.0):
+            at = np.full(weight.shape, number)
+            exact, single = run(component, at), run(component, at.astype(np.float32))
+            require(np.isfinite(exact).all(), f"a weight of {number:g} becomes {exact.flat[0]}")
+            close(single, exact, 1e-4, f"a weight of {number:g} in float32")
+
+    def test_shape(self, component: Constraint, weight: Array) -> None:
+        """A weight of the same shape."""
+        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+            got = run(component, shaped)
+            require(
+                got.shape == shaped.shape, f"apply gives {got.shape} of a weight {shaped.shape}"
+            )
+
+    def test_float64(self, component: Constraint, weight: Array) -> None:
+        """Float64 stays float64, with its accuracy; float32 stays float32."""
+        for dtype in (np.float64, np.float32):
+            got = run(component, weight.astype(dtype))
+            require(got.dtype == dtype, f"a weight of {dtype.__name__} becomes {got.dtype}")
+        rough = weight.astype(np.float32).astype(np.float64)
+        lost = np.array_equal(run(component, rough), run(component, weight))
+        constant = np.array_equal(run(component, weight), run(component, weight * 1.01))
+        require(not lost or constant, "float64 is computed with the accuracy of float32")
+
+    def test_backends(self, component: Constraint) -> None:
+        """On every backend that takes the constraint, each step ends where it allows."""
+        x, y = running.regression(rows=4)
+        model = running.linear_model()
+        before = running.weights_of(model)
+        slopes = running.linear_gradients(before, x, y)
+
+        def train(backend: str) -> None:
+            trainer = running.trainer(
+                model, constraint=component, backend=backend, learning_rate=RATE
+            )
+            trainer.step((x, y))
+            for name, after in trainer.get_state().items():
+                wanted = run(component, before[name] - RATE * slopes[name])
+                close(after, wanted, 1e-4, f"{name} after a step on {backend}")
+
+        running.on_every_backend(train, f"the constraint {component.name}")
+
+    def test_determinism(self, component: Constraint, weight: Array) -> None:
+        """The same weights give the same bits, and the same formula the same graph."""
+        first, second = ({"weight": run(component, weight)} for _ in range(2))
+        running.same_bits(first, second, component.name)
+        keys = {program(component, weight).key for _ in range(2)}
+        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+
+    def test_hyperparameters_are_symbols(self, component: Constraint, weight: Array) -> None:
+        """Another value of a hyperparameter needs no new graph, and it counts."""
+        check_hyperparameters(component, lambda c: program(c, weight))
+
+
+def program(constraint: Constraint, weight: Array) -> Program:
+    """The constraint as a graph."""
+    twin = running.hosted(constraint)
+    return running.traced(
+        lambda op, weight: {"allowed": twin.apply(op, weight)}, {"weight": weight}
+    )
+
+
+def run(constraint: Constraint, weight: Array) -> Array:
+    """The allowed weight."""
+    made = program(constraint, weight)
+    return running.run(made, {"weight": weight}, constraint.hyper_values())["allowed"]

@@ -1,0 +1,234 @@
+"""The kit of families of gradient rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from ortflex_core.autodiff import Rules, RuleTable, gradients
+from ortflex_core.ops import Tensor, Trace
+from ortflex_core.program import build
+from ortflex_core.schemas import schema
+from ortflex_core.testing import running
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array, Shape, onnx_dtype
+
+
+@attrs.frozen(kw_only=True)
+class GradientCase:
+    """One call of an operator: what it is given, and what it computes in numpy and float64.
+
+    Inputs of float64 are differentiated by; others are passed on as they are. ``reference`` takes the
+    inputs and returns an array, or a tuple of them for several outputs.
+    """
+
+    op_type: str
+    inputs: Sequence[Array]
+    reference: Callable[..., Any]
+    attributes: Mapping[str, Any] = attrs.field(factory=dict)
+    domain: str = ""
+    opset: int = running.OPSET
+    """Of the operator's own domain."""
+
+
+class GradientKit:
+    """Override ``component``, the ``Rules``, and ``cases``: one call at least of every operator."""
+
+    kind: ClassVar[str] = "gradients"
+
+    @pytest.fixture
+    def component(self) -> Rules:
+        """The family under test: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'component'")
+
+    @pytest.fixture
+    def cases(self) -> Sequence[GradientCase]:
+        """Calls of its operators: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'cases'")
+
+    def test_entry_point(self, component: Rules) -> None:
+        """It is registered, and no other family has a rule for the same operators."""
+        registry = running.plugins()["gradients"]
+        found = [e.name for e in registry if e.load() is component]
+        require(
+            found,
+            "the family is not registered; pyproject.toml needs, under "
+            '[project.entry-points."ortflex.gradients"]: my_family = "my_package.my_module:RULES"',
+        )
+        running.plugins().rules()  # raises where two families have one operator
+
+    def test_every_rule_has_a_case(self, component: Rules, cases: Sequence[GradientCase]) -> None:
+        """Whatever has a rule is called at least once here."""
+        tried = {(c.domain, c.op_type) for c in cases}
+        ruled = {key for key, rules in component.table.items() if any(r for _, r in rules)}
+        missing = sorted(f"{domain}:{op}" if domain else op for domain, op in ruled - tried)
+        require(not missing, f"no case calls {', '.join(missing)}")
+
+    def test_gradient(self, component: Rules, cases: Sequence[GradientCase]) -> None:
+        """In float64 the gradient is the slope of the reference."""
+        for case in cases:
+            seeds = _seeds(case, np.float64)
+            for k, slope in _slopes(case, seeds).items():
+                got = computed(component, case, seeds)[k]
+                close(got, slope, 1e-5, f"the gradient of {case.op_type} by input {k}")
+
+    def test_small_cotangent(self, component: Rules, cases: Sequence[GradientCase]) -> None:
+        """A cotangent may be smaller than the output, if it broadcasts to it."""
+        for case in cases:
+            small = [np.full((1,) * y.ndim, 0.7) for y in _outputs(case)]
+            whole = [np.full(y.shape, 0.7) for y in _outputs(case)]
+            few, many = (computed(component, case, seeds) for seeds in (small, whole))
+            for k, wanted in many.items():
+                what = f"the gradient of {case.op_type} by input {k}, of a cotangent of one element"
+                require(few[k].shape == wanted.shape, f"{what}, has the shape {few[k].shape}")
+                close(few[k], wanted, 1e-9, what)
+
+    def test_unknown_sizes(self, component: Rules, cases: Sequence[GradientCase]) -> None:
+        """The same gradient where the sizes of the batch are a name or nothing."""
+        for case in cases:
+            seeds = _seeds(case, np.float64)
+            exact = computed(component, case, seeds)
+            for known in ("name", "nothing"):
+                got = computed(component, case, seeds, known=known)
+                for k, wanted in exact.items():
+                    what = f"the gradient of {case.op_type} by input {k}, batch known by {known}"
+                    close(got[k], wanted, 1e-9, what)
+
+    def test_float32(self, component: Rules, cases: Sequence[GradientCase]) -> None:
+        """Float32 stays float32, and nearly as accurate; float64 stays float64."""
+        for case in cases:
+            wide = computed(component, case, _seeds(case, np.float64))
+            narrow = computed(component, case, _seeds(case, np.float32), dtype=np.float32)
+            for k, wanted in wide.items():
+                for got, dtype in ((wanted, np.float64), (narrow[k], np.float32)):
+                    what = f"the gradient of {case.op_type} by input {k}"
+                    require(got.dtype == dtype, f"{what}, of {dtype.__name__}, is {got.dtype}")
+                    require(got.shape == case.inputs[k].shape, f"{what} has the shape {got.shape}")
+                close(narrow[k], wanted, 1e-3, f"the gradient of {case.op_type} in float32")
+
+
+def _outputs(case: GradientCase) -> list[Array]:
+    made = case.reference(*case.inputs)
+    return [np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))]
+
+
+def _seeds(case: GradientCase, dtype: Any) -> list[Array]:
+    rng = np.random.default_rng(7)
+    return [np.asarray(rng.uniform(0.5, 1.5, y.shape)).astype(dtype) for y in _outputs(case)]
+
+
+def _floats(case: GradientCase) -> list[int]:
+    return [k for k, a in enumerate(case.inputs) if a.dtype == np.float64]
+
+
+def _slopes(case: GradientCase, seeds: Sequence[Array]) -> dict[int, Array]:
+    """The slopes of Σ seed·output by input: central differences of the reference."""
+    out = {}
+    for k in _floats(case):
+
+        def total(moved: Array, k: int = k) -> Array:
+            ys: list[Any] = _outputs(attrs.evolve(case, inputs=_replaced(case.inputs, k, moved)))
+            return np.asarray(sum((s * y).sum() for s, y in zip(seeds, ys, strict=True)))
+
+        out[k] = running.differences(total, case.inputs[k], np.ones(()))
+    return out
+
+
+def _replaced(inputs: Sequence[Array], k: int, array: Array) -> list[Array]:
+    return [array if j == k else a for j, a in enumerate(inputs)]
+
+
+def computed(
+    rules: Rules,
+    case: GradientCase,
+    seeds: Sequence[Array],
+    *,
+    known: str = "sizes",
+    dtype: Any = np.float64,
+) -> dict[int, Array]:
+    """The gradients that the rule makes, by the number of the input."""
+    trace = Trace({"": running.OPSET, case.domain: case.opset})
+    arrays = [a.astype(dtype) if a.dtype == np.float64 else a for a in case.inputs]
+    inputs = [trace.input(f"x{k}", a.dtype, _shape(a, known)) for k, a in enumerate(arrays)]
+    ys = _call(trace, case, inputs, known)
+    cotangents = [
+        trace.input(f"seed{k}", s.dtype, _shape(s, known if s.size > 1 else "sizes"))
+        for k, s in enumerate(seeds)
+    ]
+    wrt = _floats(case)
+    table = RuleTable(_families(rules), ["under test"])
+    found = gradients(list(zip(ys, cotangents, strict=True)), [inputs[k] for k in wrt], table)
+    outputs = {f"d{k}": g for k, g in zip(wrt, found, strict=True)}
+    model = build(trace, outputs, name="backward").proto()
+    feeds = {f"x{k}": a for k, a in enumerate(arrays)} | {
+        f"seed{k}": s for k, s in enumerate(seeds)
+    }
+    feeds = {i.name: feeds[i.name] for i in model.graph.input}
+    runner = _session(model, case) or ReferenceEvaluator(model, new_ops=[_operator(case)])
+    values = runner.run(list(outputs), feeds)
+    return {k: np.asarray(v) for k, v in zip(wrt, values, strict=True)}
+
+
+def _families(rules: Rules) -> dict[str, Rules]:
+    others = {e.name: e.load() for e in running.plugins()["gradients"]}
+    return {"under test": rules} | {n: r for n, r in others.items() if r is not rules}
+
+
+def _call(
+    trace: Trace, case: GradientCase, inputs: Sequence[Tensor], known: str
+) -> tuple[Tensor, ...]:
+    """The node; what its outputs are is the reference's to say where no schema does."""
+    protos = {k: onnx.helper.make_attribute(k, v) for k, v in case.attributes.items()}
+    ys = _outputs(case)
+    types: list[tuple[int, Shape | None]] | None = None
+    if schema(case.op_type, trace.opsets.get(case.domain, 0), case.domain) is None:
+        floats = next((t.dtype for t in inputs if t.is_float), 0)
+        types = [
+            (floats if y.dtype == np.float64 else onnx_dtype(y.dtype), _shape(y, known)) for y in ys
+        ]
+    return trace.node(
+        case.op_type, inputs, protos, outputs=len(ys), domain=case.domain, types=types
+    )
+
+
+def _shape(array: Array, known: str) -> Shape | None:
+    """The shape as a graph's author knows it: the first axis is the batch."""
+    if known == "sizes" or not array.ndim:
+        return tuple(array.shape)
+    return ("N" if known == "name" else None, *array.shape[1:])
+
+
+def _session(model: onnx.ModelProto, case: GradientCase) -> Any:
+    """A session of onnxruntime, or None where it has no kernel for what the gradient needs."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception:  # onnxruntime raises classes of its own, made in C++
+        return None
+
+
+def _operator(case: GradientCase) -> type[OpRun]:
+    """The operator for onnx's reference, which then needs no kernel of anybody's."""
+
+    def run(self: Any, *inputs: Array, **attributes: Any) -> tuple[Array, ...]:
+        made = case.reference(*inputs)
+        given = next((a.dtype for a in inputs if a.dtype.kind == "f"), None)
+        ys = made if isinstance(made, tuple) else (made,)
+        return tuple(
+            y.astype(given) if given is not None and y.dtype.kind == "f" else y for y in ys
+        )
+
+    return type(case.op_type, (OpRun,), {"op_domain": case.domain, "_run": run})

@@ -1,0 +1,266 @@
+"""The kit of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.autodiff import gradients
+from ortflex_core.cotangents import full
+from ortflex_core.errors import DataError, OrtflexError
+from ortflex_core.labels import spec_of
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.protocols import Loss
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array, TensorSpec, onnx_dtype, shape_text
+
+Reference = Callable[[Array, Array], Array]
+RATE = 0.1
+
+
+class LossKit(ComponentKit):
+    """Override ``component`` and ``reference``; where the labels are not found, ``labels``.
+
+    ``reference(predicted, expected)`` is the value of every sample, in numpy and float64; None leaves
+    out the comparison with it.
+    """
+
+    kind: ClassVar[str] = "losses"
+
+    @pytest.fixture
+    def reference(self) -> Reference | None:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    @pytest.fixture
+    def predicted(self) -> Array:
+        """Scores of six rows, three a row."""
+        return np.random.default_rng(1).normal(size=(6, 3))
+
+    @pytest.fixture
+    def labels(self, component: Loss, predicted: Array) -> Array:
+        """The first of numbers, shares, 0 or 1, −1 or 1, and class numbers that the loss accepts."""
+        for candidate in _candidates(predicted.shape):
+            if not _refused(component, predicted, candidate):
+                return candidate
+        raise AssertionError(
+            f"{component.name} refuses all labels that the kit knows; override the fixture 'labels'"
+        )
+
+    def test_value(
+        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array
+    ) -> None:
+        """``per_sample`` is the reference's value."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        got = Run(component, predicted, labels)()["value"]
+        close(got, reference(predicted, labels), 1e-9, "per_sample beside the reference")
+
+    def test_gradient(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """The gradient, its own or derived, is the value's slope, whatever the cotangent."""
+        check_gradient(component, predicted, labels, seed=None)
+
+    def test_scores_of_0_and_100(
+        self, component: Loss, reference: Reference | None, predicted: Array, labels: Array
+    ) -> None:
+        """Value and gradient are finite and right at 0 and ±100, in float32, too."""
+        for score in (0.0, 100.0, -100.0):
+            scores = np.full(predicted.shape, score)
+            exact = Run(component, scores, labels)()
+            if reference is not None:
+                wanted = reference(scores, labels)
+                close(exact["value"], wanted, 1e-6, f"values at a score of {score:g}")
+            single = Run(component, scores.astype(np.float32), labels)()
+            for what, array in exact.items():
+                require(
+                    np.isfinite(array).all(),
+                    f"{what} at a score of {score:g} is {array.ravel()[0]} in float64",
+                )
+                # What float32 cannot hold, it need not.
+                held = np.abs(array) < 1e38
+                close(
+                    np.where(held, single[what], 0),
+                    np.where(held, array, 0),
+                    1e-4,
+                    f"{what} at a score of {score:g} in float32",
+                )
+
+    def test_dynamic_batch(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """One graph for batches of any size; values are [B, …], and a row's does not depend on others."""
+        run = Run(component, predicted, labels)
+        shape = run.program.outputs[0].shape
+        require(
+            shape is not None and shape[:1] == ("N",),
+            f"per_sample gives {shape_text(shape)}, expected [N, …]: one value a sample at least, and "
+            "no mean over the batch",
+        )
+        whole = run()
+        require(
+            whole["value"].ndim <= predicted.ndim,
+            f"per_sample gives {shape_text(whole['value'].shape)} of {shape_text(predicted.shape)}",
+        )
+        for rows in (slice(0, 1), slice(2, 5)):
+            part = run(rows)
+            close(part["value"], whole["value"][rows], 1e-12, "a row's value depends on others")
+            close(part["gradient"], whole["gradient"][rows], 1e-12, "a row's gradient does")
+
+    def test_float64(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """Float64 stays float64, with its accuracy; float32 stays float32."""
+        run = Run(component, predicted, labels)
+        wide, narrow = run(), Run(component, predicted.astype(np.float32), labels)()
+        for what in wide:
+            require(wide[what].dtype == np.float64, f"{what} of float64 is {wide[what].dtype}")
+            require(narrow[what].dtype == np.float32, f"{what} of float32 is {narrow[what].dtype}")
+        step = 1e-10  # float32 would lose it
+        moved = run(predicted=predicted + step)["value"] - wide["value"]
+        change, slope = float((run.seed * moved).sum()), float(wide["gradient"].sum())
+        require(
+            abs(change / step - slope) < 0.1 * max(1.0, abs(slope)),
+            "float64 is computed with the accuracy of float32",
+        )
+
+    def test_sample_weights(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """A weight multiplies value and gradient of its row; Σ w·l / Σ w is what a Trainer reports."""
+        weight = np.resize([0.0, 2.0, 1.0, 0.5, 3.0, 0.25], len(predicted))
+        check_gradient(component, predicted, labels, seed=weight)
+        model = running.shifted_model(predicted.shape[1:])
+        trainer = running.trainer(model, loss=component, params=["shift"])
+        got = trainer.evaluate(predicted.astype(np.float32), labels, weight)["loss"]
+        close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
+
+    def test_backends(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """Every backend that takes the loss makes the step that its gradient says."""
+        weight = np.linspace(0.5, 2.0, len(predicted))
+        value, slopes = weighted(component, predicted, labels, weight)
+        model = running.shifted_model(predicted.shape[1:])
+
+        def train(backend: str) -> None:
+            trainer = running.trainer(
+                model, loss=component, backend=backend, params=["shift"], learning_rate=RATE
+            )
+            got = trainer.step((predicted.astype(np.float32), labels, weight))
+            close(got, value, 1e-4, f"the loss on {backend}")
+            moved = trainer.get_state()["shift"]
+            close(moved, -RATE * slopes.sum(axis=0), 1e-4, f"the step on {backend}")
+
+        running.on_every_backend(train, f"the loss {component.name}")
+
+    def test_determinism(self, component: Loss, predicted: Array, labels: Array) -> None:
+        """The same rows give the same bits, and the same formula the same graph."""
+        first, second = (Run(component, predicted, labels) for _ in range(2))
+        running.same_bits(first(), second(), component.name)
+        require(
+            first.program.key == second.program.key, f"{component.name}: two traces, two graphs"
+        )
+
+    def test_hyperparameters_are_symbols(
+        self, component: Loss, predicted: Array, labels: Array
+    ) -> None:
+        """Another value of a hyperparameter needs no new graph, and it counts."""
+        check_hyperparameters(component, lambda c: Run(c, predicted, labels).program)
+
+    def test_wrong_labels_are_refused(self, component: Loss, predicted: Array) -> None:
+        """Labels of another number of columns are an error, never a broadcast."""
+        trainer = running.trainer(
+            running.shifted_model(predicted.shape[1:]), loss=component, params=["shift"]
+        )
+        x, last = predicted.astype(np.float32), predicted.shape[-1]
+        for columns in (last + 4, 1) if last > 1 else (last + 4,):
+            with pytest.raises(DataError):
+                trainer.evaluate(x, np.zeros((*predicted.shape[:-1], columns)))
+
+
+class Run:
+    """Value, gradient and mask of a loss as one graph of predictions, labels and a cotangent."""
+
+    def __init__(
+        self, loss: Loss, predicted: Array, labels: Array, seed: Array | None = None
+    ) -> None:
+        wanted = loss.label(_spec(predicted), spec_of("y", labels))
+        twin, rules = running.hosted(loss), running.plugins().rules()
+        arrays = {"predicted": predicted, "expected": labels.astype(wanted.numpy)}
+        self._values = loss.hyper_values()
+
+        def value(op: Ops, predicted: Tensor, expected: Tensor) -> Mapping[str, Tensor]:
+            return {"value": twin.per_sample(op, predicted, expected)}
+
+        alone = running.traced(value, arrays, batch="N")
+        self.shape = running.run(alone, arrays, self._values)["value"].shape
+        """Of the values."""
+        drawn = np.asarray(np.random.default_rng(2).uniform(0.5, 1.5, self.shape))
+        self.seed = drawn if seed is None else self.beside(seed) if seed.ndim == 1 else seed
+        self._arrays = {**arrays, "seed": self.seed.astype(predicted.dtype)}
+
+        def formula(
+            op: Ops, predicted: Tensor, expected: Tensor, seed: Tensor
+        ) -> dict[str, Tensor]:
+            made = twin.per_sample(op, predicted, expected)
+            own = twin.gradient(op, predicted, expected, seed)
+            if own is None:
+                own = gradients([(made, seed)], [predicted], rules)[0]
+            ones = op.constant(np.ones(1, self._arrays["seed"].dtype))
+            said = {"mask": twin.mask(op, expected), "counts": twin.counts(op, expected)}
+            factors = {
+                n: ones if f is None else op.Cast(f, to=predicted.dtype) for n, f in said.items()
+            }
+            return {"value": made, "gradient": full(op, own, predicted), **factors}
+
+        self.program = running.traced(formula, self._arrays, batch="N")
+
+    def __call__(
+        self, rows: slice = slice(None), predicted: Array | None = None
+    ) -> dict[str, Array]:
+        """Value, gradient of Σ seed·value, mask and counts of some rows, or of other predictions."""
+        given = self._arrays if predicted is None else {**self._arrays, "predicted": predicted}
+        return running.run(self.program, {n: a[rows] for n, a in given.items()}, self._values)
+
+    def beside(self, weight: Array) -> Array:
+        """One weight a row, to be multiplied by values."""
+        return weight.reshape(-1, *[1] * (len(self.shape) - 1))
+
+
+def check_gradient(loss: Loss, predicted: Array, labels: Array, seed: Array | None) -> None:
+    """Fail unless the gradient with this cotangent is the slope of Σ seed·value."""
+    run = Run(loss, predicted, labels, seed)
+    slopes = running.differences(
+        lambda moved: run(predicted=moved)["value"], predicted, np.broadcast_to(run.seed, run.shape)
+    )
+    close(run()["gradient"], slopes, 1e-5, f"the gradient of {loss.name} and finite differences")
+
+
+def weighted(loss: Loss, predicted: Array, labels: Array, weight: Array) -> tuple[float, Array]:
+    """Σ w·l / Σ w and its gradient, what the loss masks and counts included."""
+    run = Run(loss, predicted, labels)
+    found, w = run(), run.beside(weight)
+    below = np.broadcast_to(w * found["counts"], run.shape).sum()
+    factors = np.broadcast_to(w * found["mask"], run.shape) / below
+    slopes = Run(loss, predicted, labels, factors)()["gradient"]
+    return float((factors * found["value"]).sum()), slopes
+
+
+def _spec(predicted: Array) -> TensorSpec:
+    return TensorSpec("predicted", onnx_dtype(predicted.dtype), ("N", *predicted.shape[1:]))
+
+
+def _candidates(shape: tuple[int, ...]) -> Iterator[Array]:
+    rng = np.random.default_rng(6)
+    yield rng.normal(size=shape)
+    yield rng.uniform(0.1, 0.9, shape)
+    yield rng.integers(0, 2, shape).astype(np.float64)
+    yield 2.0 * rng.integers(0, 2, shape) - 1
+    if len(shape) > 1:
+        yield rng.integers(0, shape[1], (shape[0], *shape[2:]))
+
+
+def _refused(loss: Loss, predicted: Array, labels: Array) -> bool:
+    try:
+        spec = loss.label(_spec(predicted), spec_of("y", labels))
+        loss.check_labels(_spec(predicted), labels.astype(spec.numpy))
+    except OrtflexError:
+        return True
+    return False

@@ -1,0 +1,139 @@
+"""The kit of metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.protocols import Metric
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array
+
+Reference = Callable[[Array, Array, Array], float]
+
+
+class MetricKit(ComponentKit):
+    """Override ``component`` and ``reference``; for classes, ``expected``, ``predicted``, ``perfect``.
+
+    ``reference(expected, predicted, weight)`` is the metric of all rows, in numpy; None leaves out the
+    comparison with it.
+    """
+
+    kind: ClassVar[str] = "metrics"
+    weighted: ClassVar[bool] = True
+    """False for a metric that takes no account of sample weights (a largest error)."""
+
+    @pytest.fixture
+    def reference(self) -> Reference | None:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    @pytest.fixture
+    def expected(self) -> Array:
+        """Labels of twelve rows."""
+        return np.random.default_rng(1).normal(size=(12, 1))
+
+    @pytest.fixture
+    def predicted(self, expected: Array) -> Array:
+        """Predictions beside them."""
+        return expected + np.random.default_rng(2).normal(size=expected.shape) / 2
+
+    @pytest.fixture
+    def perfect(self, expected: Array) -> Array:
+        """Predictions that are right everywhere."""
+        return expected
+
+    def test_value(
+        self, component: Metric, reference: Reference | None, expected: Array, predicted: Array
+    ) -> None:
+        """The result is the reference's, with sample weights and without."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        ones = np.ones(len(expected))
+        got = result(component, expected, predicted, None)
+        close(got, reference(expected, predicted, ones), 1e-6, "the metric")
+        if self.weighted:
+            weight = np.linspace(0.5, 2, len(expected))
+            got = result(component, expected, predicted, weight)
+            close(got, reference(expected, predicted, weight), 1e-6, "the weighted metric")
+
+    def test_batches(self, component: Metric, expected: Array, predicted: Array) -> None:
+        """Batch by batch, in any order, is all rows at once."""
+        whole = result(component, expected, predicted, None)
+        for order in ((0, 5, 6, 12), (0, 1, 12)):
+            state = component.start()
+            for begin, end in reversed(list(pairwise(order))):
+                state.update(expected[begin:end], predicted[begin:end], None)
+            close(state.result(), whole, 1e-9, "batch by batch and all at once")
+
+    def test_sample_weights(self, component: Metric, expected: Array, predicted: Array) -> None:
+        """Weights of one are none, a row of weight 2 is there twice, one of weight 0 is not."""
+        if not self.weighted:
+            pytest.skip("the metric takes no account of weights")
+        count = len(expected)
+        without = result(component, expected, predicted, None)
+        close(result(component, expected, predicted, np.ones(count)), without, 1e-9, "weights of 1")
+        weight = np.resize([2, 0, 1], count)
+        rows = np.repeat(np.arange(count), weight)
+        got = result(component, expected, predicted, weight.astype(np.float64))
+        wanted = result(component, expected[rows], predicted[rows], None)
+        close(got, wanted, 1e-9, "weights of 2, 0 and 1, and rows that are there as often")
+
+    def test_better(
+        self, component: Metric, expected: Array, predicted: Array, perfect: Array
+    ) -> None:
+        """``better`` says the truth: right predictions are better than wrong ones."""
+        require(
+            component.better in ("higher", "lower"),
+            f"{component.name}.better is {component.better!r}, expected 'higher' or 'lower'",
+        )
+        best = result(component, expected, perfect, None)
+        worse = result(component, expected, predicted, None)
+        good = best > worse if component.better == "higher" else best < worse
+        require(good, f"better is {component.better!r}, but right is {best} and wrong {worse}")
+
+    def test_fresh_start(self, component: Metric, expected: Array, predicted: Array) -> None:
+        """Two accumulators know nothing of each other."""
+        alone = result(component, expected[:5], predicted[:5], None)
+        first, second = component.start(), component.start()
+        first.update(expected, predicted, None)
+        second.update(expected[:5], predicted[:5], None)
+        close(second.result(), alone, 0, "an accumulator beside another one")
+
+    def test_result_is_a_number(self, component: Metric, expected: Array, predicted: Array) -> None:
+        """A Python float, the same whenever it is asked for; float32 predictions will do."""
+        state = component.start()
+        state.update(expected, np.asarray(predicted, np.float32), None)
+        first, second = state.result(), state.result()
+        require(type(first) is float and math.isfinite(first), f"the result is {first!r}")
+        require(first == second, f"asked twice, the result is {first} and {second}")
+
+    def test_a_trainer_reports_it(
+        self, component: Metric, expected: Array, predicted: Array
+    ) -> None:
+        """``evaluate`` reports it under its name, for predictions as a model makes them."""
+        scores = np.asarray(predicted, np.float32)
+        same = expected.shape == scores.shape
+        trainer = running.trainer(
+            running.shifted_model(scores.shape[1:]),
+            params=["shift"],
+            loss="squared_error" if same else "softmax_cross_entropy",
+            metrics=[component],
+        )
+        got = trainer.evaluate(scores, expected)
+        require(component.name in got, f"evaluate reports {sorted(got)}")
+        close(got[component.name], result(component, expected, scores, None), 1e-5, "the metric")
+
+
+def result(metric: Metric, expected: Array, predicted: Array, weight: Array | None) -> float:
+    """The metric of all rows at once."""
+    state = metric.start()
+    state.update(expected, predicted, weight)
+    return state.result()

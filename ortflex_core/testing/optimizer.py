@@ -1,0 +1,243 @@
+"""The kit of optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.host import Host
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.program import Program
+from ortflex_core.protocols import Optimizer
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array
+
+Slots = Mapping[str, Array]
+Reference = Callable[[Array, Array, float, int, Slots], tuple[Array, Slots]]
+STEPS = 5
+
+
+class OptimizerKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference(weight, gradient, rate, step, slots)`` gives the new weight and the new slots, in numpy and
+    float64; None leaves out the comparison with it.
+    """
+
+    kind: ClassVar[str] = "optimizers"
+
+    @pytest.fixture
+    def reference(self) -> Reference | None:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    def test_value(self, component: Optimizer, reference: Reference | None) -> None:
+        """Five steps from fresh slots are the reference's, slots included."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        weight, rate = start(), component.default_rate
+        slots: Slots = {name: np.zeros_like(weight) for name in component.slots}
+        for step, state in enumerate(walk(component, start(), rate), start=1):
+            weight, slots = reference(weight, gradient_at(weight, step), rate, step, slots)
+            close(state["weight"], weight, 1e-9, f"the weight after step {step}")
+            for name, slot in slots.items():
+                close(state[name], slot, 1e-9, f"the slot {name!r} after step {step}")
+
+    def test_slots(self, component: Optimizer) -> None:
+        """The slots it declares are those it gives back, each of the weight's shape and type."""
+        names = tuple(component.slots)
+        require(len(set(names)) == len(names), f"two slots of one name: {names}")
+        for shape in ((), (3,), (2, 3, 1)):
+            weight = np.full(shape, 0.5)
+            made = program(component, weight)
+            for spec in made.outputs:
+                require(
+                    spec.shape == shape,
+                    f"{spec.name!r} has the shape {spec.shape} of a weight {shape}",
+                )
+
+    def test_gradients_of_0_and_100(self, component: Optimizer) -> None:
+        """Weights stay finite under gradients of 0 and ±100, from fresh slots, in float32, too."""
+        for dtype in (np.float64, np.float32):
+            for number in (0.0, 100.0, -100.0):
+                states = walk(
+                    component,
+                    start().astype(dtype),
+                    component.default_rate,
+                    partial(_constant, number),
+                )
+                for name, array in states[-1].items():
+                    require(
+                        np.isfinite(array).all(),
+                        f"{name!r} is not finite after gradients of {number:g} in {dtype.__name__}",
+                    )
+
+    def test_float64(self, component: Optimizer) -> None:
+        """Float64 stays float64, with its accuracy; float32 stays float32."""
+        rate = component.default_rate
+        for dtype in (np.float64, np.float32):
+            for name, array in walk(component, start().astype(dtype), rate)[-1].items():
+                require(array.dtype == dtype, f"{name!r} of {dtype.__name__} is {array.dtype}")
+        moved = walk(component, start() + 1e-10, rate, lambda w, t: gradient_at(start(), t))
+        still = walk(component, start(), rate, lambda w, t: gradient_at(start(), t))
+        change = np.abs(moved[-1]["weight"] - still[-1]["weight"]).max()
+        require(change > 1e-11, "float64 is computed with the accuracy of float32")
+
+    def test_rate_of_0(self, component: Optimizer) -> None:
+        """A rate of 0, as a schedule may end with, moves no weight."""
+        states = walk(component, start(), 0.0)
+        close(states[-1]["weight"], start(), 1e-12, "the weight after steps at a rate of 0")
+
+    def test_it_descends(self, component: Optimizer) -> None:
+        """At its default rate, a hundred steps down a bowl end lower than they began."""
+        require(component.default_rate > 0, f"default_rate is {component.default_rate}")
+        weight = np.full((2, 3), 3.0)
+        states = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)
+        require(
+            np.square(states[-1]["weight"]).sum() < np.square(weight).sum(),
+            f"{component.name} climbs: from {weight.flat[0]} to {states[-1]['weight'].flat[0]}",
+        )
+
+    def test_elementwise(self, component: Optimizer) -> None:
+        """Where it says that elements move alone, a row's update does not depend on other rows."""
+        if not component.elementwise:
+            pytest.skip("it says that elements depend on each other")
+        rate = component.default_rate
+        whole = walk(component, start(), rate)[-1]
+        part = walk(component, start()[1:2], rate, lambda w, t: gradient_at(start(), t)[1:2])[-1]
+        fixed = walk(component, start(), rate, lambda w, t: gradient_at(start(), t))[-1]
+        for name in whole:
+            what = f"{name!r}: a row depends on others, so elementwise is False"
+            close(part[name], fixed[name][1:2], 1e-12, what)
+
+    def test_backends(self, component: Optimizer) -> None:
+        """Every backend that takes the optimizer makes the steps that its formula says."""
+        x, y = running.regression(rows=12)
+        model = running.linear_model()
+        rate = component.default_rate
+        wanted = running.weights_of(model)
+        slots = {n: {s: np.zeros_like(w) for s in component.slots} for n, w in wanted.items()}
+        for step in range(1, 4):
+            at = slice(4 * step - 4, 4 * step)
+            slopes = running.linear_gradients(wanted, x[at], y[at])
+            for name, w in wanted.items():
+                after = one(component, w, slopes[name], rate, step, slots[name])
+                wanted[name] = after.pop("weight")
+                slots[name] = after
+
+        def train(backend: str) -> None:
+            trainer = running.trainer(model, optimizer=component, backend=backend)
+            trainer.fit(x, y)
+            for name, array in trainer.get_state().items():
+                close(array, wanted[name], 2e-4, f"{name} after three steps on {backend}")
+            kept = trainer.engine.slots()
+            missing = {f"{s}/{n}" for n in wanted for s in component.slots} - set(kept)
+            require(not missing, f"{backend} does not keep the slots {sorted(missing)}")
+
+        running.on_every_backend(train, f"the optimizer {component.name}")
+
+    def test_resume(self, component: Optimizer, tmp_path: Any) -> None:
+        """A training that is saved and goes on ends in the bits of one that was not."""
+        x, y = running.regression(rows=12)
+        whole = running.trainer(running.linear_model(), optimizer=component)
+        for step in range(4):
+            whole.step((x[step : step + 4], y[step : step + 4]))
+        half = running.trainer(running.linear_model(), optimizer=component)
+        for step in range(2):
+            half.step((x[step : step + 4], y[step : step + 4]))
+        state, slots = half.get_state(), half.engine.slots()
+        rest = running.trainer(running.linear_model(), optimizer=component)
+        rest.step((x[:4], y[:4]))
+        rest.engine.load(state)
+        rest.engine.load_slots(slots)
+        for step in range(2, 4):
+            rest.step((x[step : step + 4], y[step : step + 4]))
+        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name} gone on")
+
+    def test_determinism(self, component: Optimizer) -> None:
+        """The same gradients give the same bits, and the same formula the same graph."""
+        rate = component.default_rate
+        first, second = (walk(component, start(), rate)[-1] for _ in range(2))
+        running.same_bits(first, second, component.name)
+        keys = {program(component, start()).key for _ in range(2)}
+        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+
+    def test_hyperparameters_are_symbols(self, component: Optimizer) -> None:
+        """Another value of a hyperparameter needs no new graph, and it counts."""
+        check_hyperparameters(component, lambda c: program(c, start()))
+
+
+def start() -> Array:
+    """The weight that a walk starts at."""
+    return np.random.default_rng(8).normal(size=(4, 3))
+
+
+def _constant(number: float, weight: Array, step: int) -> Array:
+    return np.full(weight.shape, number)
+
+
+def gradient_at(weight: Array, step: int) -> Array:
+    """Of a bowl that wobbles from step to step."""
+    wobble = np.random.default_rng(step).normal(size=weight.shape)
+    return np.asarray(weight + 0.5 * wobble, weight.dtype)
+
+
+def _feeds(weight: Array, slots: tuple[str, ...]) -> dict[str, Array]:
+    return {n: np.zeros_like(weight) for n in ("weight", "gradient", *slots)}
+
+
+def _update(
+    twin: Any, op: Ops, tensors: dict[str, Tensor], slots: tuple[str, ...]
+) -> dict[str, Tensor]:
+    rate, step = Host.symbol("rate"), Host.symbol("step")
+    given = {s: tensors[s] for s in slots}
+    new, after = twin.update(op, tensors["weight"], tensors["gradient"], rate, step, given)
+    require(
+        set(after) == set(slots),
+        f"update gives back the slots {sorted(after)}, declared are {sorted(slots)}",
+    )
+    return {"new/weight": new, **{f"new/{s}": t for s, t in after.items()}}
+
+
+def program(optimizer: Optimizer, weight: Array) -> Program:
+    """One update as a graph; rate and step are symbols."""
+    twin, names = running.hosted(optimizer), tuple(optimizer.slots)
+    require(
+        not {"weight", "gradient"} & set(names), "a slot cannot be called 'weight' or 'gradient'"
+    )
+    return running.traced(lambda op, **t: _update(twin, op, t, names), _feeds(weight, names))
+
+
+def one(
+    optimizer: Optimizer, weight: Array, gradient: Array, rate: float, step: int, slots: Slots
+) -> dict[str, Array]:
+    """The weight and the slots after one update."""
+    values = {**optimizer.hyper_values(), "rate": rate, "step": step}
+    feeds = {"weight": weight, "gradient": gradient, **slots}
+    found = running.run(program(optimizer, weight), feeds, values)
+    return {name.removeprefix("new/"): array for name, array in found.items()}
+
+
+def walk(
+    optimizer: Optimizer,
+    weight: Array,
+    rate: float,
+    slope: Callable[[Array, int], Array] = gradient_at,
+    steps: int = STEPS,
+) -> list[dict[str, Array]]:
+    """The weight and the slots after each of some steps from fresh slots."""
+    made, values = program(optimizer, weight), optimizer.hyper_values()
+    state = _feeds(weight, tuple(optimizer.slots)) | {"weight": weight}
+    out = []
+    for step in range(1, steps + 1):
+        feeds = state | {"gradient": slope(state["weight"], step).astype(weight.dtype)}
+        found = running.run(made, feeds, {**values, "rate": rate, "step": step})
+        state = state | {name.removeprefix("new/"): array for name, array in found.items()}
+        out.append({n: a for n, a in state.items() if n != "gradient"})
+    return out

@@ -1,0 +1,138 @@
+"""The kit of penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.autodiff import gradients
+from ortflex_core.cotangents import full
+from ortflex_core.ops import Ops, Tensor
+from ortflex_core.program import Program
+from ortflex_core.protocols import Penalty
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Array
+
+RATE = 0.1
+
+
+class PenaltyKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference(weight)`` is the cost of every element, in numpy and float64; None leaves out the
+    comparison with it.
+    """
+
+    kind: ClassVar[str] = "penalties"
+
+    @pytest.fixture
+    def reference(self) -> Callable[[Array], Array] | None:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    @pytest.fixture
+    def weight(self) -> Array:
+        """A matrix of numbers of both signs."""
+        return np.random.default_rng(1).normal(size=(4, 3))
+
+    def test_value(
+        self, component: Penalty, reference: Callable[[Array], Array] | None, weight: Array
+    ) -> None:
+        """``per_element`` is the reference's value, for weights of any rank."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+            close(run(component, shaped)["value"], reference(shaped), 1e-9, "per_element")
+
+    def test_gradient(self, component: Penalty, weight: Array) -> None:
+        """The gradient, its own or derived, is the value's slope."""
+        slopes = running.differences(
+            lambda moved: run(component, moved)["value"], weight, np.ones(weight.shape)
+        )
+        close(run(component, weight)["gradient"], slopes, 1e-5, "gradient and finite differences")
+
+    def test_weights_of_0_and_100(self, component: Penalty, weight: Array) -> None:
+        """Value and gradient are finite at 0 and ±100, and the same in float32."""
+        for number in (0.0, 100.0, -100.0):
+            at = np.full(weight.shape, number)
+            exact, single = run(component, at), run(component, at.astype(np.float32))
+            for what, array in exact.items():
+                require(
+                    np.isfinite(array).all(), f"{what} at a weight of {number:g}: {array.flat[0]}"
+                )
+                close(single[what], array, 1e-4, f"{what} at a weight of {number:g} in float32")
+
+    def test_shape(self, component: Penalty, weight: Array) -> None:
+        """One cost for every element, or none at all."""
+        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+            got = run(component, shaped)["value"]
+            require(
+                got.shape == shaped.shape,
+                f"per_element gives {got.shape} of a weight {shaped.shape}; do not sum it up",
+            )
+
+    def test_float64(self, component: Penalty, weight: Array) -> None:
+        """Float64 stays float64, with its accuracy; float32 stays float32."""
+        wide, narrow = run(component, weight), run(component, weight.astype(np.float32))
+        for what in wide:
+            require(wide[what].dtype == np.float64, f"{what} of float64 is {wide[what].dtype}")
+            require(narrow[what].dtype == np.float32, f"{what} of float32 is {narrow[what].dtype}")
+        rough = run(component, weight.astype(np.float32).astype(np.float64))["value"]
+        slope = np.abs(wide["gradient"]).max()
+        lost = np.array_equal(rough, wide["value"]) and slope > 1e-3
+        require(not lost, "float64 is computed with the accuracy of float32")
+
+    def test_backends(self, component: Penalty) -> None:
+        """Every backend that takes the penalty makes the step that its gradient says."""
+        x, y = running.regression(rows=4)
+        model = running.linear_model()
+        before = running.weights_of(model)
+        slopes = running.linear_gradients(before, x, y)
+        own = {n: run(component, w) for n, w in before.items()}
+
+        def train(backend: str) -> None:
+            trainer = running.trainer(model, penalty=component, backend=backend, learning_rate=RATE)
+            history = trainer.fit(x, y)
+            cost = sum(float(o["value"].sum()) for o in own.values())
+            close(history["penalty"][0], cost, 1e-4, f"the penalty on {backend}")
+            for name, after in trainer.get_state().items():
+                wanted = before[name] - RATE * (slopes[name] + own[name]["gradient"])
+                close(after, wanted, 1e-4, f"{name} after a step on {backend}")
+
+        running.on_every_backend(train, f"the penalty {component.name}")
+
+    def test_determinism(self, component: Penalty, weight: Array) -> None:
+        """The same weights give the same bits, and the same formula the same graph."""
+        running.same_bits(run(component, weight), run(component, weight), component.name)
+        keys = {program(component, weight).key for _ in range(2)}
+        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+
+    def test_hyperparameters_are_symbols(self, component: Penalty, weight: Array) -> None:
+        """Another value of a hyperparameter needs no new graph, and it counts."""
+        check_hyperparameters(component, lambda c: program(c, weight))
+
+
+def program(penalty: Penalty, weight: Array) -> Program:
+    """The cost of every element and its gradient as a graph."""
+    twin, rules = running.hosted(penalty), running.plugins().rules()
+
+    def formula(op: Ops, weight: Tensor) -> Mapping[str, Tensor]:
+        cost = twin.per_element(op, weight)
+        if cost is None:  # it costs nothing
+            cost = own = weight * 0.0
+        else:
+            own = twin.gradient(op, weight)
+            own = gradients([(cost, None)], [weight], rules)[0] if own is None else own
+        return {"value": cost, "gradient": full(op, own, weight)}
+
+    return running.traced(formula, {"weight": weight})
+
+
+def run(penalty: Penalty, weight: Array) -> dict[str, Array]:
+    """The cost of every element and its gradient."""
+    return running.run(program(penalty, weight), {"weight": weight}, penalty.hyper_values())

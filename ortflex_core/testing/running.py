@@ -1,0 +1,250 @@
+"""What the kits share: formulas run from arrays to arrays, differences, small trainings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortflex_core.component import symbolic
+from ortflex_core.errors import MissingKernel, Unsupported
+from ortflex_core.host import Host, HostProgram
+from ortflex_core.ops import Tensor, Trace
+from ortflex_core.program import Program, build
+from ortflex_core.protocols import Device
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime import require_runtime
+from ortflex_core.session import run_once
+from ortflex_core.trainer import Trainer
+from ortflex_core.types import Array
+
+OPSET = 17
+"""Of the graphs that kits make: every runtime reads it."""
+
+Formula = Callable[..., Mapping[str, Tensor]]
+
+
+@functools.cache
+def plugins() -> Plugins:
+    """Everything installed, looked for once."""
+    return Plugins.discover()
+
+
+@functools.cache
+def cpu() -> Device:
+    """The device that formulas run on."""
+    return plugins().component("devices", "cpu")  # type: ignore[no-any-return]
+
+
+def require(condition: object, text: str) -> None:
+    """Fail with a sentence."""
+    if not condition:
+        raise AssertionError(text)
+
+
+def close(got: Any, wanted: Any, rtol: float, what: str) -> None:
+    """Fail unless two arrays are equal to ``rtol`` of the values and of the largest of them."""
+    wanted = np.asarray(wanted)
+    finite = np.abs(wanted[np.isfinite(wanted)])
+    scale = max(1.0, float(finite.max(initial=0.0)))
+    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=rtol * scale, err_msg=what)
+
+
+def hosted(component: Any) -> Any:
+    """A component as a compiler sees it: every hyperparameter a symbol."""
+    return symbolic(component, {name: Host.symbol(name) for name in component.hyper_names()})
+
+
+def traced(formula: Formula, arrays: Mapping[str, Array], *, batch: str | None = None) -> Program:
+    """The graph of ``formula(op, **tensors)``; with ``batch`` the first axis is that symbol."""
+    trace = Trace({"": OPSET})
+    tensors = {}
+    for name, array in arrays.items():
+        shape = (batch, *array.shape[1:]) if batch and array.ndim else array.shape
+        tensors[name] = trace.input(name, array.dtype, shape)
+    return build(trace, formula(trace.op, **tensors), name="formula")
+
+
+def run(
+    program: Program, arrays: Mapping[str, Array], values: Mapping[str, float] | None = None
+) -> dict[str, Array]:
+    """Outputs by name, from the installed runtime or, where that has no kernel, from onnx's reference."""
+    try:
+        return run_once(program, dict(arrays), dict(values or {}), cpu())
+    except MissingKernel:
+        from onnx.reference import ReferenceEvaluator
+
+        numbers = HostProgram([h.expression for h in program.hosts])(values or {})
+        feeds = {spec.name: arrays[spec.name] for spec in program.inputs}
+        for host, number in zip(program.hosts, numbers, strict=True):
+            feeds[host.spec.name] = np.asarray(number, dtype=host.spec.numpy)
+        names = [spec.name for spec in program.outputs]
+        return dict(zip(names, ReferenceEvaluator(program.proto()).run(names, feeds), strict=True))
+
+
+def differences(
+    function: Callable[[Array], Array], x: Array, seed: Array, step: float = 1e-6
+) -> Array:
+    """The slope of Σ seed·function by central differences, in float64."""
+    slopes = np.zeros(x.shape)
+    for place in np.ndindex(x.shape):
+        ends = []
+        for sign in (step, -step):
+            moved = x.astype(np.float64)
+            moved[place] += sign
+            ends.append(np.asarray(function(moved), np.float64))
+        slopes[place] = (seed * (ends[0] - ends[1])).sum() / (2 * step)
+    return slopes
+
+
+def same_bits(first: Mapping[str, Array], second: Mapping[str, Array], what: str) -> None:
+    """Fail unless the two have the same arrays, bit for bit."""
+    require(sorted(first) == sorted(second), f"{what}: {sorted(first)} and {sorted(second)}")
+    for name, array in first.items():
+        require(
+            np.asarray(array).tobytes() == np.asarray(second[name]).tobytes(),
+            f"{what}: {name!r} differs from one run to the next",
+        )
+
+
+# Trainings ---------------------------------------------------------------------------------------
+
+FEATURES = 3
+
+
+def linear_model(outputs: int = 1) -> onnx.ModelProto:
+    """``Y = X @ coef + intercept`` in float32, X [N, 3]."""
+    rng = np.random.default_rng(3)
+    return _model(
+        [
+            onnx.helper.make_node("MatMul", ["X", "coef"], ["product"]),
+            onnx.helper.make_node("Add", ["product", "intercept"], ["Y"]),
+        ],
+        (FEATURES,),
+        (outputs,),
+        {
+            "coef": rng.standard_normal((FEATURES, outputs)),
+            "intercept": rng.standard_normal(outputs),
+        },
+    )
+
+
+def network_model(operator: str = "Tanh") -> onnx.ModelProto:
+    """``Y = tanh(X @ W1 + b1) @ W2 + b2`` in float32, X [N, 3], four hidden units."""
+    rng = np.random.default_rng(4)
+    return _model(
+        [
+            onnx.helper.make_node("MatMul", ["X", "W1"], ["m1"]),
+            onnx.helper.make_node("Add", ["m1", "b1"], ["s1"]),
+            onnx.helper.make_node(operator, ["s1"], ["h1"]),
+            onnx.helper.make_node("MatMul", ["h1", "W2"], ["m2"]),
+            onnx.helper.make_node("Add", ["m2", "b2"], ["Y"]),
+        ],
+        (FEATURES,),
+        (1,),
+        {
+            "W1": rng.standard_normal((FEATURES, 4)) / 2,
+            "b1": rng.standard_normal(4) / 2,
+            "W2": rng.standard_normal((4, 1)) / 2,
+            "b2": rng.standard_normal(1) / 2,
+        },
+    )
+
+
+def shifted_model(shape: tuple[int, ...]) -> onnx.ModelProto:
+    """``Y = X + shift`` in float32 with rows of ``shape``: its gradient is that of the loss itself."""
+    nodes = [onnx.helper.make_node("Add", ["X", "shift"], ["Y"])]
+    return _model(nodes, shape, shape, {"shift": np.zeros(shape)})
+
+
+def _model(
+    nodes: list[onnx.NodeProto],
+    given: tuple[int, ...],
+    made: tuple[int, ...],
+    weights: Mapping[str, Array],
+) -> onnx.ModelProto:
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes,
+        "conformance",
+        [onnx.helper.make_tensor_value_info("X", kind, ["N", *given])],
+        [onnx.helper.make_tensor_value_info("Y", kind, ["N", *made])],
+        [onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()],
+    )
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    return onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
+
+
+def weights_of(model: onnx.ModelProto) -> dict[str, Array]:
+    """The initializers in float64."""
+    return {
+        t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer
+    }
+
+
+def regression(rows: int = 12, outputs: int = 1) -> tuple[Array, Array]:
+    """X [rows, 3] and y [rows, outputs] in float32."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((rows, FEATURES)).astype(np.float32)
+    return x, rng.standard_normal((rows, outputs)).astype(np.float32)
+
+
+def network(w: Mapping[str, Array], x: Array) -> Array:
+    """What :func:`network_model` computes, in numpy."""
+    return np.asarray(np.tanh(x @ w["W1"] + w["b1"]) @ w["W2"] + w["b2"])
+
+
+def linear_gradients(w: Mapping[str, Array], x: Array, y: Array) -> dict[str, Array]:
+    """Gradients of the mean squared error of :func:`linear_model`."""
+    slope = 2 * (x @ w["coef"] + w["intercept"] - y) / y.size
+    return {"coef": x.T @ slope, "intercept": slope.sum(axis=0)}
+
+
+@functools.cache
+def working_backends() -> tuple[str, ...]:
+    """The backends that run on the installed onnxruntime."""
+    registry, runtime = plugins()["backends"], require_runtime()
+    found = []
+    for name in registry.names():
+        if not registry.load(name).available(runtime):
+            found.append(name)
+    return tuple(found)
+
+
+def trainer(model: Any, **options: Any) -> Trainer:
+    """A quiet Trainer of the squared error, one batch a step in order, unless told otherwise."""
+    given: dict[str, Any] = {
+        "loss": "squared_error",
+        "progress": False,
+        "plugins": plugins(),
+        "shuffle": False,
+        "batch_size": 4,
+        "epochs": 1,
+    }
+    return Trainer(model, **(given | options))
+
+
+def on_every_backend(train: Callable[[str], None], what: str) -> list[str]:
+    """Call ``train`` with each backend that works here; returns those that did not refuse.
+
+    Raises:
+        AssertionError: every one refused, each with its reasons.
+    """
+    done, refused = [], []
+    for name in working_backends():
+        try:
+            train(name)
+            done.append(name)
+        except Unsupported as error:
+            refused.append(f"{name}: {error}")
+    require(done, f"no backend here can train with {what}: " + "; ".join(refused))
+    return done
+
+
+def check_reasons(given: Any) -> None:
+    """Fail unless this is a list of sentences, empty where nothing speaks against it."""
+    good = isinstance(given, list) and all(isinstance(r, str) and r for r in given)
+    require(good, f"available gives {given!r}, expected a list of reasons")

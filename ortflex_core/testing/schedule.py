@@ -1,0 +1,144 @@
+"""The kit of schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import attrs
+import pytest
+
+from ortflex_core.errors import ConfigError
+from ortflex_core.hookspecs import hook
+from ortflex_core.protocols import Schedule, ScheduleContext, Unit
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import close, require
+from ortflex_core.types import Progress
+
+EPOCHS, STEPS, ROWS = 3, 4, 10
+"""The training that kits ask about: three epochs of four steps of ten rows."""
+TOTAL = {"step": EPOCHS * STEPS, "epoch": EPOCHS, "rows": EPOCHS * STEPS * ROWS}
+BASE = 0.1
+
+
+class ScheduleKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference(base, time, total)`` is the rate at a time in the schedule's unit, ``total`` that of the
+    whole training; None leaves out the comparison with it.
+    """
+
+    kind: ClassVar[str] = "schedules"
+
+    @pytest.fixture
+    def reference(self) -> Callable[[float, int, int], float] | None:
+        """The formula a second time: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    def test_value(
+        self, component: Schedule, reference: Callable[[float, int, int], float] | None
+    ) -> None:
+        """The rate of every step of a training is the reference's."""
+        if reference is None:
+            pytest.skip("there is no reference")
+        bound = component.bind(context())
+        for step in range(EPOCHS * STEPS):
+            now = progress(step)
+            wanted = reference(BASE, bound.time(now), TOTAL[bound.by])
+            close(bound.rate(BASE, now), wanted, 1e-12, f"the rate of step {step}")
+
+    def test_rates_are_numbers_from_0_on(self, component: Schedule) -> None:
+        """Finite Python numbers, none negative, during the training and after it."""
+        bound = component.bind(context())
+        for step in (*range(EPOCHS * STEPS), EPOCHS * STEPS, 1000):
+            rate = bound.rate(BASE, progress(step))
+            given: Any = rate
+            good = isinstance(given, int | float) and math.isfinite(given) and given >= 0
+            require(good, f"the rate of step {step} is {rate!r}")
+
+    def test_it_is_pure(self, component: Schedule) -> None:
+        """The rate of a step depends on the progress alone, not on what was asked before."""
+        bound = component.bind(context())
+        forwards = [bound.rate(BASE, progress(step)) for step in range(8)]
+        backwards = [bound.rate(BASE, progress(step)) for step in reversed(range(8))]
+        require(forwards == backwards[::-1], f"{component.name}: asked again, the rates are others")
+
+    def test_units(self, component: Schedule) -> None:
+        """By epochs, every step of an epoch has one rate; a unit nobody knows is refused."""
+        by_epoch = _counting(component, "epoch").bind(context())
+        for epoch in range(EPOCHS):
+            rates = {by_epoch.rate(BASE, progress(epoch * STEPS + k)) for k in range(STEPS)}
+            require(len(rates) == 1, f"by='epoch', but the rates of an epoch are {sorted(rates)}")
+        with pytest.raises(ValueError, match="by must be one of"):
+            attrs.evolve(component, by="minutes")  # type: ignore[arg-type]
+
+    def test_an_endless_training(self, component: Schedule) -> None:
+        """Where nobody knows the length, there is a rate or a ConfigError that says what to give."""
+        bound = component.bind(context())
+        try:
+            rate = bound.rate(BASE, Progress(step=5, epoch=0, rows=50))
+        except ConfigError as error:
+            require(component.name in str(error), f"the error does not name the schedule: {error}")
+        else:
+            require(math.isfinite(rate) and rate >= 0, f"the rate of an endless training is {rate}")
+
+    def test_backends(self, component: Schedule) -> None:
+        """Every backend trains with just these rates."""
+        x, y = running.regression(rows=16)
+        bound = component.bind(context())
+
+        def train(backend: str) -> None:
+            listener = _Rates()
+            trainer = running.trainer(
+                running.linear_model(),
+                schedule=component,
+                backend=backend,
+                epochs=2,
+                learning_rate=BASE,
+                callbacks=[listener],
+            )
+            trainer.fit(x, y)
+            wanted = [bound.rate(BASE, progress(step, epochs=2, rows=4)) for step in range(8)]
+            close(listener.rates, wanted, 1e-9, f"the rates on {backend}")
+
+        running.on_every_backend(train, f"the schedule {component.name}")
+
+
+class _Rates:
+    """Remembers the rate of every step."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    @hook
+    def step_end(self, rate: float) -> None:
+        self.rates.append(rate)
+
+
+def context() -> ScheduleContext:
+    """What a schedule may ask: the slope of the squared error."""
+    return ScheduleContext(slope=lambda score, label: 2 * (score - label))
+
+
+def progress(step: int, epochs: int = EPOCHS, rows: int = ROWS) -> Progress:
+    """Where a training of four steps an epoch stands before a step."""
+    return Progress(
+        step=step,
+        epoch=step // STEPS,
+        rows=step * rows,
+        epochs=epochs,
+        steps_per_epoch=STEPS,
+        rows_per_epoch=STEPS * rows,
+    )
+
+
+def _counting(schedule: Schedule, by: Unit) -> Schedule:
+    """The schedule, and those inside it, in another unit."""
+    inner: dict[str, Any] = {
+        f.name: _counting(value, by)
+        for f in attrs.fields(type(schedule))
+        if isinstance(value := getattr(schedule, f.name), Schedule)
+    }
+    return attrs.evolve(schedule, by=by, **inner)

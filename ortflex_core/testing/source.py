@@ -1,0 +1,75 @@
+"""The kit of data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core.data import Columns
+from ortflex_core.errors import DataError
+from ortflex_core.protocols import DataSource
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import require
+from ortflex_core.types import Array
+
+
+class DataSourceKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference`` are the arrays that the source must give, inputs, labels and weights by their names.
+    """
+
+    kind: ClassVar[str] = "data"
+    has_formula: ClassVar[bool] = False
+
+    @pytest.fixture
+    def reference(self) -> Mapping[str, Array]:
+        """What is in the source: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    def test_columns(self, component: DataSource, reference: Mapping[str, Array]) -> None:
+        """The arrays under their names, each one a row a row."""
+        columns = component.load()
+        require(isinstance(columns, Columns), f"load gives {columns!r}, expected Columns")
+        got = dict(columns)
+        require(
+            sorted(got) == sorted(reference), f"columns {sorted(got)}, expected {sorted(reference)}"
+        )
+        for name, array in reference.items():
+            require(
+                got[name].shape == array.shape,
+                f"{name!r} has the shape {got[name].shape}, expected {array.shape}",
+            )
+            if array.dtype.kind in "fiub":
+                np.testing.assert_allclose(got[name], array, rtol=1e-6, err_msg=name)
+            else:
+                np.testing.assert_array_equal(np.asarray(got[name]), array, err_msg=name)
+        require(columns.labels, "no column is among the labels, so nothing can be trained")
+
+    def test_rows(self, component: DataSource) -> None:
+        """Any rows can be taken, in any order."""
+        columns = component.load()
+        rows = np.array([columns.rows - 1, 0, 0])
+        taken = dict(columns.take(rows))
+        for name, array in columns:
+            np.testing.assert_array_equal(taken[name], np.asarray(array)[rows], err_msg=name)
+
+    def test_determinism(self, component: DataSource) -> None:
+        """Opened twice it has the same rows in the same order: a resumed training relies on it."""
+        first, second = dict(component.load()), dict(component.load())
+        for name, array in first.items():
+            require(
+                np.array_equal(np.asarray(array), np.asarray(second[name])),
+                f"{name!r}: opened twice, the rows differ",
+            )
+
+    def test_missing_file(self, component: DataSource) -> None:
+        """A path that leads nowhere is a DataError that names it."""
+        if "path" not in {f.name for f in attrs.fields(type(component))}:
+            pytest.skip("the source has no path")
+        with pytest.raises(DataError, match="no-such-place"):
+            attrs.evolve(component, path="no-such-place").load()  # type: ignore[call-arg]

@@ -1,0 +1,259 @@
+"""What every plugin of ours computes, in numpy: the references of the conformance kits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.types import Array
+from tests import oracles
+
+Reference = Callable[..., Any]
+Slots = Mapping[str, Array]
+
+
+def focal(s: Array, y: Array, alpha: float, gamma: float) -> Array:
+    p = 1 / (1 + np.exp(-s))
+    return (y * alpha * (1 - p) ** gamma + (1 - y) * (1 - alpha) * p**gamma) * oracles.log_loss(
+        s, y
+    )
+
+
+def pairs(p: Array, y: Array, margin: float) -> Array:
+    a, b = p[:, 0], p[:, 1]
+    squares = ((a**2).sum(axis=1) + 1e-12) * ((b**2).sum(axis=1) + 1e-12)
+    cosine = (a * b).sum(axis=1) / np.sqrt(squares)
+    return np.where(y > 0, 1 - cosine, np.maximum(0, cosine - margin))
+
+
+def dice(s: Array, y: Array, smooth: float) -> Array:
+    p = 1 / (1 + np.exp(-s))
+    above = 2 * (p * y).sum(axis=1) + smooth
+    return 1 - above / (p.sum(axis=1) + y.sum(axis=1) + smooth)
+
+
+def kullback_leibler(s: Array, y: Array) -> Array:
+    logs = np.log(np.maximum(y, 1e-300))
+    return (y * (logs - oracles.log_softmax(s))).sum(axis=1)
+
+
+LOSSES: dict[str, Reference] = {
+    "squared_error": oracles.squared_error,
+    "absolute_error": oracles.absolute_error,
+    "elastic": oracles.elastic,
+    "huber": oracles.huber,
+    "log_loss": oracles.log_loss,
+    "softmax_cross_entropy": oracles.softmax_cross_entropy,
+    "quantile": lambda p, y, quantile: np.where(
+        y > p, quantile * (y - p), (1 - quantile) * (p - y)
+    ),
+    "poisson": lambda p, y: np.exp(p) - y * p,
+    "log_cosh": lambda p, y: np.logaddexp(p - y, y - p) - np.log(2),
+    "hinge": lambda p, y: np.maximum(0, 1 - y * p),
+    "squared_hinge": lambda p, y: np.maximum(0, 1 - y * p) ** 2,
+    "focal": focal,
+    "cosine_embedding": pairs,
+    "dice": dice,
+    "kullback_leibler": kullback_leibler,
+    "example_cauchy": lambda p, y, scale: np.log1p(((p - y) / scale) ** 2),
+}
+
+PENALTIES: dict[str, Reference] = {
+    "none": lambda w: np.zeros_like(w),
+    "l1": oracles.l1,
+    "l2": oracles.l2,
+    "elastic": oracles.elastic_penalty,
+    "example_smooth": lambda w, factor, width: factor * np.sqrt(w**2 + width**2),
+}
+
+
+def max_norm(w: Array, bound: float, axis: int = -1) -> Array:
+    rest = tuple(k for k in range(w.ndim) if k != axis % w.ndim)
+    norm = np.sqrt((w**2).sum(axis=rest, keepdims=True))
+    return w * np.minimum(1, bound / np.maximum(norm, 1e-12))
+
+
+CONSTRAINTS: dict[str, Reference] = {
+    "non_negative": lambda w: np.maximum(w, 0),
+    "max_norm": max_norm,
+    "example_at_most": lambda w, bound: np.minimum(w, bound),
+}
+
+
+def swa(a: Array, w: Array, t: int, start: float, every: float) -> Array:
+    if t < start:
+        return w
+    n, off = divmod(t - start, every)
+    return a if off else a + (w - a) / (n + 1)
+
+
+AVERAGES: dict[str, Reference] = {
+    "ema": lambda a, w, t, decay: w if t == 1 else decay * a + (1 - decay) * w,
+    "swa": swa,
+    "example_halfway": lambda a, w, t: (a + w) / 2,
+}
+
+
+# Optimizers: (w, g, rate, t, slots) -> (w, slots) ------------------------------------------------
+
+
+def adagrad(
+    w: Array, g: Array, rate: float, t: int, s: Slots, rate_decay: float, eps: float
+) -> Any:
+    total = s["s"] + g**2
+    return w - rate / (1 + (t - 1) * rate_decay) * g / (np.sqrt(total) + eps), {"s": total}
+
+
+def rmsprop(w: Array, g: Array, rate: float, t: int, s: Slots, alpha: float, eps: float) -> Any:
+    v = alpha * s["v"] + (1 - alpha) * g**2
+    return w - rate * g / (np.sqrt(v) + eps), {"v": v}
+
+
+def adadelta(w: Array, g: Array, rate: float, t: int, s: Slots, rho: float, eps: float) -> Any:
+    v = rho * s["v"] + (1 - rho) * g**2
+    d = g * np.sqrt(s["u"] + eps) / np.sqrt(v + eps)
+    return w - rate * d, {"v": v, "u": rho * s["u"] + (1 - rho) * d**2}
+
+
+def adamax(
+    w: Array, g: Array, rate: float, t: int, s: Slots, beta1: float, beta2: float, eps: float
+) -> Any:
+    m = beta1 * s["m"] + (1 - beta1) * g
+    u = np.maximum(beta2 * s["u"], abs(g) + eps)
+    return w - rate / (1 - beta1**t) * m / u, {"m": m, "u": u}
+
+
+def nadam(
+    w: Array,
+    g: Array,
+    rate: float,
+    t: int,
+    s: Slots,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> Any:
+    mu = [beta1 * (1 - 0.5 * 0.96 ** (k * decay)) for k in range(t + 2)]
+    m = beta1 * s["m"] + (1 - beta1) * g
+    v = beta2 * s["v"] + (1 - beta2) * g**2
+    product = math.prod(mu[1 : t + 1])
+    move = (1 - mu[t]) * g / (1 - product) + mu[t + 1] * m / (1 - product * mu[t + 1])
+    return w - rate * move / (np.sqrt(v / (1 - beta2**t)) + eps), {"m": m, "v": v}
+
+
+def radam(
+    w: Array, g: Array, rate: float, t: int, s: Slots, beta1: float, beta2: float, eps: float
+) -> Any:
+    m = beta1 * s["m"] + (1 - beta1) * g
+    v = beta2 * s["v"] + (1 - beta2) * g**2
+    limit = 2 / (1 - beta2) - 1
+    rho = limit - 2 * t * beta2**t / (1 - beta2**t)
+    move = m / (1 - beta1**t)
+    if rho > 5:
+        r = np.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
+        move = move * r * np.sqrt(1 - beta2**t) / (np.sqrt(v) + eps)
+    return w - rate * move, {"m": m, "v": v}
+
+
+def lion(
+    w: Array,
+    g: Array,
+    rate: float,
+    t: int,
+    s: Slots,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+) -> Any:
+    move = np.sign(beta1 * s["m"] + (1 - beta1) * g)
+    return w - rate * (move + weight_decay * w), {"m": beta2 * s["m"] + (1 - beta2) * g}
+
+
+def example_rmsprop(
+    w: Array, g: Array, rate: float, t: int, s: Slots, decay: float, eps: float
+) -> Any:
+    square = decay * s["square"] + (1 - decay) * g**2
+    return w - rate * g / (np.sqrt(square) + eps), {"square": square}
+
+
+OPTIMIZERS: dict[str, Reference] = {
+    "sgd": oracles.sgd,
+    "momentum": oracles.momentum,
+    "nesterov": oracles.nesterov,
+    "adam": oracles.adam,
+    "adamw": oracles.adamw,
+    "lamb": oracles.lamb,
+    "adagrad": adagrad,
+    "rmsprop": rmsprop,
+    "adadelta": adadelta,
+    "adamax": adamax,
+    "nadam": nadam,
+    "radam": radam,
+    "lion": lion,
+    "example_rmsprop": example_rmsprop,
+}
+
+
+# Schedules: (base, t, total) -> rate -------------------------------------------------------------
+
+
+def cosine_restarts(base: float, t: int, total: int) -> float:
+    return base * 0.5 * (1 + math.cos(math.pi * (t % 10) / 10))
+
+
+def one_cycle(base: float, t: int, total: int) -> float:
+    first, top = base / 25, 0.3 * total - 1
+    if t <= top:
+        return first + (base - first) * (1 - math.cos(math.pi * t / top)) / 2
+    last = first / 1e4
+    share = (t - top) / (total - 1 - top)
+    return last + (base - last) * (1 + math.cos(math.pi * share)) / 2
+
+
+SCHEDULES: dict[str, Reference] = {
+    "constant": lambda base, t, total: base,
+    "invscaling": lambda base, t, total: base / (t + 1) ** 0.25,
+    "step": lambda base, t, total: base * 0.1 ** (t // 10),
+    "exponential": lambda base, t, total: base * 0.99**t,
+    "cosine": lambda base, t, total: base * (1 + math.cos(math.pi * t / total)) / 2,
+    "warmup": lambda base, t, total: base * min(1, (1 + 2 * t / 5) / 3),
+    "multi_step": lambda base, t, total: base * 0.1 ** ((t >= 3) + (t >= 5)),
+    "polynomial": lambda base, t, total: base * (1 - t / total),
+    "cosine_restarts": cosine_restarts,
+    "one_cycle": one_cycle,
+    # Bottou: τ = alpha^(−¼) = 10, slope(−10, 1) = −22, so that max(1, slope) is 1.
+    "optimal": lambda base, t, total: 1 / (1e-4 * (1 / (10 * 1e-4) + t)),
+    "example_sawtooth": lambda base, t, total: base * (1 - (t % 10) / 20),
+}
+
+
+# Metrics: (expected, predicted, weight) -> value -------------------------------------------------
+
+
+def r2(y: Array, p: Array, w: Array) -> float:
+    w = w.reshape(-1, *[1] * (y.ndim - 1))
+    mean = (w * y).sum() / w.sum()
+    return float(1 - (w * (y - p) ** 2).sum() / (w * (y - mean) ** 2).sum())
+
+
+METRICS: dict[str, Reference] = {
+    "accuracy": lambda y, p, w: np.average(y == p.argmax(axis=1), weights=w),
+    "mae": lambda y, p, w: np.average(abs(y - p)[:, 0], weights=w),
+    "rmse": lambda y, p, w: np.sqrt(np.average(((y - p) ** 2)[:, 0], weights=w)),
+    "r2": r2,
+    "example_worst": lambda y, p, w: abs(y - p).max(),
+}
+
+ALL: dict[str, dict[str, Reference]] = {
+    "losses": LOSSES,
+    "penalties": PENALTIES,
+    "constraints": CONSTRAINTS,
+    "averages": AVERAGES,
+    "optimizers": OPTIMIZERS,
+    "schedules": SCHEDULES,
+    "metrics": METRICS,
+}

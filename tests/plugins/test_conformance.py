@@ -1,0 +1,385 @@
+"""Every plugin of ours, and of the example distribution, passes the kit of its kind.
+
+A plugin without a line in ``conformance_references`` is checked for all but its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.testing import (
+    AverageKit,
+    BackendKit,
+    CallbackKit,
+    ConstraintKit,
+    DataSourceKit,
+    DeviceKit,
+    GradientCase,
+    GradientKit,
+    LossKit,
+    MetricKit,
+    OptimizerKit,
+    PenaltyKit,
+    ScheduleKit,
+)
+from ortflex_core.testing.running import plugins
+from tests.plugins import conformance_references
+
+# What has no default, and other values than those that the references are made for.
+PARAMETERS: dict[str, dict[str, Any]] = {"multi_step": {"milestones": [3, 5]}}
+
+
+def ours(kind: str) -> Any:
+    """A fixture parameter for every plugin of a kind that is ours or the example's."""
+    names = [e.name for e in plugins()[kind] if e.distribution in ("ortflex", "ortflex-example")]
+    return [pytest.param((kind, name), id=name) for name in names]
+
+
+def made(wanted: tuple[str, str]) -> Any:
+    kind, name = wanted
+    return plugins().component(kind, {"name": name, **PARAMETERS.get(name, {})})
+
+
+def reference_of(component: Any, kind: str, with_fields: bool = True) -> Callable[..., Any] | None:
+    found = conformance_references.ALL[kind].get(component.name)
+    values = component.hyper_values()
+    return found and (partial(found, **values) if with_fields and values else found)
+
+
+class TestLosses(LossKit):
+    @pytest.fixture(params=[p for p in ours("losses") if p.id != "cosine_embedding"])
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "losses")
+
+
+class TestClassNumbers(LossKit):
+    """softmax_cross_entropy with class numbers, some of them ignored."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("losses", {"name": "softmax_cross_entropy", "ignore_index": 0})
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        return partial(conformance_references.LOSSES["softmax_cross_entropy"], ignore_index=0)
+
+    @pytest.fixture
+    def labels(self) -> Any:
+        return np.array([0, 1, 2, 2, 0, 1])
+
+
+class TestPairs(LossKit):
+    """cosine_embedding: its margin is there for pairs alone."""
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("losses", {"name": "cosine_embedding", "margin": 0.1})
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "losses")
+
+    @pytest.fixture
+    def predicted(self) -> Any:
+        return np.random.default_rng(1).normal(size=(6, 2, 3))
+
+    @pytest.fixture
+    def labels(self) -> Any:
+        return np.array([1.0, -1, -1, 1, -1, -1])
+
+
+class TestNoPenalty(PenaltyKit):
+    has_formula = False
+
+    @pytest.fixture
+    def component(self) -> Any:
+        return made(("penalties", "none"))
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "penalties")
+
+
+class TestPenalties(PenaltyKit):
+    @pytest.fixture(params=[p for p in ours("penalties") if p.id != "none"])
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "penalties")
+
+
+class TestOptimizers(OptimizerKit):
+    @pytest.fixture(params=ours("optimizers"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "optimizers")
+
+
+class TestSchedules(ScheduleKit):
+    @pytest.fixture(params=ours("schedules"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "schedules")
+
+
+class TestConstraints(ConstraintKit):
+    @pytest.fixture(params=ours("constraints"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "constraints")
+
+
+class TestAverages(AverageKit):
+    @pytest.fixture(params=ours("averages"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "averages")
+
+
+CLASSES = ("accuracy", "top_k", "f1", "roc_auc")
+
+
+class TestMetrics(MetricKit):
+    @pytest.fixture(params=[p for p in ours("metrics") if p.id not in (*CLASSES, "example_worst")])
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "metrics")
+
+
+class TestAccuracy(MetricKit):
+    @pytest.fixture
+    def component(self) -> Any:
+        return made(("metrics", "accuracy"))
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "metrics", with_fields=False)
+
+    @pytest.fixture
+    def expected(self) -> Any:
+        return np.random.default_rng(1).integers(0, 3, 12)
+
+    @pytest.fixture
+    def predicted(self) -> Any:
+        return np.random.default_rng(2).normal(size=(12, 3))
+
+    @pytest.fixture
+    def perfect(self, expected: Any) -> Any:
+        return np.eye(3)[expected]
+
+
+class TestWorst(MetricKit):
+    weighted = False
+
+    @pytest.fixture
+    def component(self) -> Any:
+        pytest.importorskip("ortflex_example")
+        return made(("metrics", "example_worst"))
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "metrics")
+
+
+class TestDevices(DeviceKit):
+    @pytest.fixture(params=ours("devices"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+
+class TestBackends(BackendKit):
+    @pytest.fixture(params=ours("backends"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+
+# Data sources ------------------------------------------------------------------------------------
+
+X = np.arange(12, dtype=np.float64).reshape(6, 2)
+Y = np.linspace(-1, 1, 6)
+
+
+class TestNpz(DataSourceKit):
+    @pytest.fixture
+    def component(self, tmp_path: Path) -> Any:
+        np.savez(tmp_path / "data.npz", X=X, y=Y)
+        return plugins().component("data", {"name": "npz", "path": str(tmp_path / "data.npz")})
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        return {"X": X, "y": Y}
+
+
+class TestNpy(DataSourceKit):
+    @pytest.fixture
+    def component(self, tmp_path: Path) -> Any:
+        for name, array in (("X", X), ("y", Y)):
+            np.save(tmp_path / f"{name}.npy", array)
+        return plugins().component("data", {"name": "npy", "path": str(tmp_path)})
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        return {"X": X, "y": Y}
+
+
+class TestCsv(DataSourceKit):
+    @pytest.fixture
+    def component(self, tmp_path: Path) -> Any:
+        rows = "\n".join(f"{a},{b},{y}" for (a, b), y in zip(X, Y, strict=True))
+        (tmp_path / "data.csv").write_text(f"a,b,y\n{rows}\n")
+        given = {"name": "csv", "path": str(tmp_path / "data.csv"), "target": "y"}
+        return plugins().component("data", given)
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        return {"X": X, "y": Y}
+
+
+class TestLine(DataSourceKit):
+    @pytest.fixture
+    def component(self) -> Any:
+        pytest.importorskip("ortflex_example")
+        return plugins().component("data", {"name": "example_line", "rows": 5})
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((5, 3)).astype(np.float32)
+        y = x.mean(axis=1, keepdims=True) + 0.1 * rng.standard_normal((5, 1))
+        return {"X": x, "y": y}
+
+
+# Callbacks ---------------------------------------------------------------------------------------
+
+
+class TestEarlyStopping(CallbackKit):
+    watches = False
+
+    @pytest.fixture
+    def component(self) -> Any:
+        given = {"name": "early_stopping", "patience": 2, "min_delta": 100.0}
+        return plugins().component("callbacks", given)
+
+    @pytest.fixture
+    def effect(self) -> Any:
+        def check(component: Any, trainer: Any, history: Any) -> None:
+            assert len(history) == 3  # one that is the best, two that are no better
+            assert component.best_epoch_ == 0
+
+        return check
+
+
+class TestCheckpoint(CallbackKit):
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("callbacks", {"name": "checkpoint", "keep": 2})
+
+    @pytest.fixture
+    def effect(self) -> Any:
+        def check(component: Any, trainer: Any, history: Any) -> None:
+            found = sorted(p.name for p in (trainer.folder / "checkpoints").iterdir())
+            assert found == ["best", "step-000000009", "step-000000012"]
+
+        return check
+
+
+class TestCsvLog(CallbackKit):
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("callbacks", "csv_log")
+
+    @pytest.fixture
+    def effect(self) -> Any:
+        def check(component: Any, trainer: Any, history: Any) -> None:
+            lines = (trainer.folder / "log.csv").read_text().splitlines()
+            assert len(lines) == 1 + len(history)
+            assert lines[0].split(",") == history.columns
+
+        return check
+
+
+class TestEpochLine(CallbackKit):
+    @pytest.fixture
+    def component(self) -> Any:
+        return plugins().component("callbacks", "epoch_line")
+
+    @pytest.fixture
+    def effect(self, capsys: Any) -> Any:
+        def check(component: Any, trainer: Any, history: Any) -> None:
+            assert capsys.readouterr().out.splitlines()[-1].startswith("epoch 4: loss ")
+
+        return check
+
+
+class TestStopAfter(CallbackKit):
+    watches = False
+
+    @pytest.fixture
+    def component(self) -> Any:
+        pytest.importorskip("ortflex_example")
+        return plugins().component("callbacks", {"name": "example_stop", "steps": 8})
+
+    @pytest.fixture
+    def effect(self) -> Any:
+        def check(component: Any, trainer: Any, history: Any) -> None:
+            assert len(history) == 3
+            assert history["rows"][-1] == 8
+
+        return check
+
+
+# Gradient rules: the tables of tests/plugins/test_gradient_rules.py ask far more ------------------
+
+
+class TestQuickGelu(GradientKit):
+    @pytest.fixture
+    def component(self) -> Any:
+        return pytest.importorskip("ortflex_example.quick_gelu").RULES
+
+    @pytest.fixture
+    def cases(self) -> Sequence[GradientCase]:
+        return [
+            GradientCase(
+                op_type="QuickGelu",
+                domain="com.microsoft",
+                opset=1,
+                inputs=[np.linspace(-2, 2, 6).reshape(2, 3)],
+                attributes={} if alpha is None else {"alpha": alpha},
+                reference=lambda x, a=alpha or 1.702: x / (1 + np.exp(-a * x)),
+            )
+            for alpha in (None, 0.5)
+        ]
+
+
+def test_every_family_of_ours_comes_in_by_the_door() -> None:
+    families = [e for e in plugins()["gradients"] if e.distribution == "ortflex"]
+    assert families
+    for entry in families:
+        GradientKit().test_entry_point(entry.load())
