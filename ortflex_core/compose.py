@@ -68,6 +68,12 @@ def _input(trace: Trace, spec: TensorSpec) -> Tensor:
     return trace.input(spec.name, spec.dtype, spec.shape)
 
 
+def _beside(weight: Tensor, values: Tensor) -> Tensor:
+    """Weights [batch] made to broadcast to values [batch, …]."""
+    missing = range(weight.rank or 0, values.rank or 0)
+    return weight.trace.op.Unsqueeze(weight, axes=list(missing)) if missing else weight
+
+
 class TracedLoss:
     """One loss term in a graph: its per-sample values, weights and total."""
 
@@ -81,7 +87,7 @@ class TracedLoss:
         mask = self._loss.mask(op, self.expected)
         weight = None
         if term.weight is not None:
-            weight = _input(trace, term.weight)
+            weight = _beside(_input(trace, term.weight), self.per_sample)
         if mask is not None:
             mask = op.Cast(mask, to=predicted.dtype)
         both = [f for f in (weight, mask) if f is not None]
@@ -266,10 +272,8 @@ def mask_program(problem: Problem, term: LossTerm) -> Program | None:
         return None
     mask = op.Cast(mask, to=TensorProto.DOUBLE)
     if term.weight is not None:
-        mask = mask * op.Cast(
-            trace.input(term.weight.name, term.weight.dtype, term.weight.shape),
-            to=TensorProto.DOUBLE,
-        )
+        weight = trace.input(term.weight.name, term.weight.dtype, term.weight.shape)
+        mask = mask * op.Cast(_beside(weight, mask), to=TensorProto.DOUBLE)
     rank = mask.rank or 1
     rows = op.ReduceSum(mask, axes=list(range(1, rank)), keepdims=0) if rank > 1 else mask
     return build(trace, {"rows": rows}, name="mask")

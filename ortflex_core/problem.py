@@ -5,7 +5,7 @@ A :class:`Problem` knows no files, no data and no device; backends compile it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, TypeVar
 
@@ -38,7 +38,7 @@ class LossTerm:
 
     ``output`` is the tensor the user asked for, ``predicted`` the one the loss sees (its raw
     scores, say). ``label`` and ``weight`` are inputs of the training graphs; ``weight`` is shaped
-    to broadcast against the per-sample values of shape ``samples``.
+    to broadcast against the per-sample values of shape ``samples``, or [batch] where losses share it.
     """
 
     index: int
@@ -381,7 +381,30 @@ def bind_terms(
                 traced_back=request.traced_back,
             )
         )
-    return tuple(terms)
+    return tuple(_one_weight(terms))
+
+
+def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
+    """Losses with values of other ranks that share their sample weights: one a row, [batch].
+
+    Raises:
+        DataError: the weights are finer than that, and fit each of the losses otherwise.
+    """
+    shapes: dict[str, set[Shape | None]] = {}
+    for term in terms:
+        if term.weight is not None:
+            shapes.setdefault(term.weight.name, set()).add(term.weight.shape)
+    for term in terms:
+        if term.weight is None or len(shapes[term.weight.name]) == 1:
+            yield term
+            continue
+        first, *rest = term.weight.shape or ()
+        if any(size != 1 for size in rest):
+            raise DataError(
+                f"the sample weights {term.weight.name!r} are shared by losses of other shapes; give "
+                "one weight a row, or each loss its own: weight='name'"
+            )
+        yield attrs.evolve(term, weight=attrs.evolve(term.weight, shape=(first,)))
 
 
 def _known_shape(predicted: TensorSpec, given: TensorSpec) -> TensorSpec:
