@@ -98,7 +98,7 @@ class Rewriting:
         if not isinstance(self._mode.dropout, str):
             ratio = float(self._mode.dropout)
         if isinstance(ratio, Tensor) and ratio.constant is not None:
-            ratio = float(ratio.constant)
+            ratio = float(ratio.constant.item())
         if ratio == 0:
             return inference(trace, node, inputs)
         known = trace.inputs.get(STEP)

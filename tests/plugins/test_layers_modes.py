@@ -263,3 +263,62 @@ def test_masks_are_a_function_of_the_step_and_the_seed() -> None:
     outputs, saved = f.forward(x, step=1)
     gradient = f.backward(np.ones_like(x), saved)["x"]
     np.testing.assert_array_equal(gradient, outputs["y"])
+
+
+# ---------------------------------------------------------------------- from torch and back
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dynamo": True, "optimize": False, "verbose": False, "external_data": False},
+        {"dynamo": False, "do_constant_folding": False},
+    ],
+    ids=["newer exporter", "older exporter"],
+)
+def test_what_torch_exports_trains_on_as_in_torch(options: dict[str, Any], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    import logging
+    import warnings
+
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3, bias=False),  # before BatchNormalization its gradient is rounding
+        torch.nn.BatchNorm2d(3),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.3),
+        torch.nn.Flatten(),
+        torch.nn.Linear(48, 2),
+    )
+    if not options["dynamo"]:
+        options = {**options, "training": torch.onnx.TrainingMode.PRESERVE}
+        options |= {"dynamic_axes": {"x": {0: "N"}}, "opset_version": 17}
+    else:
+        options = {**options, "dynamic_shapes": ({0: torch.export.Dim("N")},), "opset_version": 18}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # torchvision is not installed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own use of torch
+        torch.onnx.export(
+            copy.deepcopy(theirs).train(),
+            (torch.randn(4, 2, 6, 6),),
+            str(tmp_path / "net.onnx"),
+            input_names=["x"],
+            **options,
+        )
+    file = onnx.load(tmp_path / "net.onnx")
+    file.ir_version = 8  # what the newer exporter writes is too new for old runtimes
+    mine = layer(file)
+    both = {n for n, _ in theirs.named_buffers() if "running" in n}
+    assert {mine.names[n] for n, _ in mine.named_buffers()} == both
+    assert {mine.names[n] for n, _ in mine.named_parameters()} == dict(
+        theirs.named_parameters()
+    ).keys()
+    # Masks differ: they are compared without.
+    theirs[3].p, mine = 0.0, layer(file, dropout="off")
+    with torch.no_grad():
+        for own, name in mine.names.items():
+            getattr(mine, own).copy_(theirs.state_dict()[name])
+    np.testing.assert_allclose(trained(mine, 10), trained(theirs.train(), 10), rtol=1e-3)
+    x = torch.randn(5, 2, 6, 6)
+    torch.testing.assert_close(mine.eval()(x), theirs.eval()(x), rtol=1e-3, atol=1e-4)
