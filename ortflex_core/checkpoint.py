@@ -31,10 +31,10 @@ _PARTS = ("parameter", "slot", "buffer")
 
 @attrs.frozen(kw_only=True)
 class Size:
-    """The usual batch and the whole batches an epoch; how steps are compiled depends on them."""
+    """The usual batch and the whole batches an epoch, if known; how steps are compiled depends on them."""
 
     rows: int
-    epoch_steps: int
+    epoch_steps: int | None
 
 
 @attrs.frozen(kw_only=True)

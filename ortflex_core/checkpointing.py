@@ -18,6 +18,7 @@ from ortflex_core.registry import Entry, Plugins
 from ortflex_core.types import Array, Position, Progress
 
 if TYPE_CHECKING:
+    from ortflex_core.loop import Source
     from ortflex_core.trainer import Trainer
 
 T = TypeVar("T", bound="Trainer")
@@ -184,11 +185,12 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         tell(saved=found.saved())
 
 
-def check_source(start: Position, now: Progress) -> None:
-    """Refuse to go on with other data.
+def go_on(start: Position, now: Progress, source: Source) -> None:
+    """Have a source go on where a training was; other data are refused.
 
     Raises:
-        DataError: other numbers of rows or steps than the training had that was interrupted.
+        DataError: other numbers of rows or steps than the training had that was interrupted, or what
+            the source says is other.
     """
     was = start.progress
     given = now.rows_per_epoch, now.steps_per_epoch
@@ -198,6 +200,8 @@ def check_source(start: Position, now: Progress) -> None:
             f"steps an epoch, these data give {given[0]} and {given[1]}; give the same data and "
             "batch_size"
         )
+    if start.data is not None:
+        source.go_on(start.data)
 
 
 # ---------------------------------------------------------------------- what is written down

@@ -18,9 +18,11 @@ import numpy as np
 
 from ortflex_core import data, parting
 from ortflex_core.compose import prediction_program
-from ortflex_core.data import ArrayBatches, Batch
+from ortflex_core.data import Batch
 from ortflex_core.double import run_widened, widened
 from ortflex_core.errors import ConfigError, DataError, OrtflexError, Unsupported, nearest
+from ortflex_core.feeding import Feed
+from ortflex_core.loop import Source
 from ortflex_core.modes import buffer_value
 from ortflex_core.parting import Difference, Found, Step
 from ortflex_core.preparation import gives_batches
@@ -236,7 +238,9 @@ def compare(
         batch_size=rows,
         epoch_steps=columns.rows // rows,
     )
-    source = trainer._array_source(trainer._preparing(problem), columns)
+    source = trainer._checked(
+        Feed.of_columns(columns, rows).source(trainer._preparing(problem), rows)
+    )
     sgd = trainer.plugins.component("optimizers", "sgd")
     probe = attrs.evolve(problem, optimizer=sgd, optimizer_name="sgd")
     runners, skipped = _runners(trainer, problem, probe, backends)
@@ -289,7 +293,7 @@ def _compare(
     trainer: Trainer,
     problem: Problem,
     probe: Problem,
-    source: ArrayBatches,
+    source: Source,
     runners: Sequence[_Runner],
     skipped: Mapping[str, tuple[str, ...]],
     steps: int,
@@ -348,7 +352,7 @@ def _worst(worst: dict[str, float], now: Mapping[str, float]) -> None:
         worst[name] = max(worst.get(name, 0.0), error)
 
 
-def _batches(trainer: Trainer, source: ArrayBatches, steps: int) -> Iterator[tuple[Batch, float]]:
+def _batches(trainer: Trainer, source: Source, steps: int) -> Iterator[tuple[Batch, float]]:
     """The batches and rates of the first steps of a training with this recipe."""
     schedule = trainer._schedule()
     rows = made = epoch = 0
@@ -371,7 +375,7 @@ def _batches(trainer: Trainer, source: ArrayBatches, steps: int) -> Iterator[tup
         epoch += 1
 
 
-def _timed(engine: Engine, source: ArrayBatches, rate: float, steps: int) -> float:
+def _timed(engine: Engine, source: Source, rate: float, steps: int) -> float:
     """The median time of a step, in µs, as a training runs them: so many at once as it likes."""
     times: list[float] = []
     wanted = max(steps, 3 * engine.steps_per_run)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
@@ -40,11 +41,29 @@ class Source(Protocol):
         """Rows an epoch, None if nobody knows."""
 
     def epoch(
-        self, rng: np.random.Generator | None, at_once: int = 1, start: int = 0
-    ) -> Iterable[Sequence[Batch]]:
-        """The batches of one epoch, shuffled by ``rng`` if there is one, without the first ``start``.
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+    ) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch, shuffled by ``rng`` if there is one, without the first ``start``.
 
-        They come in groups of ``at_once`` equal ones where that is possible, else one by one.
+        They come in groups of ``at_once`` equal ones where that is possible, else one by one. The
+        iterator is closed when the training ends before it does.
+        """
+
+    def sample(self) -> Batch:
+        """A batch to look at, which is drawn all the same."""
+
+    def place(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON, of where the batches drawn last are from."""
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Before the first epoch: it begins after the batch that was drawn last at that place.
+
+        Raises:
+            DataError: the place is that of other data.
         """
 
 
@@ -128,6 +147,7 @@ class Loop:
             seed=self.plan.seed,
             at_once=self._at_once,
             stopped=self._stop,
+            data=self.plan.source.place(),
         )
 
     def run(self) -> History:
@@ -192,9 +212,10 @@ class Loop:
         rng = np.random.default_rng([*plan.seed, epoch]) if plan.shuffle else None
         self._started = time.perf_counter()
         done = sums.steps * plan.accumulate
-        batches = _whole_steps(plan.source.epoch(rng, self._batches, done), plan.accumulate)
+        drawn = plan.source.epoch(rng, self._batches, done, epoch)
         try:
-            self._steps(batches, display)
+            with closing(drawn):  # type: ignore[type-var]  # generators, all of them
+                self._steps(_whole_steps(drawn, plan.accumulate), display)
         except KeyboardInterrupt:
             if sums.rows:
                 self._record(epoch, sums)

@@ -5,8 +5,7 @@ Everything here happens once an array, never once a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,7 +14,9 @@ import numpy as np
 from ortflex_core import compose, data
 from ortflex_core.data import Batch, Columns
 from ortflex_core.errors import DataError, nearest
+from ortflex_core.iterables import Batches
 from ortflex_core.model import Model
+from ortflex_core.pieces import Pieces, fitting
 from ortflex_core.problem import LossRequest, LossTerm, Problem
 from ortflex_core.protocols import DataSource, Device
 from ortflex_core.session import run_once
@@ -180,65 +181,10 @@ class Preparation:
         return Batch(columns, None, given.rows, totals)
 
 
-class IterableBatches:
-    """Batches that somebody else makes: any iterable, or a function that returns one.
-
-    An iterable is iterated anew every epoch; ``steps`` limits an epoch of an endless one.
-    """
-
-    rows: int | None = None
-
-    def __init__(
-        self,
-        source: Iterable[Any] | Callable[[], Iterable[Any]],
-        convert: Callable[[Any, Any, Any], Columns],
-        steps: int | None,
-    ) -> None:
-        self._source = source
-        self._convert = convert
-        self._prepare: Callable[[Columns], Batch] | None = None
-        self.steps = steps
-        if steps is None and hasattr(source, "__len__"):
-            self.steps = len(source)  # type: ignore[arg-type]
-        self._limit = steps
-        self._ahead: Iterator[Any] | None = self._iterator()
-        first = next(self._ahead, None)
-        if first is None:
-            raise DataError("the data are empty: the iterable gives no batches")
-        self.first = convert(*first)
-        self._ahead = chain([first], self._ahead)
-
-    def _iterator(self) -> Iterator[Any]:
-        source = self._source() if callable(self._source) else self._source
-        return data.iterate(source)
-
-    def use(self, preparation: Preparation) -> None:
-        """From now on batches are prepared for this problem."""
-        self._prepare = preparation.batch
-
-    def epoch(
-        self, rng: np.random.Generator | None, at_once: int = 1, start: int = 0
-    ) -> Iterator[Sequence[Batch]]:
-        """The source's own order; shuffling is the source's business."""
-        assert self._prepare is not None
-        iterator, self._ahead = self._ahead or self._iterator(), None
-        count = 0
-        for item in iterator:
-            if count >= start:
-                yield (self._prepare(self._convert(*item)),)
-            count += 1
-            if count == self._limit:
-                self._ahead = iterator
-                return
-        if not count:
-            raise DataError(
-                "the iterable is used up after one epoch; give a list, an object that can be iterated "
-                "again, or a function that returns a new iterator"
-            )
-
-
 def gives_batches(X: Any, y: Any) -> bool:
     """Whether X gives batches by itself: anything but arrays, mappings and data sources."""
+    if isinstance(X, Batches):
+        return True
     if y is not None or isinstance(X, np.ndarray | Mapping | DataSource | Columns):
         return False
     if callable(X) and not hasattr(X, "__iter__"):
@@ -258,6 +204,13 @@ def open_source(
     """Columns out of arrays, mappings, or a data source."""
     if isinstance(X, DataSource):
         X = X.load()
+    if isinstance(X, Pieces):
+        X = fitting(X)
+    if isinstance(X, Pieces | Batches):
+        raise DataError(
+            "these data are read piece by piece and do not fit into the shuffle buffer, but this needs "
+            "all of them at once; give arrays, or fewer rows"
+        )
     if isinstance(X, Columns):
         names = [i.name for i in model.inputs]
         labels = [r.label for r in requests]

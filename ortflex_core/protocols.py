@@ -18,8 +18,10 @@ from ortflex_core.ops import Ops, Tensor
 from ortflex_core.types import Array, Progress, TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.data import Batch, Batches, Columns, Pieces
+    from ortflex_core.data import Batch, Columns
+    from ortflex_core.iterables import Batches
     from ortflex_core.model import Model, Rewrite
+    from ortflex_core.pieces import Pieces
     from ortflex_core.problem import Problem
     from ortflex_core.program import Program
     from ortflex_core.runtime import Runtime

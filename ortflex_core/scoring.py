@@ -1,17 +1,16 @@
-"""Predictions, losses and metrics beside a training: whole arrays, some rows at a time."""
+"""Predictions, losses and metrics beside a training: all rows, some at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from ortflex_core import compose
-from ortflex_core.data import Batch, Columns
+from ortflex_core.batches import Batch
 from ortflex_core.errors import DataError
 from ortflex_core.modes import buffer_value
-from ortflex_core.preparation import Preparation
 from ortflex_core.problem import LossTerm, Problem
 from ortflex_core.protocols import Device, Metric
 from ortflex_core.session import run_once
@@ -55,19 +54,11 @@ def slices(
 
 @attrs.frozen
 class Scores:
-    """Loss and metrics of labelled data that are ready; called with whatever evaluates a batch."""
+    """Loss and metrics of labelled data, ``batches()``; called with whatever evaluates a batch."""
 
     problem: Problem
     metrics: Sequence[Metric]
-    batches: Sequence[Batch]
-
-    @classmethod
-    def of(cls, preparing: Preparation, metrics: Sequence[Metric], columns: Columns) -> Scores:
-        """Make the data ready, once."""
-        prepared = preparing.columns(columns)
-        size = chunk_size(preparing.problem, columns.rows)
-        totals = preparing.denominators(prepared)
-        return cls(preparing.problem, metrics, slices(prepared, columns.rows, size, totals))
+    batches: Callable[[], Iterable[Batch]]
 
     def __call__(self, evaluate: Evaluate) -> dict[str, float]:
         """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
@@ -75,7 +66,7 @@ class Scores:
         wanted = [terms[0].predicted.name] if self.metrics else []
         states = [m.start() for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
-        for batch in self.batches:
+        for batch in self.batches():
             sums, outputs = evaluate(batch, wanted)
             totals += sums
             denominators += batch.denominators

@@ -15,20 +15,22 @@ import onnx
 
 from ortflex_core import checkpointing, data, diagnosis, preparation, scoring, work
 from ortflex_core.checkpoint import Size
-from ortflex_core.checkpointing import Standing, check_source
-from ortflex_core.data import ArrayBatches, Columns
+from ortflex_core.checkpointing import Standing, go_on
+from ortflex_core.data import Columns
 from ortflex_core.errors import DataError, GraphError, OrtflexError, nearest
 from ortflex_core.evaluate import Evaluator
+from ortflex_core.feeding import Feed, held_out
 from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.grouping import Asked
 from ortflex_core.hooks import HookManager
 from ortflex_core.initialize import reinitialize as draw
+from ortflex_core.items import item_of
 from ortflex_core.loop import Loop, Plan, Source, beginning
 from ortflex_core.model import Model, as_model
-from ortflex_core.preparation import IterableBatches, Preparation
+from ortflex_core.preparation import Preparation
 from ortflex_core.problem import LossTerm, Problem, Reduction, bind_terms
 from ortflex_core.program import Program
-from ortflex_core.protocols import DataSource, Engine, Schedule, ScheduleContext
+from ortflex_core.protocols import Engine, Schedule, ScheduleContext
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 from ortflex_core.scoring import Scores
@@ -208,18 +210,13 @@ class Trainer:
         weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
         return bind_terms(self.model, self.setup.requests, labels, weights)
 
-    def _build(self, columns: Columns, *, whole: bool = False) -> Preparation:
-        """Compile for these kinds of labels and weights, unless that is done already.
-
-        ``whole``: the columns are one batch.
-        """
+    def _build(self, columns: Columns, size: Size) -> Preparation:
+        """Compile for these kinds of labels and weights, unless that is done already."""
         terms = self._terms(columns)
         if self._engine is None or terms != self._problem.terms:
-            rows = columns.rows if whole else min(self.batch_size, columns.rows)
             known = self.standing.size if self._engine is None else None
-            size = known or Size(rows=rows, epoch_steps=columns.rows // rows)
-            batch = columns.take(np.arange(rows)) if rows <= columns.rows else columns
-            self._compile(terms, size, self.standing.epoch, batch)
+            batch = columns.take(np.arange(min(size.rows, columns.rows)))
+            self._compile(terms, known or size, self.standing.epoch, batch)
         return self._preparing(self._problem)
 
     def _compile(
@@ -297,11 +294,12 @@ class Trainer:
 
         Args:
             X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or
-                ``(X, y, sample_weight)`` batches (or a function that returns one).
+                ``(X, y, sample_weight)`` batches (or a function that returns one), which
+                :class:`ortflex_core.iterables.Batches` shuffles and draws in the background.
             y: labels; a mapping where there are several losses.
             sample_weight: one weight a row, or anything that broadcasts to the values of the loss.
-            validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, or a fraction of
-                the rows, which are then held out.
+            validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, an iterable of
+                batches, or a fraction of the rows, which are then held out.
             steps_per_epoch: the length of an epoch of an endless iterable.
 
         Raises:
@@ -309,32 +307,21 @@ class Trainer:
             Unsupported: no backend can train this problem; each one's reasons are given.
             TrainingDiverged: loss or weights are not finite any more; the last good state is kept.
         """
-        source: Source
-        validation: Columns | None = None
-        if preparation.gives_batches(X, y):
-            source = batches = IterableBatches(X, self._open, steps_per_epoch)
-            preparing = self._build(batches.first, whole=True)
-            self._announce()
-            batches.use(preparing)
-            if isinstance(validation_data, float):
-                raise DataError("an iterable cannot be split; give validation_data=(X, y)")
-        else:
-            columns = self._open(X, y, sample_weight)
-            if isinstance(validation_data, float):
-                columns, validation = data.split(columns, validation_data, self.seed)
-                validation_data = None
-            preparing = self._build(columns)
-            self._announce()
-            source = self._array_source(preparing, columns)
-        if validation_data is not None:
-            validation = self._open_validation(validation_data)
+        feed, validation = self._feed(X, y, sample_weight, limit=steps_per_epoch), None
+        if isinstance(validation_data, float):
+            feed, validation = feed.split(validation_data, self.seed)
+        elif validation_data is not None:
+            validation = self._feed(*held_out(validation_data))
+        preparing = self._build(feed.first, feed.size)
+        self._announce()
+        source = self._checked(feed.source(preparing, self.batch_size))
         return self._train(source, self._judge(validation) if validation is not None else None)
 
     def _train(self, source: Source, validate: Callable[[], Mapping[str, float]] | None) -> History:
         accumulate = self._problem.updating.accumulate
         start, self.standing.position = self.standing.position, None
         if start is not None:
-            check_source(start, beginning(source, accumulate, self.epochs))
+            go_on(start, beginning(source, accumulate, self.epochs), source)
         plan = Plan(
             engine=self.engine,
             source=source,
@@ -355,9 +342,7 @@ class Trainer:
         try:
             self.history_ = loop.run()
         except GraphError as error:
-            if not isinstance(source, ArrayBatches):
-                raise
-            batch = next(iter(source.epoch(None)))[0]
+            batch = source.sample()
             raise diagnosis.explained(error, self._problem, self.engine, batch) from error
         finally:
             self.standing.manual, self.loop = loop.progress, None
@@ -371,20 +356,24 @@ class Trainer:
             self._bound = (self.schedule, self._problem.terms, bound)
         return self._bound[2]
 
-    def _array_source(self, preparing: Preparation, columns: Columns) -> ArrayBatches:
-        prepared = preparing.columns(columns)
-        rows = columns.rows
-        if self.batch_size > rows:
+    def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
+        return Feed.of(X, y, sample_weight, self._open, batch_size=self.batch_size, **options)
+
+    def _checked(self, source: Source) -> Source:
+        """The source, if its batches have the sizes that the model takes."""
+        rows = source.rows
+        if rows is None:
+            return source
+        size = min(self.batch_size, rows)
+        if size < self.batch_size:
             _log.info("batch_size %d is reduced to the %d rows there are", self.batch_size, rows)
-        source = ArrayBatches(prepared, preparing.denominators(prepared), self.batch_size)
-        fixed = [i for i in self.model.inputs if i.shape and isinstance(i.shape[0], int)]
-        for spec in fixed:
-            if source.batch_size != spec.shape[0] or rows % source.batch_size:  # type: ignore[index]
+        for spec in self.model.inputs:
+            fixed = spec.shape[0] if spec.shape else None
+            if isinstance(fixed, int) and (size != fixed or rows % size):
                 raise DataError(
                     f"the input {spec} has a fixed batch dimension, but there would be batches of "
-                    f"{source.batch_size} of {rows} rows; use batch_size={spec.shape[0]} and a "  # type: ignore[index]
-                    "multiple of it as rows, free_batch=True, or export the model with a dynamic "
-                    "batch dimension"
+                    f"{size} of {rows} rows; use batch_size={fixed} and a multiple of it as rows, "
+                    "free_batch=True, or export the model with a dynamic batch dimension"
                 )
         return source
 
@@ -393,9 +382,9 @@ class Trainer:
 
         The rate is the schedule's for the steps made so far.
         """
-        [(X, y, weight)] = data.iterate([batch])
+        X, y, weight = item_of(batch, 0)
         columns = self._open(X, y, weight)
-        prepared = self._build(columns, whole=True).batch(columns)
+        prepared = self._build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
         rate = self._schedule().rate(self.learning_rate, self.standing.manual)
         try:
             [(loss, penalty)] = self.engine.run([prepared], [rate]).read()
@@ -427,11 +416,8 @@ class Trainer:
         wanted = [names] if isinstance(names, str) else list(names)
         for name in wanted:
             self.model.value(name)
-        columns = self._open(X, None, None)
-        prepared = self._preparing(self._problem).inputs(columns)
-        size = scoring.chunk_size(self._problem, columns.rows)
+        batches = self._feed(X, labelled=False).inputs(self._preparing(self._problem))
         predict = self._engine.predict if self._engine is not None else self._predict_alone()
-        batches = scoring.slices(prepared, columns.rows, size, [])
         parts = [predict(batch, wanted) for batch in batches]
         whole = {n: np.concatenate([p[n] for p in parts]) for n in wanted}
         return whole[wanted[0]] if len(wanted) == 1 else whole
@@ -445,16 +431,17 @@ class Trainer:
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
-        return self._judge(self._open(X, y, sample_weight))()
+        return self._judge(self._feed(X, y, sample_weight))()
 
-    def _judge(self, columns: Columns) -> Callable[[], dict[str, float]]:
+    def _judge(self, feed: Feed) -> Callable[[], dict[str, float]]:
         """Scores of labelled data, with the weights of whenever it is called.
 
         The engine is never built anew for it, for a training may be running on it: data with other
         kinds of labels or sample weights than the training's get an evaluator of their own.
         """
-        judged = attrs.evolve(self._problem, terms=self._terms(columns))
-        scores = Scores.of(self._preparing(judged), self.setup.metrics, columns)
+        judged = attrs.evolve(self._problem, terms=self._terms(feed.first))
+        batches = feed.labelled(self._preparing(judged))
+        scores = Scores(judged, self.setup.metrics, batches)
         evaluator = Evaluator(judged, self.device)
 
         def judge() -> dict[str, float]:
@@ -603,16 +590,6 @@ class Trainer:
         requests = self.setup.requests
         columns = preparation.open_source(X, y, sample_weight, self.model, requests)
         return preparation.encode_labels(columns, requests, self.setup.classes)
-
-    def _open_validation(self, given: Any) -> Columns:
-        if isinstance(given, DataSource | Columns):
-            return self._open(given, None, None)
-        if isinstance(given, tuple | list) and len(given) in (2, 3):
-            return self._open(given[0], given[1], given[2] if len(given) == 3 else None)
-        raise DataError(
-            "validation_data: expected (X, y), (X, y, sample_weight), a data source or a "
-            f"fraction, got {type(given).__name__}"
-        )
 
     def _inferring(self) -> dict[str, Array]:
         """What predictions are made with and the export has."""

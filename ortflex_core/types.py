@@ -118,7 +118,8 @@ class Position:
 
     ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
     with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
-    the History; ``at_once`` is how many batches the engine took in a run.
+    the History; ``at_once`` is how many batches the engine took in a run; ``data`` is what the source
+    says of where it is.
     """
 
     progress: Progress
@@ -132,6 +133,7 @@ class Position:
     seed: tuple[int, ...] = (0,)
     at_once: int = 1
     stopped: bool = False
+    data: Mapping[str, Any] | None = None
 
 
 @attrs.frozen

@@ -73,7 +73,7 @@ class Measures:
         try:
             if loop is None:
                 return "there is no batch"
-            self._batch = next(iter(loop.plan.source.epoch(None)))[0]
+            self._batch = loop.plan.source.sample()
             step = step_of(problem, self._batch.size, norm=True)
         except (OrtflexError, StopIteration) as error:
             return str(error)

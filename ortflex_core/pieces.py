@@ -1,0 +1,211 @@
+"""Data that are read piece by piece, because all of them would not fit into memory."""
+
+from __future__ import annotations
+
+import abc
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.batches import Batch, refuse_other_kind
+from ortflex_core.data import Columns
+from ortflex_core.errors import DataError
+from ortflex_core.prefetch import Prefetch
+from ortflex_core.types import Array
+from ortflex_core.windows import Cursor, Denominators, Layout, Part, Window, batches, whole, windows
+
+BUFFER_BYTES = 64 * 2**20
+"""How much memory a shuffle buffer takes where nobody says how many rows it has."""
+
+
+class Pieces(abc.ABC):
+    """Rows in pieces that can be read in any order: files, row groups, runs of rows of an array.
+
+    What :meth:`ortflex_core.protocols.DataSource.load` returns for data that do not fit into the
+    shuffle buffer. How rows are shuffled is in :mod:`ortflex_core.windows`.
+    """
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> Sequence[int]:
+        """Rows of every piece."""
+
+    @property
+    @abc.abstractmethod
+    def buffer(self) -> int:
+        """Rows of the shuffle buffer."""
+
+    @abc.abstractmethod
+    def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
+        """The rows of a piece from ``start`` on, as many at a time as is convenient.
+
+        Called from a background thread, one piece after the other.
+
+        Raises:
+            DataError: the piece is gone, broken, or other than it was.
+        """
+
+    @abc.abstractmethod
+    def place(self, piece: int) -> str:
+        """What messages call a piece."""
+
+
+def rows_of(pieces: Pieces) -> int:
+    """How many rows there are."""
+    return sum(pieces.sizes)
+
+
+def head(pieces: Pieces, rows: int) -> Columns:
+    """The first rows, in memory; fewer if there are fewer.
+
+    Raises:
+        DataError: there are none.
+    """
+    found: list[Columns] = []
+    for piece in range(len(pieces.sizes)):
+        for columns in pieces.read(piece):
+            found.append(columns.take(np.arange(min(rows, columns.rows))))
+            rows -= found[-1].rows
+            if rows <= 0:
+                return joined(found)
+    if not found:
+        raise DataError("the data are empty: 0 rows")
+    return joined(found)
+
+
+def fitting(pieces: Pieces) -> Columns | Pieces:
+    """What fits into the shuffle buffer is read at once, and is arrays like any others."""
+    return head(pieces, pieces.buffer) if rows_of(pieces) <= pieces.buffer else pieces
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Columns one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def column(group: str) -> dict[str, Array]:
+        names = getattr(parts[0], group)
+        return {n: np.concatenate([getattr(part, group)[n] for part in parts]) for n in names}
+
+    return Columns(inputs=column("inputs"), labels=column("labels"), weights=column("weights"))
+
+
+@attrs.frozen(kw_only=True)
+class Making:
+    """How rows as they were read become rows that graphs take."""
+
+    prepare: Callable[[Columns], dict[str, Array]]
+    denominators: Callable[[Mapping[str, Array]], Denominators]
+    convert: Callable[[Columns], Columns] = lambda columns: columns
+
+    def part(self, columns: Columns, where: str, mark: Any = None) -> Part:
+        """The part that some rows make.
+
+        Raises:
+            DataError: they do not fit; says where they are from.
+        """
+        try:
+            prepared = self.prepare(self.convert(columns))
+            return Part(
+                columns=prepared,
+                denominators=self.denominators(prepared),
+                rows=columns.rows,
+                where=where,
+                mark=mark,
+            )
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+
+
+class PieceBatches:
+    """Batches out of pieces: windows are read in the background, one ahead of the steps.
+
+    Where a training stands is a number of batches, as for arrays: the order of an epoch can be
+    entered anywhere.
+
+    Attributes:
+        waited: seconds that steps waited for data.
+    """
+
+    def __init__(self, pieces: Pieces, making: Making, batch_size: int) -> None:
+        self.pieces = pieces
+        self.rows = rows_of(pieces)
+        self.batch_size = min(batch_size, self.rows)
+        self.steps = -(-self.rows // self.batch_size)
+        self.waited = 0.0
+        self._making = making
+
+    def sample(self) -> Batch:
+        """A batch to look at."""
+        return whole(self._making.part(head(self.pieces, self.batch_size), self.pieces.place(0)))
+
+    def place(self) -> dict[str, Any]:
+        """What a checkpoint keeps: which order the data are in."""
+        sizes = np.asarray(self.pieces.sizes, np.int64)
+        return {
+            "kind": "pieces",
+            "pieces": len(sizes),
+            "sizes": zlib.crc32(sizes.tobytes()),
+            "buffer": self.pieces.buffer,
+        }
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Refuse data that come in another order.
+
+        Raises:
+            DataError: other pieces or another buffer than the training had that was interrupted.
+        """
+        refuse_other_kind(place, "pieces")
+        now = self.place()
+        if differ := [name for name in now if place.get(name, now[name]) != now[name]]:
+            name = differ[0]
+            if name == "sizes":
+                raise DataError(
+                    "the training to go on with had as many pieces of data, but of other sizes; give "
+                    "the same data"
+                )
+            raise DataError(
+                f"the training to go on with had {name} = {place[name]}, these data give {now[name]}: "
+                f"the rows would come in another order; give the same {name}"
+            )
+
+    def epoch(
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+    ) -> Iterator[Sequence[Batch]]:
+        """Every row once, without the first ``start`` batches; in the given order without ``rng``."""
+        layout = Layout.draw(self.pieces.sizes, rng)
+        skip = start * self.batch_size
+        size = self.pieces.buffer
+        first = skip // size
+
+        def make() -> Iterator[Window]:
+            return windows(self._parts(layout, first * size), size, first, layout.key)
+
+        with closing(Prefetch(make, ahead=1)) as ahead:
+            cursor = Cursor(ahead, skip - first * size)
+            before = self.waited
+            for group in batches(cursor, self.batch_size, at_once, start):
+                self.waited = before + ahead.waited
+                yield group
+
+    def _parts(self, layout: Layout, row: int) -> Iterator[Part]:
+        first, offset = layout.seek(row)
+        for piece in layout.pieces[first:].tolist():
+            where, at = self.pieces.place(piece), offset
+            for columns in self.pieces.read(piece, offset):
+                rows = columns.rows
+                yield self._making.part(columns, f"{where}, rows {at} to {at + rows - 1}")
+                at += rows
+            if at != self.pieces.sizes[piece]:
+                raise DataError(
+                    f"{where} has {at} rows now, it had {self.pieces.sizes[piece]} when it was opened"
+                )
+            offset = 0
