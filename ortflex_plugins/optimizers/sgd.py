@@ -7,22 +7,34 @@ from typing import Any, ClassVar
 
 import attrs
 
+from ortflex_core.component import number
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.protocols import Optimizer
 
 
 @attrs.frozen(kw_only=True)
 class Sgd(Optimizer):
-    """Stochastic gradient descent: ``w ← w − rate·g``; default rate 0.001.
+    """Stochastic gradient descent: ``w ← w − rate·(g + weight_decay·w)``; default rate 0.001.
 
-    >>> Sgd().describe()
-    {'name': 'sgd'}
+    Unlike a penalty, ``weight_decay`` is not part of the loss and is not clipped with the gradients.
 
-    Source: H. Robbins and S. Monro, "A stochastic approximation method" (1951); torch.optim.SGD.
+    Raises:
+        ValueError: ``weight_decay`` is negative.
+
+    >>> Sgd(weight_decay=0.01).describe()
+    {'name': 'sgd', 'weight_decay': 0.01}
+
+    Source: H. Robbins and S. Monro, "A stochastic approximation method" (1951);
+    torch.optim.SGD(weight_decay=…).
     """
 
     name: ClassVar[str] = "sgd"
     default_rate: ClassVar[float] = 1e-3
+
+    # A constant of the graph: as a hyperparameter it would cost a product a weight even at 0.
+    weight_decay: float = attrs.field(
+        default=0.0, validator=number(ge=0), metadata={"help": "share of w in the gradient"}
+    )
 
     def update(
         self,
@@ -33,5 +45,7 @@ class Sgd(Optimizer):
         step: Any,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """``w − rate·g``."""
+        """``(1 − rate·weight_decay)·w − rate·g``: the gradient is only scaled, as without decay."""
+        if self.weight_decay:
+            weight = (1 - rate * self.weight_decay) * weight
         return weight - rate * gradient, {}

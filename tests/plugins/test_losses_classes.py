@@ -112,6 +112,8 @@ def cases() -> list[Any]:
     for shape in ((5, 3), (4, 3, 2)):
         spots = (shape[0], *shape[2:])
         for kind, p in scores(shape).items():
+            if len(shape) > 2 and kind not in ("random", "±100"):
+                continue
             where = f"{'x'.join(map(str, shape))}-{kind}"
             y = rng.integers(0, 3, spots)
             y.flat[1] = -100
@@ -163,6 +165,8 @@ def cases() -> list[Any]:
             add(CosineEmbedding(), lambda q, t: 1 - cosine(q, t), flat, target, (5,), kind)
     for shape, values in (((4, 6), (4,)), ((4, 3, 5), (4, 3)), ((2, 3, 2, 4), (2, 3))):
         for kind, p in scores(shape).items():
+            if len(shape) > 3 and kind != "random":
+                continue
             where = f"{'x'.join(map(str, shape))}-{kind}"
             y = rng.integers(0, 2, shape) * 1.0
             y[0] = 0

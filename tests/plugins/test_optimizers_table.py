@@ -25,6 +25,7 @@ RATES = {
     "nadam": 0.05,
     "radam": 0.1,
     "lion": 0.02,
+    "lars": 20.0,
 }
 
 
