@@ -22,6 +22,7 @@ from ortflex_plugins import gradients as families
 Formula = Callable[..., Tensor]
 Known = Literal["sizes", "names", "ranks", "nothing"]
 """What is known of the inputs' shapes while the graph is built."""
+Seed = Literal["whole", "small", "none"]
 
 FAMILIES: Mapping[str, Rules] = {
     m.name: importlib.import_module(f"{families.__name__}.{m.name}").RULES
@@ -156,14 +157,18 @@ def check(
     expected: tuple[Array, dict[str, Array]] | None = None,
     dtypes: Sequence[type] = (np.float64, np.float32),
     reference: bool = False,
-) -> None:
-    """Fail unless float64 and float32 gradients, with and without a seed, equal the differences."""
+    seeds: Sequence[Seed] = ("whole", "small", "none"),
+) -> dict[str, Array]:
+    """Fail unless float64 and float32 gradients, with and without a seed, equal the differences.
+
+    Returns the last ones.
+    """
     value, slopes = expected or jacobian(
         forward(formula, arrays, opset, reference=reference), arrays
     )
-    whole = np.random.default_rng(7).uniform(0.5, 1.5, value.shape)
-    small = np.random.default_rng(8).uniform(0.5, 1.5, (1,) * value.ndim)
-    for seed in (whole, small, None):
+    got: dict[str, Array] = {}
+    for kind in seeds:
+        seed = cotangent(kind, value.shape)
         weights = np.ones_like(value) if seed is None else np.broadcast_to(seed, value.shape)
         exact = {
             n: np.tensordot(j, weights, weights.ndim).reshape(arrays[n].shape)
@@ -191,6 +196,16 @@ def check(
                 np.testing.assert_allclose(
                     got[name], gradient, rtol=rtol, atol=rtol * scale, err_msg=f"d{name}"
                 )
+    return got
+
+
+def cotangent(kind: Seed, shape: tuple[int, ...]) -> Array | None:
+    """A seed of a value's shape, one that broadcasts to it, or none, which stands for ones."""
+    if kind == "none":
+        return None
+    if kind == "whole":
+        return np.random.default_rng(7).uniform(0.5, 1.5, shape)
+    return np.random.default_rng(8).uniform(0.5, 1.5, (1,) * len(shape))
 
 
 def data(*shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0) -> Any:

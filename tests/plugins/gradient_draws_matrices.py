@@ -1,0 +1,194 @@
+"""Draws of matrix products, of Einsum, of determinants and of Fourier transforms."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import hypothesis.extra.numpy as npst
+import hypothesis.strategies as st
+import numpy as np
+
+from tests.plugins.gradient_cases import Case
+from tests.plugins.gradient_draws import (
+    F32,
+    Draw,
+    Draws,
+    drawn,
+    numbers,
+    shapes,
+    tenths,
+    torch,
+)
+
+DRAWS = Draws()
+
+
+@DRAWS.of("MatMul")
+def matmul(draw: Draw, operator: str) -> Case:
+    found = draw(
+        npst.mutually_broadcastable_shapes(
+            signature="(m?,k),(k,n?)->(m?,n?)", max_dims=2, max_side=3
+        )
+    )
+    a, b = found.input_shapes
+    return drawn(
+        "MatMul",
+        lambda op, a, b: op.MatMul(a, b),
+        {"a": numbers(draw, a), "b": numbers(draw, b, salt=1)},
+        needs_rank=True,
+        torch=lambda a, b: a @ b,
+    )
+
+
+@DRAWS.of("Gemm")
+def gemm(draw: Draw, operator: str) -> Case:
+    m, k, n = (draw(st.integers(1, 3)) for _ in range(3))
+    ta, tb = draw(st.integers(0, 1)), draw(st.integers(0, 1))
+    options = {"alpha": draw(tenths(-15, 15)), "beta": draw(tenths(-15, 15))}
+    options |= {"transA": ta, "transB": tb}
+    arrays = {
+        "a": numbers(draw, (k, m) if ta else (m, k)),
+        "b": numbers(draw, (n, k) if tb else (k, n), salt=1),
+    }
+    third = draw(st.sampled_from([None, (), (1,), (n,), (1, 1), (1, n), (m, 1), (m, n)]))
+    if third is not None:
+        arrays["c"] = numbers(draw, third, salt=2)
+
+    def in_torch(a: Any, b: Any, c: Any = None) -> Any:
+        y = options["alpha"] * ((a.T if ta else a) @ (b.T if tb else b))
+        return y if c is None else y + options["beta"] * c
+
+    return drawn(
+        f"Gemm {options}",
+        lambda op, a, b, c=None: op.Gemm(a, b, c, **options),
+        arrays,
+        torch=in_torch,
+    )
+
+
+@DRAWS.of("Einsum")
+def einsum(draw: Draw, operator: str) -> Case:
+    """Letters in any order, repeated in an operand, summed away; an ellipsis; no arrow."""
+    sizes = {letter: draw(st.integers(1, 3)) for letter in "ijkl"}
+    count = draw(st.integers(1, 3))
+    terms = [draw(st.text("ijkl", max_size=3)) for _ in range(count)]
+    dots = [draw(st.integers(0, 3)) == 0 for _ in terms]
+    front = draw(shapes(0, 2))
+    arrays, spelled = {}, []
+    for k, (term, dotted) in enumerate(zip(terms, dots, strict=True)):
+        hidden = ()
+        if dotted:
+            hidden = tuple(1 if draw(st.booleans()) else d for d in front)
+            at = draw(st.integers(0, len(term)))
+            spelled.append(term[:at] + "..." + term[at:])
+        else:
+            at = 0
+            spelled.append(term)
+        own = [sizes[c] for c in term]
+        arrays[f"x{k}"] = numbers(draw, (*own[:at], *hidden, *own[at:]), salt=k)
+    letters = sorted(set("".join(terms)))
+    left = ",".join(spelled)
+    equation, whole = left, left
+    if draw(st.booleans()):
+        kept_ = draw(st.lists(st.sampled_from(letters), unique=True)) if letters else []
+        right = "".join(kept_)
+        if any(dots):
+            at = draw(st.integers(0, len(right)))
+            right = right[:at] + "..." + right[at:]
+        equation = whole = f"{left}->{right}"
+    else:
+        every = "".join(terms)
+        right = "".join(c for c in string.ascii_lowercase if every.count(c) == 1)
+        whole = f"{left}->{'...' if any(dots) else ''}{right}"
+    return drawn(
+        f"Einsum {equation}",
+        lambda op, **xs: op.Einsum(*xs.values(), equation=equation),
+        arrays,
+        needs_rank=True,
+        torch=lambda **xs: torch.einsum(whole, *xs.values()),
+    )
+
+
+@DRAWS.of("Det")
+def det(draw: Draw, operator: str) -> Case:
+    size, batch = draw(st.integers(1, 3)), draw(shapes(0, 2, side=2))
+    return drawn(
+        "Det",
+        lambda op, x: op.Det(x),
+        {"x": numbers(draw, (*batch, size, size))},
+        needs_sizes=True,
+        dtypes=F32,
+        oracle=lambda x: np.linalg.det(x),
+        torch=lambda x: torch.linalg.det(x),
+    )
+
+
+@DRAWS.of("DFT")
+def dft(draw: Draw, operator: str) -> Case:
+    """Whole or half spectra of real or complex signals, cut or filled up, and back."""
+    parts, size = draw(st.integers(1, 2)), draw(st.integers(2, 6))
+    kind = draw(st.sampled_from(["forward", "inverse", "onesided"]))
+    if kind == "onesided":
+        parts = 1
+    front, behind = draw(shapes(1, 1, side=2)), draw(shapes(0, 1, side=2))
+    axis = len(front)
+    length = draw(st.none() | st.integers(2, 7))
+    options = {} if kind == "forward" else {kind: 1}
+
+    def formula(op: Any, x: Any) -> Any:
+        return op.DFT(x, *([] if length is None else [op.constant(length)]), axis=axis, **options)
+
+    def in_torch(x: Any) -> Any:
+        z = torch.complex(x[..., 0], x[..., 1] if parts == 2 else torch.zeros_like(x[..., 0]))
+        f = torch.fft.ifft if kind == "inverse" else torch.fft.fft
+        y = f(z, n=length, dim=axis)
+        if kind == "onesided":
+            y = y.narrow(axis, 0, (length or size) // 2 + 1)
+        return torch.view_as_real(y)
+
+    return drawn(
+        f"DFT {kind} {length} {axis}",
+        formula,
+        {"x": numbers(draw, (*front, size, *behind, parts))},
+        since=17,
+        needs_sizes=True,
+        torch=in_torch,
+    )
+
+
+@DRAWS.of("STFT")
+def stft(draw: Draw, operator: str) -> Case:
+    length, hop = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    size = length + draw(st.integers(0, 5))
+    onesided, parts = draw(st.integers(0, 1)), draw(st.integers(1, 2))
+    parts = 1 if onesided else parts
+    windowed = draw(st.booleans())
+    arrays = {"x": numbers(draw, (draw(st.integers(1, 2)), size, parts))}
+    if windowed:
+        arrays["w"] = numbers(draw, (length,), 0.3, 1.0)
+
+    def formula(op: Any, x: Any, w: Any = None) -> Any:
+        return op.STFT(x, hop, w, length, onesided=onesided)
+
+    def in_torch(x: Any, w: Any = 1.0) -> Any:
+        z = torch.complex(x[..., 0], x[..., 1] if parts == 2 else torch.zeros_like(x[..., 0]))
+        y = torch.fft.fft(z.unfold(1, length, hop) * w, dim=2)
+        return torch.view_as_real(y[..., : length // 2 + 1] if onesided else y)
+
+    def oracle(x: Any, w: Any = 1.0) -> Any:
+        z = x[..., 0] + (1j * x[..., 1] if parts == 2 else 0)
+        frames = np.lib.stride_tricks.sliding_window_view(z, length, axis=1)[:, ::hop]
+        y = np.fft.fft(frames * w)
+        y = y[..., : length // 2 + 1] if onesided else y
+        return np.stack([y.real, y.imag], axis=-1)
+
+    return drawn(
+        f"STFT {length} {hop} onesided={onesided}",
+        formula,
+        arrays,
+        since=17,
+        needs_sizes=True,
+        oracle=oracle,  # onnxruntime 1.16 has no complex signals
+        torch=in_torch,
+    )
