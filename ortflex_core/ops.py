@@ -19,6 +19,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 from ortflex_core import host, schemas
 from ortflex_core.errors import GraphError
 from ortflex_core.host import Host
+from ortflex_core.shortcuts import Shortcuts
 from ortflex_core.simplify import simplify
 from ortflex_core.types import Array, Shape, dtype_name, numpy_dtype, onnx_dtype, shape_text
 
@@ -219,6 +220,7 @@ class Trace:
         self.inputs: dict[str, Tensor] = {}
         self.hosts: dict[tuple[Host, int], Tensor] = {}
         self.op = Ops(self)
+        self.shortcuts: Shortcuts | None = None
         self._constants: dict[Any, Tensor] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
 

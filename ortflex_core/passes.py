@@ -28,7 +28,7 @@ def optimize(
     Args:
         trace: the graph.
         outputs: its outputs.
-        replaced: tensors that are to be taken for others, which were made before them.
+        replaced: tensors, and what they are to be taken for, which does not depend on them.
         parameters: inputs of rank 1 that may become rows, [n] → [1, n], where all their uses allow
             it; their outputs ``new/<name>`` then are rows, too, and scalars ``total/…`` may come
             with the shape [1, 1]: the graph is for somebody who binds memory, not shapes.
@@ -92,7 +92,25 @@ class Rebuild:
             if node is not None and id(node) not in needed:
                 needed.add(id(node))
                 pending.extend(self.resolved(a).node for a in node.arguments)
-        return [n for n in self.old.nodes if id(n) in needed]
+        return self._sorted([n for n in self.old.nodes if id(n) in needed])
+
+    def _sorted(self, nodes: list[Node]) -> list[Node]:
+        """The same nodes, each behind what it reads: a value may be taken from one made later."""
+        out: list[Node] = []
+        done: set[int] = set()
+        for first in nodes:
+            pending = [first]
+            while pending:
+                sources = (self.resolved(a).node for a in pending[-1].arguments)
+                missing = [s for s in sources if s is not None and id(s) not in done]
+                if missing and id(pending[-1]) not in done:
+                    pending += missing
+                    continue
+                node = pending.pop()
+                if id(node) not in done:
+                    done.add(id(node))
+                    out.append(node)
+        return out
 
     def value(self, tensor: Tensor) -> Tensor:
         """The new tensor of an old one."""

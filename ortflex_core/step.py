@@ -15,10 +15,11 @@ from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
 from ortflex_core.errors import NotDifferentiable
 from ortflex_core.host import Host
-from ortflex_core.modes import Modes
+from ortflex_core.modes import Modes, first_of, pool_before_relu
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program, build
+from ortflex_core.shortcuts import Shortcuts
 from ortflex_core.updates import symbols
 
 
@@ -51,6 +52,8 @@ def step_program(
         compose.buffer_inputs(trace, problem),
     )
     factor = None if plain else gradient_factor(problem)
+    if rows is not None and not plain:
+        trace.shortcuts = Shortcuts()
     outputs: dict[str, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     for k in range(steps):
@@ -60,6 +63,8 @@ def step_program(
         outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
     if plain:
         return build(trace, outputs, name="plain step")
+    if trace.shortcuts is not None:
+        replaced |= trace.shortcuts.instead
     flat = rows is not None
     trace, outputs = passes.optimize(
         trace, outputs, replaced, parameters=problem.parameters if flat else ()
@@ -174,7 +179,8 @@ def _gradients(
     mode = Modes(problem, now.buffers, suffix)
     given = {**now.weights, **now.buffers}
     given |= compose.model_inputs(trace, problem, problem.predicted, suffix, rows)
-    values = problem.model.replay(trace, problem.predicted, given, mode, infer=rows is not None)
+    rewrite = first_of(mode, pool_before_relu)
+    values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=rows is not None)
     losses = compose.traced_losses(trace, local, values)
     outputs.update({f"total/{t.term.index}{suffix}": t.total for t in losses})
     here = None if factor is None else _at(factor, suffix)

@@ -17,6 +17,7 @@ from ortflex_core.autodiff import Gradient, NodeView, Rules
 from ortflex_core.cotangents import dims, full, reshape_like
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients import _planes
 from ortflex_plugins.gradients._windows import (
     END,
     Sizes,
@@ -63,6 +64,14 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
             return op.Conv(whole, op.Transpose(weight, perm=order))  # type: ignore[no-any-return]
         return spread(op, whole, weight, at, x, node.group)
 
+    shortcuts = node.trace.shortcuts
+    planes = None if shortcuts is None else shortcuts.parts.get(whole)
+    if planes is not None:
+        return [
+            to_x,
+            lambda: _planes.kernel_gradient(op, planes, weight),
+            lambda: _planes.bias_gradient(op, planes),
+        ]
     return [
         to_x,
         lambda: kernel_gradient(op, x, whole, weight, at, node.group),

@@ -1,0 +1,183 @@
+"""A convolution and the MaxPool that tiles its output, plane by plane.
+
+With the samples innermost, [C, H, W, N], what place κ of a kernel sees at place π of every window of
+the pool is one slice of X that starts at π + κ, and equal sums share a slice. All κ side by side are
+the columns of π, and W · columns is the convolution at place π of every window: a plane. The pool is
+the largest of the planes, its gradient belongs to one plane each, and the kernel's gradient is
+Σ_π g_π · columnsᵀ. So forward and backward share their columns, and nothing is blown up or compared
+at full size. A LeNet's step of batch 64 takes 16 ms so, 21 without.
+
+It pays for few channels or large kernels (measured: 1.2 to 1.7 times quicker; for 3×3 with 16
+channels and more 1.2 times slower), in graphs that hold the whole step (:class:`Shortcuts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import attrs
+
+from ortflex_core.autodiff import NodeView, RuleTable
+from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients._windows import FLOAT, Sizes, Windows, flat, known, padded, windows
+
+_FEW_CHANNELS, _MANY_CHANNELS = 16, 32
+_LARGE_KERNEL = 25
+# Elements of all columns: fewer are not worth the nodes, more leave the cache.
+_LEAST, _MOST = 1 << 12, 1 << 22
+
+
+@attrs.frozen
+class Planes:
+    """The cotangent of a convolution's output: [M, windows] for each place of the pool's windows.
+
+    ``columns`` are those of the same places, [taps · C, windows]; ``total`` is the sum over places.
+    """
+
+    gradients: tuple[Tensor, ...]
+    columns: tuple[Tensor, ...]
+    total: Tensor
+
+
+def pooled(op: Ops, node: NodeView, g: Tensor, pool: Windows) -> Tensor | None:
+    """The gradient of a MaxPool's input by planes, if that is a convolution and worth it.
+
+    Notes how the pool's output and the kernel's gradient come of the same planes.
+    """
+    shortcuts = node.trace.shortcuts
+    conv = None if shortcuts is None else _convolution(node)
+    if shortcuts is None or conv is None:
+        return None
+    x, weight = conv.inputs[:2]
+    sizes = None if weight.shape is None else known(weight.shape)
+    y, out = node.inputs[0], node.outputs[0]
+    if sizes is None or pool.kernel is None or out.shape is None or known(out.shape) is None:
+        return None
+    at = windows(conv, x, y, sizes[2:])
+    if at.pads is None or at.sizes is None or x.dtype != FLOAT or not _pays(sizes, at, out):
+        return None
+    n = len(pool.kernel)
+    positions = (*(int(s) for s in out.shape[2:] if isinstance(s, int)), int(out.shape[0] or 0))
+    columns = _columns(op, padded(op, x, y, at), at, pool.kernel, positions, sizes[1])
+    kernel = _rows(op, op.Transpose(weight, perm=[0, *range(2, 2 + n), 1]), sizes[0])
+    bias = [] if conv.input(2) is None else [_rows(op, conv.input(2), sizes[0])]
+    planes = [op.Gemm(kernel, c, *bias) for c in columns]
+    largest, back = _largest(op, planes)
+    whole = op.Reshape(largest, op.constant([sizes[0], *positions]))
+    shortcuts.instead[out] = op.Transpose(whole, perm=[n + 1, *range(n + 1)])
+    total = _rows(op, op.Transpose(g, perm=[*range(1, n + 2), 0]), sizes[0])
+    parts = back(total)
+    made = _interleaved(op, parts, pool.kernel, (sizes[0], *positions))
+    shortcuts.parts[made] = Planes(tuple(parts), tuple(columns), total)
+    return made
+
+
+def _convolution(node: NodeView) -> NodeView | None:
+    """The convolution that made the pool's input for the pool alone."""
+    x, trace = node.inputs[0], node.trace
+    made = x.node
+    if made is None or made.op_type != "Conv" or made.domain:
+        return None
+    others = {
+        id(o)
+        for n in trace.nodes
+        if x in n.arguments and node.outputs[0] not in n.outputs
+        for o in n.outputs
+    }
+    if others and any(id(a) in others for n in trace.nodes for a in n.arguments):
+        return None
+    conv = NodeView(trace, made, frozenset(), RuleTable({}))
+    return conv if conv.group == 1 else None
+
+
+def _pays(sizes: Sizes, at: Windows, out: Tensor) -> bool:
+    channels, taps = sizes[1], flat(sizes[2:])
+    if channels >= (_MANY_CHANNELS if taps >= _LARGE_KERNEL else _FEW_CHANNELS):
+        return False
+    assert out.shape is not None
+    assert at.counts is not None
+    samples = out.shape[0]
+    assert isinstance(samples, int)
+    return _LEAST <= channels * taps * samples * flat(at.counts) <= _MOST
+
+
+def _columns(
+    op: Ops, x: Tensor, at: Windows, pool: Sizes, positions: Sizes, channels: int
+) -> list[Tensor]:
+    """For each place of the pool's windows what the kernel sees there, [taps · C, windows]."""
+    assert at.kernel is not None
+    n = len(pool)
+    inner = op.Transpose(x, perm=[*range(1, n + 2), 0])
+    steps = [p * s for p, s in zip(pool, at.strides, strict=True)]
+    slices: dict[Sizes, Tensor] = {}
+    out = []
+    for place in product(*map(range, pool)):
+        side_by_side = []
+        for tap in product(*map(range, at.kernel)):
+            rows = zip(place, at.strides, tap, at.dilations, strict=True)
+            start = tuple(p * s + k * d for p, s, k, d in rows)
+            if start not in slices:
+                ends = [
+                    b + step * (count - 1) + 1
+                    for b, step, count in zip(start, steps, positions, strict=False)
+                ]
+                slices[start] = op.Slice(inner, list(start), ends, list(range(1, n + 1)), steps)
+            side_by_side.append(slices[start])
+        out.append(_rows(op, op.Concat(*side_by_side, axis=0), channels * flat(at.kernel)))
+    return out
+
+
+def _rows(op: Ops, x: Tensor, rows: int) -> Tensor:
+    return op.Reshape(x, op.constant([rows, -1]))  # type: ignore[no-any-return]
+
+
+def _largest(op: Ops, planes: Sequence[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
+    """The largest of all, and how its cotangent is shared out: the first of equals has it."""
+    if len(planes) == 1:
+        return planes[0], lambda g: [g]
+    half = len(planes) // 2
+    first, to_first = _largest(op, planes[:half])
+    second, to_second = _largest(op, planes[half:])
+
+    def back(g: Tensor) -> list[Tensor]:
+        share = g * op.Cast(op.GreaterOrEqual(first, second), to=g.dtype)
+        return [*to_first(share), *to_second(g - share)]
+
+    return op.Max(first, second), back
+
+
+def _interleaved(op: Ops, parts: Sequence[Tensor], pool: Sizes, shape: Sizes) -> Tensor:
+    """Planes [M, windows] put together to [N, M, …], each element at its place."""
+    n = len(pool)
+    sizes = list(shape)
+    for axis in range(n, 0, -1):
+        count = pool[axis - 1]
+        apart = op.constant([*sizes[: axis + 1], 1, *sizes[axis + 1 :]])
+        alone = [op.Reshape(part, apart) for part in parts]
+        parts = [
+            op.Concat(*alone[k : k + count], axis=axis + 1) if count > 1 else alone[k]
+            for k in range(0, len(alone), count)
+        ]
+        sizes[axis] *= count
+    (whole,) = parts
+    return op.Transpose(  # type: ignore[no-any-return]
+        op.Reshape(whole, op.constant(sizes)), perm=[n + 1, *range(n + 1)]
+    )
+
+
+def kernel_gradient(op: Ops, planes: Planes, weight: Tensor) -> Tensor:
+    """Σ_π g_π · columnsᵀ in the shape of the kernel."""
+    total: Tensor | None = None
+    for g, columns in zip(planes.gradients, planes.columns, strict=True):
+        total = op.Gemm(g, columns, *([] if total is None else [total]), transB=1)
+    assert weight.shape is not None
+    rows, channels, *kernel = weight.shape
+    apart = op.Reshape(total, op.constant([rows, *kernel, channels]))
+    n = len(kernel)
+    return op.Transpose(apart, perm=[0, n + 1, *range(1, n + 1)])  # type: ignore[no-any-return]
+
+
+def bias_gradient(op: Ops, planes: Planes) -> Tensor:
+    """The sum over all samples and places, of which each window has one only."""
+    return op.ReduceSum(planes.total, axes=[1], keepdims=0)  # type: ignore[no-any-return]

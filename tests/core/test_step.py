@@ -1,0 +1,202 @@
+"""A whole step with every shortcut computes what the plain graph of the same step does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ortflex_core.host import HostProgram
+from ortflex_core.problem import Problem
+from ortflex_core.program import Program
+from ortflex_core.step import step_program
+from tests import models
+from tests.gradcheck import runner
+from tests.training import make
+
+ROWS = 6
+
+
+def problem_of(model: onnx.ModelProto, x: Any, y: Any, **options: Any) -> Problem:
+    trainer = make(model, backend="fused", batch_size=len(x), epochs=1, **options)
+    trainer.fit(x, y)
+    return trainer.problem
+
+
+def run(program: Program, problem: Problem, x: Any, y: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    feeds = {}
+    for spec in sorted(program.inputs, key=lambda s: s.name):
+        if spec.name in problem.model.initializers:
+            array = problem.model.initializer(spec.name)
+        elif "/" in spec.name:  # a slot, of its weight's shape
+            shape = problem.model.initializers[spec.name.split("/", 1)[1]].shape
+            array = rng.random(shape).astype(np.float32)
+        else:
+            array = x if spec.name == "X" else y
+        # A bias may be held as a row.
+        feeds[spec.name] = array if array.ndim == len(spec.shape or ()) else array[None]
+    names = {s for host in program.hosts for s in host.expression.symbols}
+    values = {name: 0.25 if name == "rate" else 1.0 for name in names} | problem.constants()
+    numbers = HostProgram([h.expression for h in program.hosts])(values)
+    for host, number in zip(program.hosts, numbers, strict=True):
+        feeds[host.spec.name] = np.asarray(number, host.spec.numpy)
+    results = runner(program.model, False)(feeds)
+    return {o.name: r for o, r in zip(program.outputs, results, strict=True)}
+
+
+def both(
+    model: onnx.ModelProto, x: Any, y: Any, tolerance: float = 3e-6, **options: Any
+) -> Counter[str]:
+    """Compare every output of the two graphs; the operators of the one with shortcuts."""
+    problem = problem_of(model, x, y, **options)
+    small = step_program(problem, rows=len(x))
+    wanted = run(step_program(problem, rows=len(x), plain=True), problem, x, y)
+    got = run(small, problem, x, y)
+    assert sorted(got) == sorted(wanted)
+    for name, value in wanted.items():
+        scale = max(1.0, float(np.abs(value).max()))
+        np.testing.assert_allclose(
+            np.reshape(got[name], value.shape), value, tolerance, tolerance * scale, err_msg=name
+        )
+    assert any(
+        not np.array_equal(wanted[f"new/{n}"], problem.model.initializer(n))
+        for n in problem.parameters
+    )
+    return Counter(node.op_type for node in small.proto().graph.node)
+
+
+def convolutions(
+    x: Any,
+    *,
+    kernel: tuple[int, ...],
+    pool: tuple[int, ...],
+    bias: bool,
+    whole: bool,
+    **settings: Any,
+) -> onnx.ModelProto:
+    """Conv, Relu, MaxPool, Conv, the sum over positions; ``whole`` weights are small integers."""
+    rng = np.random.default_rng(7)
+
+    def draw(*shape: int) -> Any:
+        values = rng.integers(-2, 3, shape) if whole else rng.standard_normal(shape) / 3
+        return values.astype(np.float32)
+
+    n = len(kernel)
+    weights = {"W1": draw(3, x.shape[1], *kernel), "W2": draw(2, 3, *[1] * n), "b2": draw(2)}
+    inputs = ["X", "W1"]
+    if bias:
+        weights["b1"] = np.ones(3, np.float32)
+        inputs.append("b1")
+    nodes = [
+        helper.make_node("Conv", inputs, ["c"], **settings),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=pool, strides=pool),
+        helper.make_node("Conv", ["p", "W2", "b2"], ["d"]),
+        helper.make_node("ReduceSum", ["d"], ["Y"], keepdims=0, axes=list(range(2, 2 + n))),
+    ]
+    # ReduceSum has its axes as an attribute up to opset 12 only.
+    del nodes[-1].attribute[:]
+    nodes[-1].attribute.append(helper.make_attribute("keepdims", 0))
+    nodes[-1].input.append("axes")
+    weights["axes"] = np.arange(2, 2 + n)
+    return models.model(
+        nodes,
+        [models.floats("X", "N", *x.shape[1:])],
+        [models.floats("Y", "N", 2)],
+        weights,
+    )
+
+
+PLANES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "5x5": ((8, 1, 14, 14), {"kernel": (5, 5), "pool": (2, 2)}),
+    "without a bias": ((8, 2, 12, 12), {"kernel": (3, 3), "pool": (2, 2), "bias": False}),
+    "windows of 5x2": ((8, 2, 12, 12), {"kernel": (3, 3), "pool": (5, 2)}),
+    "padding": ((8, 3, 10, 12), {"kernel": (3, 5), "pool": (2, 2), "pads": [1, 2, 1, 2]}),
+    "strides": ((8, 3, 25, 22), {"kernel": (3, 2), "pool": (2, 1), "strides": [2, 3]}),
+    "dilations": ((8, 3, 16, 16), {"kernel": (3, 3), "pool": (2, 2), "dilations": [2, 3]}),
+    "one axis": ((8, 5, 68), {"kernel": (5,), "pool": (4,)}),
+    "three axes": ((4, 2, 6, 6, 6), {"kernel": (3, 3, 3), "pool": (2, 1, 2)}),
+}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["", "ties"])
+@pytest.mark.parametrize("case", PLANES)
+def test_a_pooled_convolution_by_planes(case: str, whole: bool) -> None:
+    """With small integers many windows are tied, and all sums are exact."""
+    shape, settings = PLANES[case]
+    rng = np.random.default_rng(11)
+    x = rng.integers(0, 2, shape) if whole else rng.standard_normal(shape)
+    x = x.astype(np.float32)
+    y = rng.integers(-3, 4, (len(x), 2)).astype(np.float32)
+    model = convolutions(x, whole=whole, **({"bias": True} | settings))
+    # A multiple of the weights' unit, so that sums stay exact.
+    found = both(model, x, y, tolerance=0 if whole else 1e-5, reduction="sum", optimizer="sgd")
+    assert found["MaxPool"] == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel": (3, 3), "pool": (2, 2), "group": 2},
+        {"kernel": (3, 3), "pool": (3, 3)},  # does not tile 10 x 10
+    ],
+    ids=["groups", "places left over"],
+)
+def test_other_pooled_convolutions_stay(settings: dict[str, Any]) -> None:
+    groups = settings.get("group", 1)
+    x = np.random.default_rng(1).standard_normal((8, 4, 12, 12)).astype(np.float32)
+    y = np.ones((8, 2), np.float32)
+    model = convolutions(x, bias=False, whole=False, **settings)
+    if groups > 1:
+        (w,) = [t for t in model.graph.initializer if t.name == "W1"]
+        array = np.random.default_rng(2).standard_normal((3 * groups, 4 // groups, 3, 3)) / 3
+        w.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), "W1"))
+        (w,) = [t for t in model.graph.initializer if t.name == "W2"]
+        array = np.random.default_rng(2).standard_normal((2, 3 * groups, 1, 1)) / 3
+        w.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float32), "W2"))
+    assert both(model, x, y, tolerance=1e-5)["MaxPool"] > 0
+
+
+def test_a_convolution_that_somebody_else_reads_too() -> None:
+    x = np.random.default_rng(1).standard_normal((8, 2, 12, 12)).astype(np.float32)
+    model = convolutions(x, kernel=(3, 3), pool=(2, 2), bias=True, whole=False)
+    model.graph.node.insert(
+        3, helper.make_node("AveragePool", ["c"], ["a"], kernel_shape=[2, 2], strides=[2, 2])
+    )
+    model.graph.node.insert(4, helper.make_node("Add", ["p", "a"], ["s"]))
+    model.graph.node[5].input[0] = "s"
+    found = both(model, x, np.ones((8, 2), np.float32), tolerance=1e-5)
+    assert found["Conv"] > 0
+
+
+def test_a_relu_goes_behind_the_pool() -> None:
+    """Overlapping windows, padding, ties at 0 and above: the pool comes first all the same."""
+    x = np.random.default_rng(1).integers(-1, 2, (3, 2, 7, 7)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["X", "W"], ["c"]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node(
+            "MaxPool", ["r"], ["p"], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4
+        ),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("MatMul", ["f", "V"], ["Y"]),
+    ]
+    rng = np.random.default_rng(2)
+    weights = {
+        "W": rng.integers(-2, 3, (4, 2, 1, 1)).astype(np.float32),
+        "V": rng.integers(-2, 3, (64, 1)).astype(np.float32),
+    }
+    model = models.model(
+        nodes, [models.floats("X", "N", 2, 7, 7)], [models.floats("Y", "N", 1)], weights
+    )
+    problem = problem_of(model, x, np.ones((3, 1), np.float32), reduction="sum")
+    program = step_program(problem, rows=3)
+    made = {name: node for node in program.proto().graph.node for name in node.output}
+    (relu,) = [n for n in made.values() if n.op_type == "Relu"]
+    assert made[relu.input[0]].op_type == "MaxPool"
+    both(model, x, np.ones((3, 1), np.float32), tolerance=0, reduction="sum")
