@@ -1,6 +1,7 @@
 """How time and memory grow: the first step, nodes, rows, and the peak of a large network.
 
-Every figure is from a fresh process.
+Every figure is from a fresh process. What onnxruntime needs to open its sessions is told apart from
+the rest, which is ours.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def chain(nodes: int) -> Any:
-    """A network of so many nodes, one after the other."""
+def chain(nodes: int, weights: bool = False) -> Any:
+    """A network of so many nodes, one after the other; ``weights``: one in every second node."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 
+    if weights:
+        return _products(nodes // 2)
     made = [helper.make_node("Gemm", ["X", "w"], ["t0"])]
     kinds = ("Tanh", "Sigmoid", "Neg", "Relu")
     made += [
@@ -40,6 +43,53 @@ def chain(nodes: int) -> Any:
         [numpy_helper.from_array(weight, "w")],
     )
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def _products(layers: int) -> Any:
+    """MatMul and Tanh in turn; weights near the identity keep the values where they are."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    made, tensors, last = [], [], "X"
+    for k in range(layers):
+        weight = np.eye(4) + 0.01 * rng.standard_normal((4, 4))
+        tensors.append(numpy_helper.from_array(weight.astype(np.float32), f"w{k}"))
+        made.append(helper.make_node("MatMul", [last, f"w{k}"], [f"m{k}"]))
+        made.append(helper.make_node("Tanh", [f"m{k}"], [f"t{k}"]))
+        last = f"t{k}"
+    graph = helper.make_graph(
+        made,
+        "chain",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info(last, TensorProto.FLOAT, ["N", 4])],
+        tensors,
+    )
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+class Sessions:
+    """Seconds that onnxruntime takes to open sessions while this is entered."""
+
+    def __enter__(self) -> Sessions:
+        from ortflex_core import session
+
+        self.seconds = 0.0
+        self._real = session.open_session
+
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            made = self._real(*arguments)
+            self.seconds += time.perf_counter() - started
+            return made
+
+        session.open_session = timed
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        from ortflex_core import session
+
+        session.open_session = self._real
 
 
 def trained(model: Any, x: Any, y: Any, batch: int, **settings: Any) -> Any:
@@ -70,15 +120,43 @@ def first_step(path: str) -> dict[str, float]:
     return {"seconds": time.perf_counter() - started}
 
 
-def nodes(count: int) -> dict[str, float]:
+def nodes(count: int, weights: bool = False) -> dict[str, float]:
     """Seconds from Trainer(...) to the end of the first step, imports aside."""
     import numpy as np
 
-    trained(chain(1), np.zeros((15, 4), np.float32), np.zeros((15, 3), np.float32), 15)
-    model = chain(count)
+    model = chain(count, weights)
+    y = np.zeros((15, 4 if weights else 3), np.float32)
+    x = np.zeros((15, 4), np.float32)
+    trained(chain(1), x, y[:, :3], 15)
     started = time.perf_counter()
-    trained(model, np.zeros((15, 4), np.float32), np.zeros((15, 3), np.float32), 15)
-    return {"seconds": time.perf_counter() - started}
+    with Sessions() as sessions:
+        trained(model, x, y, 15)
+    return {"seconds": time.perf_counter() - started, "sessions": sessions.seconds}
+
+
+def network(name: str, path: str) -> dict[str, float]:
+    """Seconds from before the first import to after the first step with Adam, and of a later one."""
+    started = time.perf_counter()
+    import numpy as np
+
+    from ortflex_core import Trainer
+
+    with Sessions() as sessions, np.load(Path(path).with_suffix(".npz")) as batch:
+        trainer = Trainer(
+            path,
+            loss="softmax_cross_entropy",
+            optimizer="adam",
+            batch_norm="train",
+            backend="fused",
+            batch_size=len(batch["x"]),
+            progress=False,
+            threads=1,
+        )
+        trainer.step((batch["x"], batch["y"]))
+        first = time.perf_counter()
+        trainer.step((batch["x"], batch["y"]))
+        later = time.perf_counter() - first
+    return {"seconds": first - started, "sessions": sessions.seconds, "step": later}
 
 
 def rows(count: int) -> dict[str, float]:
@@ -127,6 +205,8 @@ def peak() -> float:
 _MEASURES: dict[str, Any] = {
     "first-step": first_step,
     "nodes": lambda text: nodes(int(text)),
+    "weighted-nodes": lambda text: nodes(int(text), weights=True),
+    "network": network,
     "rows": lambda text: rows(int(text)),
     "large": large,
 }
@@ -143,6 +223,24 @@ def fresh(what: str, *arguments: str) -> dict[str, float]:
         check=True,
     )
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def _first_step_of(name: str, target: float) -> str:
+    """A line about a network of torch's."""
+    try:
+        from benchmarks.large_networks import made
+    except ImportError as error:
+        return f"{name}: left out, {error}"
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        path, x, y = made(name, Path(folder))
+        np.savez(path.with_suffix(".npz"), x=x, y=y)
+        found = fresh("network", name, str(path))
+    return (
+        f"{name}: imports, Trainer and first step {found['seconds']:.2f} s (target: below {target}); "
+        f"onnxruntime's sessions {found['sessions']:.2f} s, a later step {found['step']:.2f} s"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -166,9 +264,16 @@ def main(arguments: list[str] | None = None) -> None:
         fresh("first-step", str(path))  # the files of everything imported are in memory then
         seconds = fresh("first-step", str(path))["seconds"]
     print(f"imports, Trainer and first step of an MLP: {seconds:.2f} s (target: below 1)")
-    for count in options.nodes:
-        seconds = fresh("nodes", str(count))["seconds"]
-        print(f"chain of {count:>6} nodes: {seconds:7.2f} s, {seconds / count * 1e3:.2f} ms a node")
+    for name, target in (("resnet", 5), ("gpt2", 8)):
+        print(_first_step_of(name, target))
+    for kind, label in (("nodes", "chain"), ("weighted-nodes", "chain of products")):
+        for count in options.nodes:
+            found = fresh(kind, str(count))
+            ours = found["seconds"] - found["sessions"]
+            print(
+                f"{label} of {count:>6} nodes: {found['seconds']:6.2f} s; onnxruntime's sessions "
+                f"{found['sessions']:6.2f} s, ours {ours:6.2f} s, {ours / count * 1e3:.2f} ms a node"
+            )
     for count in options.rows:
         found = fresh("rows", str(count))
         print(

@@ -7,7 +7,7 @@ feed its scalar inputs. Sessions are made of programs; weights and bindings belo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -19,6 +19,8 @@ from ortflex_core.host import Host
 from ortflex_core.ops import Node, Tensor, Trace
 from ortflex_core.types import TensorSpec
 
+# Above so many nodes their order shows in the time that onnxruntime takes to open a session.
+_MANY = 5000
 _IR_OF_OPSET = ((25, 13), (23, 11), (21, 10), (19, 9), (0, 8))
 
 
@@ -67,6 +69,8 @@ def build(trace: Trace, outputs: Mapping[str, Tensor], *, name: str) -> Program:
         GraphError: an output has the name of an input.
     """
     nodes = _needed(trace, outputs)
+    if len(nodes) > _MANY:
+        nodes = _soonest(nodes)
     used = {id(a) for node in nodes for a in node.arguments} | set(map(id, outputs.values()))
     names: dict[int, str] = {}
     taken: set[str] = {*outputs, *trace.inputs}
@@ -142,6 +146,33 @@ def _needed(trace: Trace, outputs: Mapping[str, Tensor]) -> list[Node]:
             needed.add(id(node))
             pending.extend(a.node for a in node.arguments if a.node is not None)
     return [node for node in trace.nodes if id(node) in needed]
+
+
+def _soonest(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes in an order in which few wait: each as soon as it can run, the last made first.
+
+    onnxruntime sorts a graph several times by keeping what could run next in a list that it walks
+    through at each node. After the forward pass half of a backward pass could run, so that opening
+    a session would take a time that is quadratic in the nodes.
+    """
+    places = {id(o): k for k, node in enumerate(nodes) for o in node.outputs}
+    readers: list[list[int]] = [[] for _ in nodes]
+    missing = [0] * len(nodes)
+    for k, node in enumerate(nodes):
+        sources = {places[id(a)] for a in node.arguments if id(a) in places}
+        missing[k] = len(sources)
+        for source in sources:
+            readers[source].append(k)
+    ready = [k for k in reversed(range(len(nodes))) if not missing[k]]
+    order = []
+    while ready:
+        k = ready.pop()
+        order.append(nodes[k])
+        for reader in readers[k]:  # in the order of the nodes, so that the last is the next
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    return order
 
 
 def _fresh(wanted: str, taken: set[str]) -> str:

@@ -52,6 +52,35 @@ def test_inputs_constants_and_twins_are_copied_to_their_names() -> None:
     onnx.checker.check_model(program.proto(), full_check=True)
 
 
+def waiting(program: Program) -> int:
+    """The most nodes that could run and don't yet, in the order of the file."""
+    nodes = program.proto().graph.node
+    made = {o: k for k, node in enumerate(nodes) for o in node.output}
+    ready = [max((made[i] + 1 for i in n.input if i in made), default=0) for n in nodes]
+    return max(sum(r <= k < at for at, r in enumerate(ready)) for k in range(len(nodes)))
+
+
+def test_in_long_graphs_few_nodes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chain() -> Program:
+        trace, op, x = started()
+        values, backward = [x], x
+        for _ in range(40):
+            values.append(op.Tanh(values[-1]))
+        for value in reversed(values):
+            backward = backward * (1 - value * value)
+        return build(trace, {"last": values[-1], "backward": backward}, name="p")
+
+    usual = chain()
+    monkeypatch.setattr("ortflex_core.program._MANY", 0)
+    sorted_ = chain()
+    assert waiting(usual) == 40
+    assert waiting(sorted_) <= 3
+    onnx.checker.check_model(sorted_.proto(), full_check=True)
+    ours, theirs = run(sorted_, {"x": X}), run(usual, {"x": X})
+    np.testing.assert_array_equal(ours["last"], theirs["last"])
+    np.testing.assert_array_equal(ours["backward"], theirs["backward"])
+
+
 def test_only_what_an_output_needs_is_there() -> None:
     trace, op, x = started()
     unused = trace.input("unused", np.float32, (4,))

@@ -30,21 +30,22 @@ def calls(function: Callable[[], Any]) -> int:
     return count
 
 
-def built(nodes: int) -> int:
-    model = growth.chain(nodes)
-    x, y = np.zeros((15, 4), np.float32), np.zeros((15, 3), np.float32)
+def built(nodes: int, weights: bool) -> int:
+    model = growth.chain(nodes, weights)
+    x, y = np.zeros((15, 4), np.float32), np.zeros((15, 4 if weights else 3), np.float32)
     return calls(lambda: growth.trained(model, x, y, 15))
 
 
-def test_building_grows_linearly_with_the_nodes() -> None:
-    built(1)  # imports
-    few, more, many = built(1), built(101), built(401)
-    assert (many - few) / (more - few) < 4.4
+@pytest.mark.parametrize("weights", [False, True])
+def test_building_grows_linearly_with_the_nodes(weights: bool) -> None:
+    built(2, weights)  # imports
+    few, more, many = (built(n, weights) for n in (200, 400, 1400))
+    assert (many - more) / (more - few) < 5 * 1.1
 
 
 @pytest.mark.slow
 def test_ten_thousand_nodes_can_be_trained() -> None:
-    assert growth.fresh("nodes", "10000")["seconds"] > 0
+    assert growth.fresh("weighted-nodes", "10000")["seconds"] > 0
 
 
 def test_a_step_costs_the_same_with_any_number_of_rows() -> None:
