@@ -103,6 +103,9 @@ def _schedule(name: str) -> Any:
         "step": {"size": 4},
         "multi_step": {"milestones": [4, 9]},
         "optimal": {"alpha": 20.0},
+        "plateau": {"patience": 0, "threshold": 0.9, "factor": 0.5},
+        "sequential": {"schedules": [{"name": "warmup", "length": 4}, "cosine"], "milestones": [8]},
+        "chained": {"schedules": ["cosine", {"name": "step", "size": 4}]},
     }
     return {"name": name, **needs.get(name, {})}
 
