@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+import attrs
 
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError, nearest
@@ -14,6 +17,13 @@ any other name has to be there."""
 
 Names = str | Mapping[str, str]
 """A name in the file, or a mapping from the name ortflex knows to the name in the file."""
+
+
+def rows_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validator: a number of rows, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        where = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(f"{where} must be an integer >= 1, got {value!r}")
 
 
 def sort_columns(

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import attrs
 import numpy as np
 
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError
+from ortflex_core.pieces import Pieces, fitting
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT, sort_columns
+from ortflex_plugins.data import _npy
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT, rows_or_none, sort_columns
+from ortflex_plugins.data._npy_pieces import NpyPieces
 
 
 @attrs.frozen(kw_only=True)
 class NpyFolder(DataSource):
     """A folder with one .npy file per array: labels, sample weights, and inputs by file name.
 
-    Arrays are [rows, …] and are mapped, not read: data larger than the memory can be trained on.
-    ``X.npy`` feeds a model with one input; otherwise files are called as the model's inputs are.
+    Arrays are [rows, …]. ``X.npy`` feeds a model with one input; otherwise files are called as the
+    model's inputs are. They are mapped, and rows are drawn from anywhere in them, which is slow for
+    data larger than the memory: with ``buffer`` they are read piece by piece instead, and shuffled in
+    memory (:mod:`ortflex_core.windows`). A folder of folders with the same files in each, shards, is
+    always read like this.
 
     Raises:
         DataError: no such folder, no .npy file in it, an array of Python objects, a name that is
-            not there, arrays of different lengths.
+            not there, arrays of different lengths, shards that differ.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -48,29 +54,49 @@ class NpyFolder(DataSource):
         default=DEFAULT_WEIGHT,
         metadata={"help": "the file of sample weights; the default is taken if it is there"},
     )
+    buffer: int | None = attrs.field(
+        default=None,
+        validator=rows_or_none,
+        metadata={
+            "help": "rows that are mixed at a time where files are read piece by piece; by default "
+            "the files are mapped, and for shards it is 64 MiB of rows"
+        },
+    )
 
-    def load(self) -> Columns:
-        """Map the files."""
+    def load(self) -> Columns | Pieces:
+        """Map the files, or see what is in them."""
         folder = Path(self.path)
         if not folder.is_dir():
             found = "a file" if folder.exists() else "nothing"
             raise DataError(f"{folder}: expected a folder of .npy files, there is {found}")
         files = sorted(folder.glob("*.npy"))
-        if not files:
+        shards = sorted(inner for inner in folder.iterdir() if any(inner.glob("*.npy")))
+        if not files and not shards:
             raise DataError(f"{folder}: expected .npy files (numpy.save writes them), found none")
+        if files and shards:
+            raise DataError(
+                f"{folder}: expected .npy files or folders of them, found both: {files[0].name} and "
+                f"{shards[0].name}"
+            )
+        if shards or self.buffer is not None:
+            made = NpyPieces(shards or [folder], self.target, self.weight, self.buffer)
+            return fitting(made)
         arrays = {file.stem: _map(file) for file in files}
         return sort_columns(arrays, self.target, self.weight, self.path)
 
 
 def _map(file: Path) -> Array:
+    if not file.is_file():
+        raise DataError(f"{file}: is no whole .npy file: it is a folder, a pipe or a broken link")
     try:
-        loaded: Array = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (EOFError, ValueError) as error:
-        if "object" in str(error) or "pickle" in str(error):
-            what = "holds Python objects, which are never loaded; save numbers or text"
-        else:
-            what = f"is no whole .npy file: {str(error) or 'it is empty'}"
-        raise DataError(f"{file}: {what}") from error
+        with file.open("rb") as opened:
+            shape, fortran, dtype = _npy.header(opened, file.stat().st_size)
+            offset = opened.tell()
+        if 0 in shape or not dtype.itemsize:
+            return np.empty(shape, dtype)
+        order: Literal["F", "C"] = "F" if fortran else "C"
+        return np.memmap(file, dtype, "r", offset, shape, order)
+    except _npy.Refused as error:
+        raise DataError(f"{file}: {error}") from error
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
-    return loaded

@@ -1,0 +1,57 @@
+"""Numpy's files, their headers looked at before any memory is taken."""
+
+from __future__ import annotations
+
+import math
+from typing import IO, Any
+
+import numpy as np
+
+from ortflex_core.types import Array
+
+
+class Refused(Exception):
+    """What is wrong with a file, for a message that says which."""
+
+
+def header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and type of the array in a file of ``size`` bytes, all of them there.
+
+    The file is left where the values begin.
+
+    Raises:
+        Refused: it is no .npy file, holds Python objects, or is shorter than it claims.
+    """
+    form = np.lib.format
+    try:
+        version = form.read_magic(file)
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except Exception as error:  # numpy parses headers as Python, which fails in many ways
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Refused(f"is no whole .npy file: {what if size else 'it is empty'}") from error
+    if dtype.hasobject:
+        raise Refused("holds Python objects, which are never loaded; save numbers or text")
+    if any(not isinstance(n, int) or n < 0 for n in shape):
+        raise Refused(f"is no whole .npy file: it claims the shape {shape}")
+    wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if wanted > there:
+        raise Refused(
+            f"is no whole .npy file: it claims {list(shape)} of {dtype}, which are {wanted} bytes; "
+            f"{there} are there"
+        )
+    return shape, fortran, dtype
+
+
+def read(file: IO[bytes], size: int) -> Array:
+    """The array in a file of ``size`` bytes.
+
+    Raises:
+        Refused: as :func:`header`.
+    """
+    shape, fortran, dtype = header(file, size)
+    content = file.read(math.prod(shape) * dtype.itemsize)
+    if len(content) < math.prod(shape) * dtype.itemsize:
+        raise Refused("is no whole .npy file: it ends early")
+    array = np.frombuffer(bytearray(content), dtype)
+    return array.reshape(shape[::-1]).transpose() if fortran else array.reshape(shape)

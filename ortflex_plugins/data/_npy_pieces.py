@@ -1,0 +1,172 @@
+"""Folders of .npy files that are read piece by piece, runs of rows of each."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.data import Columns
+from ortflex_core.errors import DataError, nearest
+from ortflex_core.pieces import Pieces, usual_buffer
+from ortflex_core.types import Array
+from ortflex_plugins.data import _npy
+from ortflex_plugins.data._columns import Names, sort_columns
+
+# So many pieces make a buffer: enough for rows from far apart to meet, and long runs to read.
+_PIECES = 16
+
+
+@attrs.frozen
+class _Member:
+    """One array of a shard, where its values begin in its file."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    begin: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Member:
+        try:
+            if not path.is_file():
+                raise DataError(
+                    f"{path}: expected a file, this is a folder, a pipe or a broken link"
+                )
+            with path.open("rb") as file:
+                shape, fortran, dtype = _npy.header(file, path.stat().st_size)
+                begin = file.tell()
+        except _npy.Refused as error:
+            raise DataError(f"{path}: {error}") from error
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        if not shape:
+            raise DataError(f"{path}: is a single value, expected one row at least")
+        if fortran and len(shape) > 1:
+            raise DataError(
+                f"{path}: is in Fortran order, in which rows do not lie together; save "
+                "numpy.ascontiguousarray(array), or leave out buffer"
+            )
+        return cls(path, shape, dtype, begin)
+
+    def read(self, start: int, rows: int) -> Array:
+        """Some rows; nothing is mapped, so that a file that shrinks is an error and no crash."""
+        out = np.empty((rows, *self.shape[1:]), self.dtype)
+        size = out.nbytes // rows
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.begin + start * size)
+                view, got = out.reshape(-1).view(np.uint8).data, 0
+                while got < out.nbytes and (more := file.readinto(view[got:])):
+                    got += more
+        except OSError as error:
+            raise DataError(
+                f"{self.path}: was there when it was opened and cannot be read any more: "
+                f"{error.strerror or error}"
+            ) from error
+        if got < out.nbytes:
+            raise DataError(
+                f"{self.path}: has become shorter: {len(out)} rows from row {start} are not there"
+            )
+        return out
+
+
+@attrs.frozen
+class _Shard:
+    """A folder of arrays with as many rows each."""
+
+    folder: Path
+    members: Mapping[str, _Member]
+    rows: int
+
+    @classmethod
+    def of(cls, folder: Path) -> _Shard:
+        members = {file.stem: _Member.of(file) for file in sorted(folder.glob("*.npy"))}
+        lengths = {name: member.shape[0] for name, member in members.items()}
+        if len(set(lengths.values())) > 1:
+            text = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+            raise DataError(f"{folder}: the arrays have different numbers of rows: {text}")
+        return cls(folder, members, next(iter(lengths.values())))
+
+    def check(self, first: _Shard) -> None:
+        """Refuse a shard with other arrays than the first."""
+        for name in first.members:
+            if name not in self.members:
+                raise DataError(
+                    f"{self.folder}: there is no {name}.npy, which {first.folder} has; "
+                    f"{nearest(name, self.members)}"
+                )
+        for name, member in self.members.items():
+            if name not in first.members:
+                raise DataError(f"{member.path}: there is no such file in {first.folder}")
+            wanted = first.members[name]
+            if member.dtype != wanted.dtype:
+                raise DataError(
+                    f"{member.path}: has type {member.dtype}, in {first.folder} it is "
+                    f"{wanted.dtype}; save all of them alike"
+                )
+            if member.shape[1:] != wanted.shape[1:]:
+                raise DataError(
+                    f"{member.path}: has rows of shape {list(member.shape[1:])}, in {first.folder} "
+                    f"they are {list(wanted.shape[1:])}"
+                )
+
+
+class NpyPieces(Pieces):
+    """Shards of .npy files, in pieces of a sixteenth of the buffer.
+
+    Raises:
+        DataError: shards that differ, an array that cannot be read row by row, no rows at all.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], target: Names, weight: Names | None, buffer: int | None
+    ) -> None:
+        self._shards = [_Shard.of(folder) for folder in folders]
+        for shard in self._shards[1:]:
+            shard.check(self._shards[0])
+        self._target, self._weight = target, weight
+        filled = [shard for shard in self._shards if shard.rows]
+        if not filled:
+            raise DataError(f"{folders[0]}: the data are empty: 0 rows")
+        self._buffer = buffer or usual_buffer(self._columns(filled[0], 0, 1))
+        step = max(1, self._buffer // _PIECES)
+        self._sizes: list[int] = []
+        self._starts: list[int] = []
+        self._firsts: list[int] = []
+        for shard in self._shards:
+            self._firsts.append(len(self._sizes))
+            starts = range(0, shard.rows, step)
+            self._starts += starts
+            self._sizes += [min(step, shard.rows - start) for start in starts]
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Rows of every piece."""
+        return self._sizes
+
+    @property
+    def buffer(self) -> int:
+        """Rows of the shuffle buffer."""
+        return self._buffer
+
+    def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
+        """The rows of a piece, all at once."""
+        rows = self._sizes[piece] - start
+        if rows:
+            yield self._columns(self._shard(piece), self._starts[piece] + start, rows)
+
+    def place(self, piece: int) -> str:
+        """The folder, and where in it the piece begins."""
+        return f"{self._shard(piece).folder} from row {self._starts[piece]}"
+
+    def _shard(self, piece: int) -> _Shard:
+        return self._shards[bisect.bisect_right(self._firsts, piece) - 1]
+
+    def _columns(self, shard: _Shard, start: int, rows: int) -> Columns:
+        arrays = {name: member.read(start, rows) for name, member in shard.members.items()}
+        return sort_columns(arrays, self._target, self._weight, str(shard.folder))

@@ -1,0 +1,141 @@
+"""Tables in files, read group of rows by group of rows; parquet and arrow say how."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ortflex_core.data import Columns
+from ortflex_core.errors import DataError
+from ortflex_core.pieces import Pieces, fitting, usual_buffer
+from ortflex_core.protocols import DataSource
+from ortflex_plugins.data._columns import rows_or_none
+from ortflex_plugins.data._tables import Plan, files, pyarrow
+
+
+class Reader(abc.ABC):
+    """How files of one kind are read; what pyarrow raises may pass."""
+
+    ending: str
+
+    @abc.abstractmethod
+    def look(self, file: Path) -> tuple[Any, list[int]]:
+        """The schema, and the rows of every group."""
+
+    @abc.abstractmethod
+    def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of one group, with these columns; first of all the schema."""
+
+
+@attrs.frozen(kw_only=True)
+class Table(DataSource, abc.ABC):
+    """A table in one or several files; data may be larger than the memory."""
+
+    path: str = attrs.field(metadata={"help": "the file, or a folder of files"})
+    target: str | Sequence[str] | Mapping[str, str] = attrs.field(
+        default="y", metadata={"help": "column of labels, a list of them, or {label = column}"}
+    )
+    weight: str | None = attrs.field(default=None, metadata={"help": "column of sample weights"})
+    columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = attrs.field(
+        default=None,
+        metadata={"help": "columns of features, or {input = column or list}; None: all others"},
+    )
+    input: str = attrs.field(
+        default="X", metadata={"help": "the input they feed; X fits any model with one input"}
+    )
+    buffer: int | None = attrs.field(
+        default=None,
+        validator=rows_or_none,
+        metadata={"help": "rows that are mixed at a time; by default 64 MiB of them"},
+    )
+
+    @abc.abstractmethod
+    def reader(self) -> Reader:
+        """How the files are read."""
+
+    def load(self) -> Columns | Pieces:
+        """Read what fits into the buffer, or see what is in the files."""
+        return fitting(TablePieces(self))
+
+
+class TablePieces(Pieces):
+    """The groups of rows of some files.
+
+    Raises:
+        DataError: no file, files that differ, a column that is not there, no rows at all.
+    """
+
+    def __init__(self, table: Table) -> None:
+        pyarrow()
+        self._reader = table.reader()
+        self._groups: list[tuple[Path, int]] = []
+        self._sizes: list[int] = []
+        plan: Plan | None = None
+        found = files(table.path, self._reader.ending)
+        for file in found:
+            with _Naming(file):
+                schema, sizes = self._reader.look(file)
+            if plan is None:
+                plan = Plan.of(schema, file, table.target, table.weight, table.columns, table.input)
+            plan.check(schema, file)
+            filled = [(group, rows) for group, rows in enumerate(sizes) if rows]
+            self._groups += [(file, group) for group, _ in filled]
+            self._sizes += [rows for _, rows in filled]
+        assert plan is not None
+        self._plan = plan
+        if not self._sizes:
+            raise DataError(f"{found[0]}: the data are empty: 0 rows")
+        self._buffer = table.buffer or usual_buffer(next(self.read(0)))
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Rows of every group."""
+        return self._sizes
+
+    @property
+    def buffer(self) -> int:
+        """Rows of the shuffle buffer."""
+        return self._buffer
+
+    def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
+        """The rows of a group."""
+        file, group = self._groups[piece]
+        with _Naming(file):
+            batches = self._reader.read(file, group, self._plan.columns)
+            self._plan.check(next(batches), file)
+            at = 0
+            for batch in batches:
+                skip = min(max(start - at, 0), batch.num_rows)
+                at += skip
+                if skip < batch.num_rows:
+                    rest = batch.slice(skip)
+                    yield self._plan.read(rest, f"{self.place(piece)}, from row {at}")
+                    at += rest.num_rows
+
+    def place(self, piece: int) -> str:
+        """The file, and the number of the group in it."""
+        file, group = self._groups[piece]
+        return f"{file}, row group {group}"
+
+
+class _Naming:
+    """Errors of pyarrow as ours, with the file's name."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise DataError(f"{self._file}: is not there any more") from None
+        if isinstance(error, (OSError, pyarrow().ArrowException)) and not isinstance(
+            error, DataError
+        ):
+            what = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DataError(f"{self._file}: cannot be read: {what}") from error

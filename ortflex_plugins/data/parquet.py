@@ -1,0 +1,73 @@
+"""The data source ``parquet``: a file or a folder of files, read row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_plugins.data._table_pieces import Reader, Table
+
+# Rows that are decoded at a time.
+_ROWS = 2**14
+
+
+@attrs.frozen(kw_only=True)
+class Parquet(Table):
+    """Tables in parquet files of one schema; data may be larger than the memory.
+
+    Columns of numbers stand side by side in one input of shape [rows, columns]; a column of lists of
+    one length, or of tensors, is an input of its own, called as the column (or ``input`` where there
+    is nothing else). ``target`` as a name gives labels of shape [rows], as a list of names [rows,
+    names], as a mapping several labels.
+
+    Row groups are read in a random order, and rows are mixed within ``buffer``
+    (:mod:`ortflex_core.windows`). What fits into the buffer is read once.
+
+    Raises:
+        DataError: no such file, no column of that name, files whose columns differ, missing values,
+            lists of different lengths, types that are no numbers; pyarrow is not installed.
+
+    >>> import tempfile
+    >>> import pyarrow.parquet
+    >>> table = pyarrow.table({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0, 1]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.parquet.write_table(table, f"{folder}/data.parquet")
+    ...     columns = Parquet(path=f"{folder}/data.parquet").load()
+    >>> columns.inputs["X"].tolist(), columns.labels["y"].tolist()
+    ([[1.0, 3.0], [2.0, 4.0]], [0, 1])
+
+    Source: https://parquet.apache.org/docs/file-format/; pyarrow.parquet.ParquetFile.
+    """
+
+    name: ClassVar[str] = "parquet"
+
+    def reader(self) -> Reader:
+        """Of row groups."""
+        return _RowGroups()
+
+
+class _RowGroups(Reader):
+    ending = "parquet"
+
+    def look(self, file: Path) -> tuple[Any, list[int]]:
+        """What the footer says."""
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            found = opened.metadata
+            sizes = [found.row_group(group).num_rows for group in range(found.num_row_groups)]
+            return opened.schema_arrow, sizes
+
+    def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
+        """The schema, and the group's rows."""
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(file) as opened:
+            yield opened.schema_arrow
+            if group < opened.num_row_groups:  # else it has fewer rows than it had, which is told
+                yield from opened.iter_batches(
+                    batch_size=_ROWS, row_groups=[group], columns=list(columns)
+                )
