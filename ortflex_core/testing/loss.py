@@ -170,7 +170,7 @@ class LossKit(ComponentKit):
             running.shifted_model(predicted.shape[1:]), loss=component, params=["shift"]
         )
         x, last = predicted.astype(np.float32), predicted.shape[-1]
-        for columns in (last + 4, 1) if last > 1 else (last + 4,):
+        for columns in (1, last + 4) if last > 1 else (last + 4,):
             with pytest.raises(DataError):
                 trainer.evaluate(x, np.zeros((*predicted.shape[:-1], columns)))
 

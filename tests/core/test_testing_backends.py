@@ -1,0 +1,191 @@
+"""The kit of backends rejects planted mistakes; HostEngine, which they are planted in, passes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core.hostengine import HostEngine
+from ortflex_core.protocols import Backend
+from ortflex_core.session import run_once
+from ortflex_core.testing import BackendKit
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import cpu
+from tests.core.planted import Planted, all_planted, called, checks, rejected
+
+SHARED = checks(ComponentKit)
+
+
+def by_onnxruntime(program: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    bare = attrs.evolve(
+        program, hosts=(), inputs=(*program.inputs, *(h.spec for h in program.hosts))
+    )
+    return run_once(bare, dict(feeds), {}, cpu())
+
+
+@attrs.frozen(kw_only=True)
+class Good(Backend):
+    """Arrays in, arrays out."""
+
+    name: ClassVar[str] = "good"
+    engine: ClassVar[Any] = HostEngine
+
+    @classmethod
+    def available(cls, runtime: Any) -> list[str]:
+        return []
+
+    def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
+        return HostEngine.reasons(problem)
+
+    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+        return by_onnxruntime(program, feeds)
+
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        return self.engine(problem, self.execute)
+
+
+class SaysNothing(Good):
+    @classmethod
+    def available(cls, runtime: Any) -> Any:
+        return None
+
+
+class ScaledGradients(Good):
+    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+        made = by_onnxruntime(program, feeds)
+        return {n: 0.9 * a if n.startswith("gradient/") else a for n, a in made.items()}
+
+
+class LostPenalty(Good):
+    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+        made = by_onnxruntime(program, feeds)
+        return {n: 0 * a if n.startswith("penalty/") else a for n, a in made.items()}
+
+
+class AlwaysTheFirst(Good):
+    """Every step is the first for it."""
+
+    class engine(HostEngine):
+        def run(self, batches: Any, rates: Any) -> Any:
+            self._step = 0
+            return super().run(batches, rates)
+
+
+class LearnsFromEvaluation(Good):
+    class engine(HostEngine):
+        def evaluate(self, batch: Any, outputs: Any) -> Any:
+            self._weights = {n: 0.99 * a for n, a in self._weights.items()}
+            return super().evaluate(batch, outputs)
+
+
+class Lends(Good):
+    """Hands out its own arrays."""
+
+    class engine(HostEngine):
+        def state(self) -> Any:
+            return dict(self._weights)
+
+
+class ForgetsTheStep(Good):
+    class engine(HostEngine):
+        def load_slots(self, slots: Any) -> None:
+            super().load_slots({**slots, "step": 0})
+
+
+class Shaky(Good):
+    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+        made = by_onnxruntime(program, feeds)
+        noise = 1 + 1e-6 * np.random.default_rng().random()
+        return {n: (a * noise).astype(a.dtype) for n, a in made.items()}
+
+
+class TakesAll(Good):
+    """Trains whatever it is given, as far as it can."""
+
+    def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
+        return []
+
+    class engine:
+        steps_per_run = 1
+
+        def __init__(self, problem: Any, execute: Any) -> None: ...
+
+        def load(self, state: Any) -> None: ...
+
+        def programs(self) -> Any:
+            return {}
+
+        def run(self, batches: Any, rates: Any) -> Any:
+            class Done:
+                def read(self) -> Any:
+                    return [(0.0, 0.0)]
+
+            return Done()
+
+
+class NoGraphs(Good):
+    class engine(HostEngine):
+        def programs(self) -> Any:
+            return {}
+
+
+PLANTED = [
+    Planted("test_available", SaysNothing(), "available gives None, expected a list of reasons"),
+    Planted("test_step", ScaledGradients(), "after a step"),
+    Planted("test_penalty", LostPenalty(), "after a step with a penalty"),
+    Planted("test_adam", AlwaysTheFirst(), "after three steps of Adam"),
+    Planted("test_evaluation_changes_nothing", LearnsFromEvaluation(), "evaluation: '.*' differs"),
+    Planted("test_state", Lends(), "a state that was changed by its reader: '.*' differs"),
+    Planted("test_slots", ForgetsTheStep(), "a training that goes on: '.*' differs"),
+    Planted("test_determinism", Shaky(), "the same training twice: '.*' differs"),
+    Planted("test_what_it_refuses", TakesAll(), "DID NOT RAISE"),
+    Planted("test_graphs_and_counters", NoGraphs(), r"programs\(\) is empty"),
+]
+KNOWN = {"reduction": "mean"}
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.label)
+def test_a_planted_mistake_is_rejected(planted: Planted) -> None:
+    rejected(BackendKit, planted, KNOWN)
+
+
+def test_every_check_has_a_planted_mistake() -> None:
+    all_planted(BackendKit, PLANTED, SHARED)
+
+
+@pytest.mark.parametrize("check", sorted(f.__name__ for f in checks(BackendKit) - SHARED))
+def test_what_is_right_passes(check: str) -> None:
+    called(BackendKit, check, Good(), KNOWN)
+
+
+def test_a_graph_of_the_engine_is_all_that_execute_gets() -> None:
+    """Host scalars are inputs like others: what runs a graph needs to know of nothing else."""
+    from ortflex_core.testing import running
+
+    seen: dict[str, set[str]] = {}
+
+    @attrs.frozen(kw_only=True)
+    class Looking(Good):
+        def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+            seen[program.name] = {i.name for i in program.proto().graph.input} ^ set(feeds)
+            return by_onnxruntime(program, feeds)
+
+    x, y = running.regression()
+    trainer = running.trainer(running.linear_model(), backend=Looking(), optimizer="adam")
+    trainer.fit(x, y, validation_data=(x, y))
+    trainer.predict(x)
+    assert seen == {"gradient": set(), "update": set(), "evaluation": set(), "prediction": set()}
+
+
+def test_what_it_refuses() -> None:
+    from ortflex_core.errors import Unsupported
+    from ortflex_core.testing import running
+
+    x, y = running.regression()
+    trainer = running.trainer(running.linear_model(), backend=Good(), accumulate=2)
+    with pytest.raises(Unsupported, match="it does not accumulate gradients"):
+        trainer.fit(x, y)

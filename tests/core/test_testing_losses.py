@@ -1,0 +1,234 @@
+"""The kit of losses, and what all components share, reject planted mistakes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core.component import hyper, number
+from ortflex_core.protocols import Loss
+from ortflex_core.testing import LossKit
+from ortflex_core.testing.running import plugins
+from tests.core.planted import (
+    Planted,
+    all_planted,
+    called,
+    cases,
+    checks,
+    doubled_in_float32,
+    noisy,
+    normal,
+    rejected,
+    through_float32,
+)
+
+
+def reference(p: Any, y: Any) -> Any:
+    return np.log1p((p - y) ** 2)
+
+
+KNOWN = {
+    "reference": reference,
+    "predicted": normal(6, 3),
+    "labels": np.random.default_rng(2).normal(size=(6, 3)),
+}
+
+
+@attrs.frozen(kw_only=True)
+class Good(Loss):
+    """Cauchy's loss: ``log(1 + (e / scale)²)``."""
+
+    name: ClassVar[str] = "good"
+    scale: float = hyper(default=1.0, validator=number(gt=0))
+
+    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return (predicted - expected) / self.scale
+
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        error = self.error(op, predicted, expected)
+        return op.Log(1 + error * error)
+
+    def slope(self, op: Any, predicted: Any, expected: Any) -> Any:
+        error = self.error(op, predicted, expected)
+        return 2 * error / (1 + error * error) / self.scale
+
+
+class Twice(Good):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return 2 * Good.per_sample(self, op, predicted, expected)
+
+
+class HalfGradient(Good):
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        return 0.5 * self.slope(op, predicted, expected) * cotangent
+
+
+class Unweighted(Good):
+    """Right as long as all cotangents are alike."""
+
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        return self.slope(op, predicted, expected) * op.ReduceMean(cotangent, keepdims=0)
+
+
+class Overflowing(Good):
+    """log(1 + exp(e)) as it stands in books."""
+
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return op.Log(1 + op.Exp(self.error(op, predicted, expected)))
+
+
+class Cornered(Good):
+    """A root whose slope at 0 is no number."""
+
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return op.Sqrt(op.Abs(predicted))
+
+
+class Averaged(Good):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        values = Good.per_sample(self, op, predicted, expected)
+        return op.ReduceMean(values, axes=[0], keepdims=1)
+
+
+class Centred(Good):
+    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
+        error = Good.error(self, op, predicted, expected)
+        return error - op.ReduceMean(error, axes=[0], keepdims=1)
+
+
+class Rounded(Good):
+    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return through_float32(op, Good.error(self, op, predicted, expected))
+
+
+class OtherInFloat32(Good):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return doubled_in_float32(Good.per_sample(self, op, predicted, expected))
+
+
+class Noisy(Good):
+    def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return noisy(op, Good.per_sample(self, op, predicted, expected))
+
+
+class Unused(Good):
+    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return predicted - expected
+
+
+@attrs.frozen(kw_only=True)
+class Baked(Good):
+    """The value of its hyperparameter ends up in the graph."""
+
+    factor: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "factor", self.scale)
+
+    def error(self, op: Any, predicted: Any, expected: Any) -> Any:
+        return self.factor * Good.error(self, op, predicted, expected)
+
+
+class AnyLabels(Good):
+    def label(self, predicted: Any, given: Any) -> Any:
+        return attrs.evolve(given or predicted, name="expected", dtype=predicted.dtype)
+
+
+# What all components share -----------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Counting(Good):
+    """Its field grows by one each time it is made."""
+
+    counter: int = attrs.field(default=0, converter=lambda v: v + 1)
+
+
+@attrs.frozen(kw_only=True)
+class WithFunction(Good):
+    function: Any = abs
+
+
+class Unequal(Good):
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = Good.__hash__
+
+
+class Thawed(Good):
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+@attrs.frozen(kw_only=True)
+class Lenient(Good):
+    scale: float = hyper(default=1.0, validator=lambda *_: None)
+
+
+def mumble(instance: Any, attribute: Any, value: Any) -> None:
+    if not (isinstance(value, float) and np.isfinite(value)):
+        raise ValueError("wrong")
+
+
+@attrs.frozen(kw_only=True)
+class Mumbling(Good):
+    scale: float = hyper(default=1.0, validator=mumble)
+
+
+def documented(text: str | None) -> Good:
+    """Made here, so that nobody takes its examples for tests."""
+    return type("Documented", (Good,), {"__doc__": text, "__module__": __name__})()
+
+
+PLANTED = [
+    Planted("test_value", Twice(), "per_sample beside the reference"),
+    Planted("test_gradient", HalfGradient(), "gradient of good and finite differences"),
+    Planted("test_sample_weights", Unweighted(), "gradient of good and finite differences"),
+    Planted(
+        "test_scores_of_0_and_100", Overflowing(), "value at a score of 100", {"reference": None}
+    ),
+    Planted(
+        "test_scores_of_0_and_100", Cornered(), "gradient at a score of 0", {"reference": None}
+    ),
+    Planted("test_dynamic_batch", Averaged(), "one value a sample at least"),
+    Planted("test_dynamic_batch", Centred(), "a row's value depends on others"),
+    Planted("test_float64", Rounded(), "accuracy of float32"),
+    Planted("test_backends", OtherInFloat32(), "the loss on"),
+    Planted("test_determinism", Noisy(), "differs from one run to the next"),
+    Planted("test_hyperparameters_are_symbols", Unused(), "does not use scale"),
+    Planted("test_hyperparameters_are_symbols", Baked(), "value of scale makes another graph"),
+    Planted("test_wrong_labels_are_refused", AnyLabels(), "DID NOT RAISE"),
+    Planted("test_entry_point", Good(), r"not registered; pyproject.toml needs, under \[project"),
+    Planted("test_config_round_trip", Counting(), "reads as Counting"),
+    Planted("test_config_round_trip", WithFunction(), "cannot be written to a file"),
+    Planted("test_is_frozen", Unequal(), "are unequal"),
+    Planted("test_is_frozen", Thawed(), "DID NOT RAISE"),
+    Planted("test_bad_parameters_are_refused", Lenient(), r"scale=nan\) is accepted"),
+    Planted("test_bad_parameters_are_refused", Mumbling(), "does not name 'scale': wrong"),
+    Planted("test_docstring", documented(None), "has no docstring"),
+    Planted("test_docstring", documented("A loss."), "shows no ``formula``"),
+    Planted("test_docstring", documented("``e²``."), "has no example"),
+    Planted("test_docstring", documented("``e²``\n\n>>> 1 + 1\n3\n"), "Expected:\n    3"),
+    Planted("test_docstring", documented("``e²``\n\n>>> Nobody()\n1\n"), "NameError"),
+]
+
+
+@cases(PLANTED)
+def test_a_planted_mistake_is_rejected(planted: Planted) -> None:
+    rejected(LossKit, planted, KNOWN)
+
+
+def test_every_check_has_a_planted_mistake() -> None:
+    all_planted(LossKit, PLANTED)
+
+
+@pytest.mark.parametrize("check", sorted(f.__name__ for f in checks(LossKit)))
+def test_what_is_right_passes(check: str) -> None:
+    if check in ("test_entry_point", "test_docstring"):
+        squared = plugins().component("losses", "squared_error")
+        return called(LossKit, check, squared, KNOWN)
+    called(LossKit, check, Good(), KNOWN)

@@ -1,0 +1,374 @@
+"""The kits of penalties, optimizers, constraints and averages reject planted mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core.component import hyper, number
+from ortflex_core.protocols import Average, Constraint, Optimizer, Penalty
+from ortflex_core.testing import AverageKit, ConstraintKit, LossKit, OptimizerKit, PenaltyKit
+from ortflex_core.testing.component import ComponentKit
+from tests.core.planted import (
+    Planted,
+    all_planted,
+    called,
+    checks,
+    doubled_in_float32,
+    noisy,
+    normal,
+    rejected,
+    through_float32,
+)
+
+SHARED = checks(ComponentKit)
+"""Checks whose mistakes are planted in losses."""
+
+
+# Penalties ---------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Bend(Penalty):
+    """``factor·(sqrt(w² + 1) − 1)``."""
+
+    name: ClassVar[str] = "bend"
+    factor: float = hyper(default=0.5, validator=number(ge=0))
+
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return self.factor * (op.Sqrt(weight * weight + 1) - 1)
+
+
+class BendTwice(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return 2 * Bend.per_element(self, op, weight)
+
+
+class BendGradient(Bend):
+    def gradient(self, op: Any, weight: Any) -> Any:
+        return self.factor * weight
+
+
+class BendRoot(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return self.factor * op.Sqrt(weight)
+
+
+class BendSum(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return op.ReduceSum(Bend.per_element(self, op, weight), keepdims=0)
+
+
+class BendRounded(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return Bend.per_element(self, op, through_float32(op, weight))
+
+
+class BendFloat32(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return doubled_in_float32(Bend.per_element(self, op, weight))
+
+
+class BendNoisy(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return noisy(op, Bend.per_element(self, op, weight))
+
+
+class BendUnused(Bend):
+    def per_element(self, op: Any, weight: Any) -> Any:
+        return op.Sqrt(weight * weight + 1) - 1
+
+
+PENALTIES = [
+    Planted("test_value", BendTwice(), "per_element"),
+    Planted("test_gradient", BendGradient(), "gradient and finite differences"),
+    Planted("test_weights_of_0_and_100", BendRoot(), "gradient at a weight of 0: inf"),
+    Planted("test_shape", BendSum(), "do not sum it up"),
+    Planted("test_float64", BendRounded(), "accuracy of float32"),
+    Planted("test_backends", BendFloat32(), "the penalty on"),
+    Planted("test_determinism", BendNoisy(), "differs from one run to the next"),
+    Planted("test_hyperparameters_are_symbols", BendUnused(), "does not use factor"),
+]
+
+
+# Optimizers --------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Heavy(Optimizer):
+    """``v ← beta·v + g``, ``w ← w − rate·v``."""
+
+    name: ClassVar[str] = "heavy"
+    default_rate: ClassVar[float] = 0.01
+    slots: ClassVar[tuple[str, ...]] = ("v",)
+    beta: float = hyper(default=0.5, validator=number(ge=0, lt=1))
+
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        return self.beta * v + gradient
+
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        v = self.move(op, gradient, slots["v"])
+        return weight - rate * v, {"v": v}
+
+
+def heavy(w: Any, g: Any, rate: float, t: int, slots: Any) -> Any:
+    v = 0.5 * slots["v"] + g
+    return w - rate * v, {"v": v}
+
+
+class Dampened(Heavy):
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        return self.beta * v + (1 - self.beta) * gradient
+
+
+class SumSlot(Heavy):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        new, after = Heavy.update(self, op, weight, gradient, rate, step, slots)
+        return new, {"v": op.ReduceSum(after["v"], keepdims=0)}
+
+
+class LostSlot(Heavy):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        return Heavy.update(self, op, weight, gradient, rate, step, slots)[0], {}
+
+
+class NormalizedByItself(Heavy):
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        return self.beta * v + gradient / op.Abs(gradient)
+
+
+class RoundedMove(Heavy):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        new, after = Heavy.update(self, op, weight, gradient, rate, step, slots)
+        return through_float32(op, new), after
+
+
+class Decaying(Heavy):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        new, after = Heavy.update(self, op, weight, gradient, rate, step, slots)
+        return new - 0.01 * weight, after
+
+
+class Climbing(Heavy):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        v = self.move(op, gradient, slots["v"])
+        return weight + rate * v, {"v": v}
+
+
+class NormOfAll(Heavy):
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        size = op.Sqrt(op.ReduceSumSquare(gradient, keepdims=0))
+        return self.beta * v + gradient / (size + 1.0)
+
+
+class OtherInFloat32(Heavy):
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        return doubled_in_float32(Heavy.move(self, op, gradient, v))
+
+
+class NoisyMove(Heavy):
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        return noisy(op, Heavy.move(self, op, gradient, v))
+
+
+class UnusedBeta(Heavy):
+    def move(self, op: Any, gradient: Any, v: Any) -> Any:
+        return 0.5 * v + gradient
+
+
+OPTIMIZERS = [
+    Planted("test_value", Dampened(), "the weight after step 1"),
+    Planted("test_slots", SumSlot(), r"'new/v' has the shape \(\) of a weight \(3,\)"),
+    Planted("test_slots", LostSlot(), r"gives back the slots \[\], declared are \['v'\]"),
+    Planted("test_gradients_of_0_and_100", NormalizedByItself(), "not finite after gradients of 0"),
+    Planted("test_float64", RoundedMove(), "accuracy of float32"),
+    Planted("test_rate_of_0", Decaying(), "after steps at a rate of 0"),
+    Planted("test_it_descends", Climbing(), "heavy climbs"),
+    Planted("test_elementwise", NormOfAll(), "a row depends on others"),
+    Planted("test_backends", OtherInFloat32(), "after three steps on"),
+    Planted("test_resume", NoisyMove(), "heavy gone on: '.*' differs"),
+    Planted("test_determinism", NoisyMove(), "differs from one run to the next"),
+    Planted("test_hyperparameters_are_symbols", UnusedBeta(), "does not use beta"),
+]
+
+
+# Constraints -------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Box(Constraint):
+    """``w ← clip(w, −bound, bound)``."""
+
+    name: ClassVar[str] = "box"
+    bound: float = hyper(default=0.5, validator=number(gt=0))
+
+    def apply(self, op: Any, weight: Any) -> Any:
+        return op.Clip(weight, -self.bound, self.bound)
+
+
+class BoxAbove(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return op.Min(weight, self.bound)
+
+
+class BoxHalf(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return weight * self.bound
+
+
+class BoxRatio(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return weight / op.Abs(weight) * op.Min(op.Abs(weight), self.bound)
+
+
+class BoxLargest(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return op.ReduceMax(Box.apply(self, op, weight), keepdims=0)
+
+
+class BoxRounded(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return Box.apply(self, op, through_float32(op, weight))
+
+
+class BoxFloat32(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return doubled_in_float32(Box.apply(self, op, weight))
+
+
+class BoxNoisy(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return noisy(op, Box.apply(self, op, weight))
+
+
+class BoxUnused(Box):
+    def apply(self, op: Any, weight: Any) -> Any:
+        return op.Clip(weight, -0.5, 0.5)
+
+
+CONSTRAINTS = [
+    Planted("test_value", BoxAbove(), "apply"),
+    Planted("test_twice_is_once", BoxHalf(), "allowed already is moved"),
+    Planted("test_weights_of_0_and_100", BoxRatio(), "a weight of 0 becomes nan"),
+    Planted("test_shape", BoxLargest(), r"apply gives \(\) of a weight \(4, 3\)"),
+    Planted("test_float64", BoxRounded(), "accuracy of float32"),
+    Planted("test_backends", BoxFloat32(), "after a step on"),
+    Planted("test_determinism", BoxNoisy(), "differs from one run to the next"),
+    Planted("test_hyperparameters_are_symbols", BoxUnused(), "does not use bound"),
+]
+
+
+# Averages ----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Lag(Average):
+    """``a ← a + share·(w − a)``."""
+
+    name: ClassVar[str] = "lag"
+    share: float = hyper(default=0.25, validator=number(ge=0, le=1))
+
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return average + self.share * (weight - average)
+
+
+class LagOther(Lag):
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return weight + self.share * (average - weight)
+
+
+class LagSum(Lag):
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return average + self.share * weight
+
+
+class LagRounded(Lag):
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return through_float32(op, Lag.update(self, op, average, weight, step))
+
+
+class LagProduct(Lag):
+    """The geometric mean, by logarithms."""
+
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return op.Exp((1 - self.share) * op.Log(average) + self.share * op.Log(weight))
+
+
+class LagFloat32(Lag):
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return doubled_in_float32(Lag.update(self, op, average, weight, step))
+
+
+class LagNoisy(Lag):
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return noisy(op, Lag.update(self, op, average, weight, step))
+
+
+class LagUnused(Lag):
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return 0.5 * (average + weight)
+
+
+AVERAGES = [
+    Planted("test_value", LagOther(), "the average after step 1"),
+    Planted("test_it_is_a_mean", LagSum(), "leaves what it is the mean of"),
+    Planted("test_float64", LagRounded(), "accuracy of float32"),
+    Planted("test_weights_of_0_and_100", LagProduct(), "weights of -100 at step 1"),
+    Planted("test_backends", LagFloat32(), "the average of .* on"),
+    Planted("test_determinism", LagNoisy(), "differs from one run to the next"),
+    Planted("test_hyperparameters_are_symbols", LagUnused(), "does not use share"),
+]
+
+
+KITS: dict[Any, tuple[Any, list[Planted], dict[str, Any]]] = {
+    PenaltyKit: (
+        Bend(),
+        PENALTIES,
+        {"reference": lambda w: 0.5 * (np.sqrt(w**2 + 1) - 1), "weight": normal(4, 3)},
+    ),
+    OptimizerKit: (Heavy(), OPTIMIZERS, {"reference": heavy}),
+    ConstraintKit: (
+        Box(),
+        CONSTRAINTS,
+        {"reference": lambda w: np.clip(w, -0.5, 0.5), "weight": 3 * normal(4, 3)},
+    ),
+    AverageKit: (Lag(), AVERAGES, {"reference": lambda a, w, t: a + 0.25 * (w - a)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kit", "planted"),
+    [
+        pytest.param(k, p, id=f"{k.__name__}-{p.label}")
+        for k, (_, ps, _) in KITS.items()
+        for p in ps
+    ],
+)
+def test_a_planted_mistake_is_rejected(kit: Any, planted: Planted, tmp_path: Path) -> None:
+    rejected(kit, planted, KITS[kit][2] | {"tmp_path": tmp_path})
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_every_check_has_a_planted_mistake(kit: Any) -> None:
+    all_planted(kit, KITS[kit][1], SHARED)
+
+
+@pytest.mark.parametrize(
+    ("kit", "check"),
+    [
+        pytest.param(k, f.__name__, id=f"{k.__name__}-{f.__name__}")
+        for k in KITS
+        for f in sorted(checks(k) - SHARED, key=lambda f: str(f.__name__))
+    ],
+)
+def test_what_is_right_passes(kit: Any, check: str, tmp_path: Path) -> None:
+    good, _, known = KITS[kit]
+    called(kit, check, good, known | {"tmp_path": tmp_path})
+
+
+def test_the_shared_checks_are_the_losses_too() -> None:
+    assert not SHARED - checks(LossKit)
