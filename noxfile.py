@@ -222,7 +222,7 @@ def run_peers(session: nox.Session) -> None:
         chosen = text.replace(",", " ").split() if option == "workload" else text.split(",")
         arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
     session.run("python", "-m", "benchmarks", "peers", *arguments, *session.posargs)
-    for table in ("estimators", "features", "growth"):
+    for table in ("estimators", "features", "layers", "growth"):
         session.run("python", "-m", "benchmarks", table)
 
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [TABLE] [options]``: backends, peers, growth, estimators, features, or all."""
+"""``python -m benchmarks [TABLE] [options]``: one of the tables, or all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import sys
 
-from benchmarks import backends, estimators, features, growth, peers_table
+from benchmarks import backends, estimators, features, growth, layers, peers_table
 
 TABLES = {
     "backends": backends.main,
@@ -16,6 +16,7 @@ TABLES = {
     "growth": growth.main,
     "estimators": estimators.main,
     "features": features.main,
+    "layers": layers.main,
 }
 
 

@@ -129,6 +129,9 @@ class OnnxFunction:
         self._statistics = self.mode.start(list(self._specs))
         self._values = {n: self.model.initializer(n) for n in self.parameters}
         self.outputs = tuple(o.name for o in self.model.outputs)
+        weights = {n: self.model.initializers[n] for n in self.parameters}
+        specs = [*self.model.outputs, *self.model.inputs, *weights.values(), *self._specs.values()]
+        self.kinds = {s.name: s.numpy for s in specs}
         self._gradient = self._compiled(engine, threads)
         self.graphs: dict[str, ModelProto] = self._gradient.graphs
         given = {*(i.name for i in self.model.inputs), *self._values, *self._specs}

@@ -30,10 +30,10 @@ class Buffer:
         return cls(pointer=whole.ctypes.data, shape=whole.shape, dtype=whole.dtype, owner=whole)
 
     @classmethod
-    def of_value(cls, value: Value) -> Buffer:
+    def of_value(cls, value: Value, dtype: np.dtype[Any] | None = None) -> Buffer:
         """The memory of a runtime's tensor."""
-        dtype = numpy_dtype(value.element_type())
-        return cls(pointer=value.data_ptr(), shape=tuple(value.shape()), dtype=dtype, owner=value)
+        kind = numpy_dtype(value.element_type()) if dtype is None else dtype
+        return cls(pointer=value.data_ptr(), shape=tuple(value.shape()), dtype=kind, owner=value)
 
     @classmethod
     def zeros(cls, shape: Sequence[int], dtype: Any, device: Device) -> Buffer:

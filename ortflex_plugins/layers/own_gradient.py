@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
@@ -11,6 +11,7 @@ from ortflex_core.autodiff import RuleTable
 from ortflex_core.errors import GraphError
 from ortflex_core.protocols import Device
 from ortflex_core.session import open_session, reason, session_options
+from ortflex_core.types import numpy_dtype
 from ortflex_plugins.layers.graphs import GRADIENT, gradient_program
 from ortflex_plugins.layers.memory import Buffer
 from ortflex_plugins.layers.mode import Mode
@@ -71,20 +72,43 @@ class _Run:
         except Exception as error:  # onnxruntime raises classes of its own, made in C++
             raise GraphError(f"onnxruntime refuses the {name} graph: {reason(error)}") from error
         self.inputs = [i.name for i in model.graph.input]
-        self._outputs = [o.name for o in model.graph.output]
+        self._outputs = {
+            o.name: numpy_dtype(o.type.tensor_type.elem_type) for o in model.graph.output
+        }
         self._place = device.ort_device()
+        self._free: list[_Bound] = []
 
     def __call__(self, feeds: Mapping[str, Buffer]) -> dict[str, Buffer]:
-        binding = self._session.io_binding()
-        raw: Any = binding._iobinding
+        try:
+            bound = self._free.pop()
+        except IndexError:
+            bound = _Bound(self._session.io_binding()._iobinding, {})
+        raw, known, place = bound.raw, bound.inputs, self._place
         for name in self.inputs:
             b = feeds[name]
-            raw.bind_input(name, self._place, b.dtype.type, list(b.shape), b.pointer)
+            key = (b.pointer, b.shape, b.dtype)
+            if known.get(name) != key:
+                raw.bind_input(name, place, b.dtype.type, b.shape, b.pointer)
+                known[name] = key
         for name in self._outputs:
-            raw.bind_output(name, self._place)
+            raw.bind_output(name, place)
         try:
             self._session._sess.run_with_iobinding(raw, None)
         except Exception as error:  # as above
             raise GraphError(f"the {self._name} graph failed: {reason(error)}") from error
-        values = [v._ortvalue for v in binding.get_outputs()]
-        return {n: Buffer.of_value(v) for n, v in zip(self._outputs, values, strict=True)}
+        fetched = raw.get_outputs()
+        values = [fetched[k] for k in range(len(self._outputs))]
+        # Left bound, they would be written over the next time.
+        raw.clear_binding_outputs()
+        self._free.append(bound)
+        return {
+            name: Buffer.of_value(value, dtype)
+            for value, (name, dtype) in zip(values, self._outputs.items(), strict=True)
+        }
+
+
+class _Bound(NamedTuple):
+    """Bindings of a session, and the memory that its inputs are bound to; of one thread at a time."""
+
+    raw: Any
+    inputs: dict[str, tuple[int, tuple[int, ...], Any]]

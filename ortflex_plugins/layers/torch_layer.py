@@ -148,7 +148,7 @@ class OrtLayer(torch.nn.Module):
         tensors |= {self.names[own]: getattr(self, own) for own in self._weights}
         statistics = {self.names[own]: getattr(self, own) for own in self._statistics}
         place = _place({**tensors, **statistics})
-        call = _Call(self._function(place), tuple(tensors), statistics)
+        call = _Call(self._function(place), place, tuple(tensors), statistics)
         made = _Differentiable.apply(call, *tensors.values())
         return made[0] if len(made) == 1 else made
 
@@ -169,6 +169,7 @@ class _Call:
     """One forward pass: ``names`` are those of the tensors that may have gradients."""
 
     function: OnnxFunction
+    place: str
     names: tuple[str, ...]
     statistics: dict[str, torch.Tensor]
 
@@ -178,19 +179,14 @@ class _Call:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Buffer], Saved]:
         """Run forward and keep the new running statistics."""
-        model = self.function.model
-        kinds = {**model.initializers, **{i.name: i for i in model.inputs}}
+        kinds = self.function.kinds
         both = {**dict(zip(self.names, tensors, strict=True)), **self.statistics}
-        feeds = {}
-        for name, tensor in both.items():
-            # Statistics in a file without initializers of their own are copies of others.
-            kind = kinds[name].numpy if name in kinds else None
-            feeds[name] = _buffer(tensor, kind, name)
+        feeds = {name: _buffer(tensor, kinds[name], name) for name, tensor in both.items()}
         step = 0
         if self.function.draws:
             # torch.manual_seed makes masks come again, as torch's own do.
             step = int(torch.randint(2**31, (1,)))
-        _settle(both.values())
+        _settle(self.place)
         outputs, saved, new = self.function.run_forward(feeds, step)
         for name, buffer in new.items():
             with torch.no_grad():
@@ -226,13 +222,12 @@ class _Differentiable(torch.autograd.Function):
             )
         _ = ctx.saved_tensors
         function: OnnxFunction = ctx.call.function
-        kinds = {o.name: o.numpy for o in function.model.outputs}
         given = {
-            name: _buffer(c, kinds[name], f"cotangent of {name}")
+            name: _buffer(c, function.kinds[name], f"cotangent of {name}")
             for name, c in zip(function.outputs, cotangents, strict=True)
             if c is not None and name in function.differentiated
         }
-        _settle(c for c in cotangents if c is not None)
+        _settle(ctx.call.place)
         made = function.run_backward(given, ctx.saved)
         gradients = [
             _tensor(made[name]) if need and name in made else None
@@ -241,20 +236,22 @@ class _Differentiable(torch.autograd.Function):
         return (None, *gradients)
 
 
-def _device(tensor: torch.Tensor) -> str:
-    """Where a tensor is, as torch writes it."""
-    return str(tensor.device)
+def _devices(tensors: Iterable[torch.Tensor]) -> set[str]:
+    """Where tensors are, as torch writes it."""
+    return {str(where) for where in {t.device for t in tensors}}
 
 
 def _place(tensors: dict[str, torch.Tensor]) -> str:
-    """The one device of all tensors, by the name that ortflex gives it."""
-    places = {name: _device(t) for name, t in tensors.items()}
-    first, where = next(iter(places.items()))
-    for name, other in places.items():
-        if other != where:
-            raise DataError(
-                f"{first!r} is on {where}, {name!r} on {other}: move layer and inputs to one device"
-            )
+    """The one device of all tensors."""
+    places = _devices(tensors.values())
+    first, *rest = tensors
+    if len(places) > 1:
+        [where] = _devices([tensors[first]])
+        name, other = next((n, p) for n in rest for p in _devices([tensors[n]]) if p != where)
+        raise DataError(
+            f"{first!r} is on {where}, {name!r} on {other}: move layer and inputs to one device"
+        )
+    [where] = places
     if where.partition(":")[0] not in ("cpu", "cuda"):
         raise Unsupported(
             f"{first!r} is on {where}; OrtLayer computes on cpu and cuda: tensor.cpu()"
@@ -262,25 +259,32 @@ def _place(tensors: dict[str, torch.Tensor]) -> str:
     return where
 
 
-def _settle(tensors: Iterable[torch.Tensor]) -> None:
+def _settle(place: str) -> None:
     """Wait for what torch still computes: onnxruntime reads from a stream of its own."""
-    for where in {_device(t) for t in tensors} - {"cpu"}:
-        torch.cuda.current_stream(where).synchronize()
+    if place != "cpu":
+        torch.cuda.current_stream(place).synchronize()
 
 
-def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any] | None, name: str) -> Buffer:
+_KINDS = {
+    kind: torch.empty(0, dtype=kind).numpy().dtype
+    for kind in (
+        *(torch.float32, torch.float64, torch.float16, torch.bool, torch.uint8, torch.int8),
+        *(torch.int16, torch.int32, torch.int64),
+    )
+}
+
+
+def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
     """A tensor's memory."""
-    whole = tensor.detach().contiguous()
-    # A tensor of no elements tells torch's type on any device.
-    found = torch.empty(0, dtype=whole.dtype).numpy().dtype
-    if dtype is not None and found != dtype:
+    found = _KINDS.get(tensor.dtype)
+    if found != dtype:
         raise DataError(
             f"{name!r} is {tensor.dtype}, the model takes {dtype}; convert it, or export the model "
             "in that precision"
         )
-    shape = tuple(whole.shape)
-    owner = whole.view(torch.uint8) if found == np.bool_ else whole
-    return Buffer(pointer=whole.data_ptr(), shape=shape, dtype=found, owner=owner)
+    whole = tensor.detach().contiguous()
+    owner = whole.view(torch.uint8) if tensor.dtype is torch.bool else whole
+    return Buffer(pointer=whole.data_ptr(), shape=tuple(whole.shape), dtype=dtype, owner=owner)
 
 
 def _tensor(buffer: Buffer) -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import backends, peers_table
+from benchmarks import backends, layers, peers_table
 from benchmarks.onnx_network import network
 from benchmarks.workloads import WORKLOADS, data, weights
 
@@ -69,3 +69,17 @@ def test_torch_has_the_same_network() -> None:
         expected = forward(workload, torch.from_numpy(x), parameters).numpy()
         (got,) = session.run(None, {"X": x})
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_are_compared_before_they_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    layers.main(["--case", "mlp, 15 rows", "--rounds", "1"])
+    torch.set_num_threads(threads)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines[1:]] == layers.engines()
+    theirs, ours = layers.passes(WORKLOADS["W1"], "fused")
+    y, gradients = theirs()
+    layers.check((y, gradients), ours())
+    with pytest.raises(AssertionError, match="not close"):
+        layers.check((y, [*gradients[:-1], gradients[-1] + 1]), ours())

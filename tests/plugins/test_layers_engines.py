@@ -192,7 +192,7 @@ def test_tensors_on_a_device_are_not_copied(
     wanted.sum().backward()
     gradient, x.grad = x.grad, None
     waited = []
-    monkeypatch.setattr(torch_layer, "_device", lambda tensor: "cuda:1")
+    monkeypatch.setattr(torch_layer, "_devices", lambda tensors: {"cuda:1"})
     monkeypatch.setattr(
         torch.cuda,
         "current_stream",
@@ -219,6 +219,6 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         net(torch.ones(2, 6, device="meta"))
     if "CUDAExecutionProvider" in require_runtime().providers:
         return
-    monkeypatch.setattr(torch_layer, "_device", lambda tensor: "cuda:0")
+    monkeypatch.setattr(torch_layer, "_devices", lambda tensors: {"cuda:0"})
     with pytest.raises(Unsupported, match=r"device='cuda:0': .* has no CUDAExecutionProvider"):
         layer(models.mlp())(torch.ones(2, 6))
