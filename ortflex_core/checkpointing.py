@@ -92,7 +92,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         backend=trainer.backend_,
         size=standing.size,
         fits=standing.fits,
-        manual=now,
+        manual=now if position is None else attrs.evolve(now, history=()),
         position=position,
     )
     parts = {
@@ -171,7 +171,9 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
     record = found.record
     trainer.standing = Standing(
         fits=record.fits,
-        manual=record.manual,
+        manual=record.manual
+        if position is None
+        else attrs.evolve(record.manual, history=position.records),
         position=record.position,
         slots=slots,
         buffers=found.part("buffer"),

@@ -119,8 +119,14 @@ class Loop:
 
     def _continue(self, start: Position) -> None:
         now = start.progress
-        self.progress = attrs.evolve(self.progress, step=now.step, epoch=now.epoch, rows=now.rows)
         self._records = [dict(record) for record in start.records]
+        self.progress = attrs.evolve(
+            self.progress,
+            step=now.step,
+            epoch=now.epoch,
+            rows=now.rows,
+            history=tuple(self._records),
+        )
         self._sums = _Sums(start.steps, start.rows, start.loss, start.penalty)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
         if start.at_once != self._at_once:
@@ -136,7 +142,7 @@ class Loop:
         sums = self._sums
         self._drain()
         return Position(
-            progress=self.progress,
+            progress=attrs.evolve(self.progress, history=()),  # it is in the records
             steps=sums.steps,
             rows=sums.rows,
             loss=sums.loss,
@@ -223,9 +229,10 @@ class Loop:
         record = self._record(epoch, sums)
         self._sums, self._before = _Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1)
-        if plan.validate is not None:
-            scores = plan.validate()
-            record.update({f"validation_{k}": v for k, v in scores.items()})
+        scores = None if plan.validate is None else plan.validate()
+        record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
+        self.progress = attrs.evolve(self.progress, history=tuple(self._records))
+        if scores is not None:
             self._tell("validation_end", scores=scores)
         if any(self._tell("epoch_end", record=record) or ()):
             self._stop = True
@@ -264,6 +271,7 @@ class Loop:
             epochs=start.epochs,
             steps_per_epoch=start.steps_per_epoch,
             rows_per_epoch=start.rows_per_epoch,
+            history=start.history,
         )
         constant: dict[int, list[float]] = {}
         pending, waiting = self._pending, 0
@@ -389,7 +397,8 @@ class _Sums:
         """Take in some steps: their rows [n], and their loss and penalty [n, 2]."""
         self.steps += len(rows)
         self.rows += int(rows.sum())
-        loss, penalty = rows @ costs
-        self.loss += float(loss)
-        self.penalty += float(penalty)
+        # One after another, so that it does not matter how many come at a time.
+        before = np.array([[self.loss, self.penalty]])
+        sums = np.cumsum(np.concatenate([before, rows[:, None] * costs]), axis=0)
+        self.loss, self.penalty = map(float, sums[-1])
         self.last = (float(costs[-1, 0]), float(costs[-1, 1]))

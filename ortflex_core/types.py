@@ -87,7 +87,8 @@ class TensorSpec:
 class Progress:
     """Where a training stands; every counter starts at 0 and counts what is finished.
 
-    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless.
+    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` are the
+    finished lines of the :class:`History`, one an epoch.
     """
 
     step: int = 0
@@ -96,6 +97,7 @@ class Progress:
     epochs: int | None = None
     steps_per_epoch: int | None = None
     rows_per_epoch: int | None = None
+    history: tuple[Mapping[str, float], ...] = attrs.field(default=(), eq=False, repr=False)
 
     @property
     def total_steps(self) -> int | None:
