@@ -155,6 +155,8 @@ class ScheduleContext:
 
     slope: Any = attrs.field()
     """``slope(score, label)``: the derivative of the loss by the score of one sample."""
+    higher: frozenset[str] = frozenset()
+    """The columns of the History of which more is better: those of some metrics."""
 
 
 @attrs.frozen(kw_only=True)
