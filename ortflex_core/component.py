@@ -104,11 +104,15 @@ class Component:
         """The component as a mapping that a recipe can hold and read back."""
         out: dict[str, Any] = {"name": self.name}
         for field in attrs.fields(type(self)):
-            value = getattr(self, field.name)
-            out[field.alias or field.name] = (
-                value.describe() if isinstance(value, Component) else value
-            )
+            out[field.alias or field.name] = _described(getattr(self, field.name))
         return out
+
+
+def _described(value: Any) -> Any:
+    """Components, and sequences of them, as mappings."""
+    if isinstance(value, Component):
+        return value.describe()
+    return tuple(map(_described, value)) if isinstance(value, tuple | list) else value
 
 
 def symbolic(component: C, symbols: Mapping[str, Any]) -> C:

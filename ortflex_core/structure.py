@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import cattrs
 
+from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, OrtflexError, PluginError, nearest
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ def convert(
     from ortflex_core.registry import KINDS
 
     for kind, base in KINDS.items():
+        if base is not object and _item(annotation) is base:
+            return _each(value, annotation, path, plugins, values, key)
         if annotation is base and base is not object:
             try:
                 values[key] = plugins.component(kind, value, path)
@@ -91,6 +94,31 @@ def convert(
     except Exception as error:  # cattrs raises groups, and whatever a third-party hook raises
         return explain(error, path)
     return []
+
+
+def _item(annotation: Any) -> Any:
+    """What a sequence is of, or None."""
+    arguments = typing.get_args(annotation)
+    return arguments[0] if typing.get_origin(annotation) in _SEQUENCES and arguments else None
+
+
+def _each(
+    value: Any,
+    annotation: Any,
+    path: str,
+    plugins: Plugins,
+    values: dict[str, Any],
+    key: str,
+) -> list[str]:
+    """A sequence of components."""
+    if not isinstance(value, list | tuple):
+        return [f"{path}: expected {expected(annotation)}, got {value!r}"]
+    made: dict[str, Any] = {}
+    problems = []
+    for k, inner in enumerate(value):
+        problems += convert(inner, _item(annotation), f"{path}[{k}]", plugins, made, str(k))
+    values[key] = tuple(made.values())
+    return problems
 
 
 def explain(error: BaseException, path: str) -> list[str]:
@@ -178,6 +206,8 @@ def expected(annotation: Any) -> str:
 
 def _plural(annotation: Any) -> str:
     plurals = {float: "numbers", int: "integers", str: "texts", bool: "truth values"}
+    if isinstance(annotation, type) and issubclass(annotation, Component):
+        return f"{annotation.__name__.lower()}s"
     return plurals.get(annotation, "values")
 
 
@@ -267,6 +297,8 @@ def component_schema(cls: type) -> list[dict[str, Any]]:
     rows = []
     annotations = field_types(cls)
     for field in attrs.fields(cls):
+        if not field.init:
+            continue
         required = field.default is attrs.NOTHING
         default: Any = None if required else field.default
         if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a function to mypy
