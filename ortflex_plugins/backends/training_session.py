@@ -112,7 +112,8 @@ class TrainingSessionBackend(Backend):
 def _optimizer_reasons(problem: Problem, device: Device) -> list[str]:
     name = problem.optimizer_name
     native = native_optimizer(problem)
-    if name == "sgd" and getattr(problem.optimizer, "weight_decay", 0):
+    decay = getattr(problem.optimizer, "weight_decay", None)
+    if name == "sgd" and decay:
         return ["onnxruntime's SGDOptimizer has no weight_decay; fused and training_agent do"]
     if native is None:
         others = [b for b in problem.plugins["backends"].names() if b != "training_session"]
