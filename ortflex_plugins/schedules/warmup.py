@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import attrs
 
 from ortflex_core.component import number
-from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
+from ortflex_plugins.schedules._parts import same_unit, since
 from ortflex_plugins.schedules.constant import Constant
 
 
@@ -53,11 +53,7 @@ class Warmup(Schedule):
     def _check_schedule(self, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, Schedule):
             raise TypeError(f"Warmup.schedule must be a schedule, got {value!r}")
-        if value.by != self.by:
-            raise ConfigError(
-                f"warmup counts by {self.by!r} and its schedule {value.name!r} by {value.by!r}; "
-                "give both the same by="
-            )
+        same_unit(self, value)
 
     @length.validator
     def _check_length(self, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -71,20 +67,8 @@ class Warmup(Schedule):
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
         time = self.time(progress)
-        later = self.schedule.rate(base, self._after(progress, max(0, time - self.length)))
+        inner = since(self.by, progress, int(self.length), None, self.duration(progress))
+        later = self.schedule.rate(base, inner)
         if time >= self.length:
             return later
         return later * (self.start + (1 - self.start) * time / self.length)
-
-    def _after(self, progress: Progress, time: int) -> Progress:
-        """The progress as the inner schedule sees it: its time, and what is left of the total."""
-        total = self.duration(progress)
-        left = None if total is None else max(0, total - int(self.length))
-        if self.by == "step":
-            # A total of steps or rows is a product with the epochs: one epoch holds it all.
-            epochs = progress.epochs if left is None else 1
-            return attrs.evolve(progress, step=int(time), steps_per_epoch=left, epochs=epochs)
-        if self.by == "rows":
-            epochs = progress.epochs if left is None else 1
-            return attrs.evolve(progress, rows=int(time), rows_per_epoch=left, epochs=epochs)
-        return attrs.evolve(progress, epoch=int(time), epochs=left)

@@ -1,0 +1,47 @@
+"""The schedule ``chained``."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.protocols import Schedule, ScheduleContext
+from ortflex_core.types import Progress
+from ortflex_plugins.schedules._parts import schedules_field
+
+
+@attrs.frozen(kw_only=True)
+class Chained(Schedule):
+    """Schedules at the same time: the rate of each is the base of the next.
+
+    Of schedules that multiply the base by a factor, that is the product of their factors. All count
+    by the same unit.
+
+    Raises:
+        ValueError: there are none.
+        TypeError: something in ``schedules`` is none.
+        ConfigError: a schedule counts by another unit.
+
+    >>> from ortflex_plugins.schedules.exponential import Exponential
+    >>> from ortflex_plugins.schedules.step import StepDecay
+    >>> chain = Chained(schedules=(Exponential(gamma=0.5), StepDecay(size=2, gamma=0.5)))
+    >>> [chain.rate(1.0, Progress(step=t)) for t in range(4)]
+    [1.0, 0.5, 0.125, 0.0625]
+
+    Source: torch.optim.lr_scheduler.ChainedScheduler, whose rates these are for schedules that
+    multiply by a factor.
+    """
+
+    name: ClassVar[str] = "chained"
+
+    schedules: tuple[Schedule, ...] = schedules_field()
+
+    def bind(self, context: ScheduleContext) -> Schedule:
+        """The schedule with its parts bound."""
+        return attrs.evolve(self, schedules=tuple(s.bind(context) for s in self.schedules))
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """One after the other on the base."""
+        return reduce(lambda rate, part: part.rate(rate, progress), self.schedules, base)

@@ -1,0 +1,113 @@
+"""The schedule ``plateau``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import attrs
+
+from ortflex_core.component import number, one_of
+from ortflex_core.errors import ConfigError, nearest
+from ortflex_core.protocols import Schedule, ScheduleContext, Unit
+from ortflex_core.types import Progress
+
+_EPS = 1e-8  # torch's: a smaller change of the rate is none
+
+
+@attrs.frozen(kw_only=True)
+class Plateau(Schedule):
+    """A rate that falls when a figure stops improving: ``rate ← max(rate·factor, minimum)``.
+
+    It falls after more than ``patience`` epochs in a row without an improvement by more than
+    ``threshold``, relative to the best or absolute; the ``cooldown`` epochs after a fall do not
+    count. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or
+    loss + penalty without validation data. Of metrics that are better when they are higher,
+    ``mode="auto"`` is ``"max"``, of all else ``"min"``.
+
+    The rate is a function of the finished lines of the History, found anew from the first one, so
+    that a training that is resumed has nothing to restore.
+
+    Raises:
+        ValueError: ``factor`` is not in (0, 1), another number is negative, or a word unknown.
+        ConfigError: after the first epoch, if the History has no such column.
+
+    >>> lines = tuple({"loss": loss, "penalty": 0.0} for loss in (2.0, 1.0, 1.0, 1.0))
+    >>> Plateau(patience=1).rate(0.1, Progress(epoch=4, history=lines))
+    0.010000000000000002
+
+    Source: torch.optim.lr_scheduler.ReduceLROnPlateau.
+    """
+
+    name: ClassVar[str] = "plateau"
+
+    by: Unit = attrs.field(default="epoch", validator=one_of("epoch"))
+    monitor: str = attrs.field(default="auto", metadata={"help": "a column of the History"})
+    mode: Literal["auto", "min", "max"] = attrs.field(
+        default="auto",
+        validator=one_of("auto", "min", "max"),
+        metadata={"help": "whether less is better, or more"},
+    )
+    factor: float = attrs.field(
+        default=0.1, validator=number(gt=0, lt=1), metadata={"help": "of the rate at each fall"}
+    )
+    patience: int = attrs.field(
+        default=10, validator=number(ge=0), metadata={"help": "epochs without an improvement"}
+    )
+    threshold: float = attrs.field(
+        default=1e-4, validator=number(ge=0), metadata={"help": "a smaller improvement is none"}
+    )
+    threshold_mode: Literal["relative", "absolute"] = attrs.field(
+        default="relative",
+        validator=one_of("relative", "absolute"),
+        metadata={"help": "whether the threshold is a share of the best"},
+    )
+    cooldown: int = attrs.field(
+        default=0,
+        validator=number(ge=0),
+        metadata={"help": "epochs after a fall that do not count"},
+    )
+    minimum: float = attrs.field(
+        default=0.0, validator=number(ge=0), metadata={"help": "the lowest rate"}
+    )
+
+    def bind(self, context: ScheduleContext) -> Schedule:
+        """The schedule with its mode, which a metric knows."""
+        if self.mode != "auto":
+            return self
+        return attrs.evolve(self, mode="max" if self.monitor in context.higher else "min")
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate after the epochs of ``progress.history``."""
+        rate, best = float(base), None
+        waited = resting = 0
+        for record in progress.history:
+            value = self._value(record)
+            # Of the first, only NaN is no improvement.
+            if (value == value) if best is None else self._better(value, best):
+                best, waited = value, 0
+            else:
+                waited += 1
+            if resting > 0:
+                resting, waited = resting - 1, 0
+            if waited > self.patience:
+                lower = max(rate * self.factor, self.minimum)
+                rate = lower if rate - lower > _EPS else rate
+                resting, waited = self.cooldown, 0
+        return rate
+
+    def _value(self, record: Mapping[str, float]) -> float:
+        if self.monitor == "auto":
+            return record.get("validation_loss", record["loss"] + record["penalty"])
+        if self.monitor not in record:
+            raise ConfigError(
+                f"plateau.monitor: the history has no column {self.monitor!r}; "
+                f"{nearest(self.monitor, record)}"
+            )
+        return record[self.monitor]
+
+    def _better(self, value: float, best: float) -> bool:
+        sign = 1 if self.mode == "max" else -1
+        if self.threshold_mode == "relative":
+            return sign * value > sign * best * (1 + sign * self.threshold)
+        return sign * value > sign * best + self.threshold

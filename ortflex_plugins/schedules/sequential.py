@@ -1,0 +1,66 @@
+"""The schedule ``sequential``."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.protocols import Schedule, ScheduleContext
+from ortflex_core.types import Progress
+from ortflex_plugins.schedules._parts import schedules_field, since
+
+
+@attrs.frozen(kw_only=True)
+class Sequential(Schedule):
+    """One schedule after another: from ``milestones[k − 1]`` to ``milestones[k]`` the k-th.
+
+    Each has a time of its own, from 0, and one that lasts the whole training lasts until the next
+    begins. All count by the same unit.
+
+    Raises:
+        ValueError: there is not one milestone fewer than schedules, or they do not rise from above 0.
+        TypeError: something in ``schedules`` is none.
+        ConfigError: a schedule counts by another unit.
+
+    >>> from ortflex_plugins.schedules.cosine import Cosine
+    >>> from ortflex_plugins.schedules.warmup import Warmup
+    >>> chain = Sequential(schedules=(Warmup(length=4, start=0.0), Cosine(period=8)), milestones=(4,))
+    >>> [chain.rate(0.5, Progress(step=t)) for t in (0, 2, 4, 8)]
+    [0.0, 0.25, 0.5, 0.25]
+
+    Source: torch.optim.lr_scheduler.SequentialLR.
+    """
+
+    name: ClassVar[str] = "sequential"
+
+    schedules: tuple[Schedule, ...] = schedules_field()
+    milestones: tuple[int, ...] = attrs.field(
+        converter=tuple,
+        validator=attrs.validators.deep_iterable(number(ge=1)),
+        metadata={"help": "when the next schedule begins"},
+    )
+
+    @milestones.validator
+    def _check_milestones(self, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if len(value) != len(self.schedules) - 1:
+            raise ValueError(
+                f"Sequential.milestones must be {len(self.schedules) - 1}, one fewer than schedules, "
+                f"got {tuple(value)!r}"
+            )
+        if any(a >= b for a, b in pairwise(value)):
+            raise ValueError(f"Sequential.milestones must rise, got {tuple(value)!r}")
+
+    def bind(self, context: ScheduleContext) -> Schedule:
+        """The schedule with its parts bound."""
+        return attrs.evolve(self, schedules=tuple(s.bind(context) for s in self.schedules))
+
+    def rate(self, base: float, progress: Progress) -> float:
+        """The rate of the schedule whose turn it is."""
+        k = bisect_right(self.milestones, self.time(progress))
+        start, *rest = (0, *self.milestones)[k:]
+        inner = since(self.by, progress, start, rest[0] if rest else None, self.duration(progress))
+        return self.schedules[k].rate(base, inner)
