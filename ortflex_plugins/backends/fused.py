@@ -206,6 +206,10 @@ class _Losses:
     def read(self) -> list[tuple[float, float]]:
         """(loss, penalty) per step."""
         plan, costs = self._plan, self._costs
+        if plan.steps == 1:  # a hook may wait for it, and for so few numbers arrays are slow
+            pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
+            loss = sum(costs.item(k) * factor for k, factor in pairs)
+            return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
         losses = (costs[plan.totals] * self._factors).sum(axis=1).tolist()
         if not plan.penalties:
             return [(loss, 0.0) for loss in losses]
