@@ -164,9 +164,9 @@ class IterableBatches:
         self._items.go_to(spot)
         part = self._next()
         if part is None or checksum(part.columns) != kept["check"]:
+            what = "ends before it" if part is None else "that is another one than it was"
             raise DataError(
-                f"the iterable is to go on at batch {spot.item}, but "
-                f"{'ends before' if part is None else 'that is another one than it was'}: without "
+                f"the iterable is to go on at batch {spot.item}, but {what}: without "
                 "the same batches the training cannot go on exactly. Give the same data, seeded if "
                 "they are random, or fit a Trainer without a checkpoint"
             )

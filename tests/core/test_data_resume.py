@@ -1,0 +1,276 @@
+"""A training on data larger than memory goes on where it was, to the last bit."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.errors import CheckpointError, DataError
+from ortflex_core.hookspecs import hook
+from ortflex_core.iterables import Batches
+from ortflex_plugins.data.npy import NpyFolder
+from tests import models
+from tests.training import make, plugins, regression
+
+ROWS = 61
+
+
+def parts() -> list[Any]:
+    """Batches of 5, 6, 7, … rows."""
+    x, y = regression(rows=ROWS, features=6)
+    ends = np.minimum(np.cumsum([0, 5, 6, 7, 8, 9, 10, 16]), ROWS)
+    return [(x[a:b], y[a:b]) for a, b in pairwise(ends)]
+
+
+class Stateful:
+    """Batches in an order drawn anew every time, and a state that says where it is."""
+
+    def __init__(self) -> None:
+        self._turn, self._next = 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"turn": self._turn, "next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._turn, self._next = state["turn"], state["next"]
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = parts()
+        order = np.random.default_rng(self._turn).permutation(len(batches))
+        while self._next < len(order):
+            self._next += 1
+            yield batches[order[self._next - 1]]
+        self._turn, self._next = self._turn + 1, 0
+
+
+def counting() -> Any:
+    """A function whose batches depend on how often it was called."""
+    turns = iter(range(100))
+
+    def draw() -> Iterator[Any]:
+        rng = np.random.default_rng(next(turns))
+        for x, y in parts():
+            yield x + rng.standard_normal(x.shape).astype(np.float32) / 10, y
+
+    return draw
+
+
+def by_epoch(epoch: int) -> Iterator[Any]:
+    yield from (parts() if epoch % 2 else parts()[::-1])
+
+
+def from_start(epoch: int, start: int) -> Iterator[Any]:
+    yield from (parts() if epoch % 2 else parts()[::-1])[start:]
+
+
+def forever() -> Iterator[Any]:
+    k = 0
+    while True:
+        yield parts()[k % 7]
+        k += 1
+
+
+SOURCES: dict[str, Any] = {
+    "a list": parts,
+    "a function": counting,
+    "a function of epoch": lambda: by_epoch,
+    "a function of epoch and start": lambda: from_start,
+    "an object with a state": Stateful,
+    "an endless function": lambda: forever,
+}
+
+
+class SaveAt:
+    """Checkpoints after some steps, in the middle of epochs and at their ends."""
+
+    def __init__(self, folder: Path, *steps: int) -> None:
+        self.folder, self.steps = folder, steps
+        self.written: list[Path] = []
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        due = [s for s in self.steps if s <= progress.step][len(self.written) :]
+        if due:
+            name = f"{progress.epoch}-{progress.step}-{len(self.written)}"
+            self.written.append(trainer.save(self.folder / name))
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    everything = {**trainer.get_state(), **trainer.engine.slots()}
+    return {name: array.tobytes() for name, array in everything.items()}
+
+
+def train(source: Any, folder: Path, *steps: int, **options: Any) -> tuple[Trainer, SaveAt]:
+    limit = options.pop("limit", None)
+    saver = SaveAt(folder, *steps)
+    usual = {"epochs": 3, "batch_size": 4, "learning_rate": 0.01, "optimizer": "adam"}
+    usual |= {"backend": "fused", "callbacks": [saver]}
+    trainer = make(models.mlp(), **(usual | options))
+    trainer.fit(source, steps_per_epoch=limit)
+    return trainer, saver
+
+
+@pytest.mark.parametrize(
+    ("buffer", "prefetch", "accumulate"),
+    [(0, 0, 1), (0, 2, 1), (17, 0, 1), (17, 2, 3), (200, 1, 1)],
+)
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_goes_on_where_it_was(
+    name: str, buffer: int, prefetch: int, accumulate: int, tmp_path: Path
+) -> None:
+    limit = 5 if name == "an endless function" else None
+
+    def source() -> Batches:
+        return Batches(SOURCES[name](), buffer=buffer, prefetch=prefetch)
+
+    ends = (15, 16) if buffer else (7, 8)
+    steps = [2, *ends, 20] if accumulate == 1 else [2, 5, 6, 9]
+    if limit:
+        steps = [2, 5, 6, 13] if accumulate == 1 else [1, 2, 3, 5]
+    trainer, saver = train(source(), tmp_path, *steps, limit=limit, accumulate=accumulate)
+    assert len(saver.written) >= 3
+    for folder in saver.written:
+        again = Trainer.resume(folder, plugins=plugins())
+        history = again.fit(source(), steps_per_epoch=limit)
+        assert bits(again) == bits(trainer), folder
+        assert len(history) == 3
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> NpyFolder:
+    x, y = regression(rows=ROWS, features=6)
+    for k, (a, b) in enumerate([(0, 20), (20, 21), (21, ROWS)]):
+        folder = tmp_path / "data" / f"shard-{k}"
+        folder.mkdir(parents=True)
+        np.save(folder / "X.npy", x[a:b])
+        np.save(folder / "y.npy", y[a:b])
+    return NpyFolder(path=str(tmp_path / "data"), buffer=17)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_files_read_in_pieces_go_on_where_they_were(
+    shards: NpyFolder, steps: int, shuffle: bool, tmp_path: Path
+) -> None:
+    backend = {"name": "fused", "steps_per_run": steps}
+    trainer, saver = train(shards, tmp_path, 2, 8, 16, 30, 48, shuffle=shuffle, backend=backend)
+    assert len(saver.written) == 5
+    for folder in saver.written:
+        again = Trainer.resume(folder, plugins=plugins())
+        again.fit(shards)
+        assert bits(again) == bits(trainer), folder
+
+
+def test_another_process_goes_on(shards: NpyFolder, tmp_path: Path) -> None:
+    trainer, saver = train(shards, tmp_path, 21)
+    code = (
+        "import sys, numpy as np\n"
+        "from ortflex_core import Trainer\n"
+        "from ortflex_plugins.data.npy import NpyFolder\n"
+        "trainer = Trainer.resume(sys.argv[1])\n"
+        "trainer.fit(NpyFolder(path=sys.argv[2], buffer=17))\n"
+        "np.savez(sys.argv[3], **trainer.get_state())\n"
+    )
+    out = tmp_path / "state.npz"
+    arguments = [str(saver.written[0]), shards.path, str(out)]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    with np.load(out) as found:
+        for name, array in trainer.get_state().items():
+            assert found[name].tobytes() == array.tobytes()
+
+
+def test_who_cannot_say_where_it_is_is_drawn_from_again_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {}
+    for name, make_source in SOURCES.items():
+        if name == "an endless function":
+            continue
+        folder = tmp_path / name.replace(" ", "-")
+        _, saver = train(Batches(make_source()), folder, 9)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "ortflex"):
+            Trainer.resume(saver.written[0], plugins=plugins()).fit(Batches(make_source()))
+        said[name] = [m for m in caplog.messages if "cannot say where it is" in m]
+    # The batch in use is drawn anew as well, and is not among those that are dropped.
+    assert "first 8 batches were drawn again and dropped" in said.pop("a function")[0]
+    assert "first 1 batches were drawn again and dropped" in said.pop("a function of epoch")[0]
+    assert not any(said.values())
+
+
+@pytest.mark.parametrize("buffer", [0, 17])
+def test_who_gives_other_batches_than_before_is_refused(buffer: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def unseeded() -> Iterator[Any]:
+        for x, y in parts():
+            yield x + rng.standard_normal(x.shape).astype(np.float32), y
+
+    _, saver = train(Batches(unseeded, buffer=buffer), tmp_path, 10)
+    again = Trainer.resume(saver.written[0], plugins=plugins())
+    with pytest.raises(
+        DataError, match=r"that is another one than it was.*seeded if they are rand"
+    ):
+        again.fit(Batches(unseeded, buffer=buffer))
+    again = Trainer.resume(saver.written[0], plugins=plugins())
+    with pytest.raises(DataError, match=r"is to go on at batch \d, but ends before it"):
+        again.fit(Batches(lambda: parts()[:1], buffer=buffer))
+
+
+def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) -> None:
+    _, saver = train(shards, tmp_path / "shards", 21)
+    x, y = regression(rows=ROWS, features=6)
+    for given, text in (
+        ((attrs.evolve(shards, buffer=18),), "had buffer = 17, these data give 18"),
+        ((x, y), "had files that are read piece by piece, now it is given arrays"),
+        ((attrs.evolve(shards, buffer=100),), "now it is given arrays, or data that fit into"),
+    ):
+        with pytest.raises(DataError, match=text):
+            Trainer.resume(saver.written[0], plugins=plugins()).fit(*given)
+    wider = attrs.evolve(shards, buffer=40)
+    _, saver = train(wider, tmp_path / "wider", 21)
+    for k, (a, b) in enumerate([(0, 19), (19, 21)]):  # as many pieces of two rows or one
+        np.save(Path(shards.path) / f"shard-{k}" / "X.npy", x[a:b])
+        np.save(Path(shards.path) / f"shard-{k}" / "y.npy", y[a:b])
+    with pytest.raises(DataError, match="had as many pieces of data, but of other sizes"):
+        Trainer.resume(saver.written[0], plugins=plugins()).fit(wider)
+    _, saver = train(Batches(parts(), buffer=17), tmp_path / "list", 21)
+    again = Trainer.resume(saver.written[0], plugins=plugins())
+    with pytest.raises(DataError, match="had buffer = 17, now it is 18"):
+        again.fit(Batches(parts(), buffer=18))
+
+
+def test_a_state_that_is_not_json_cannot_be_saved(tmp_path: Path) -> None:
+    class Odd(Stateful):
+        def state_dict(self) -> dict[str, Any]:
+            return {"rng": np.random.default_rng(0)}
+
+    with pytest.raises((DataError, CheckpointError), match=r"state_dict\(\) of Odd cannot be kept"):
+        train(Batches(Odd()), tmp_path, 3)
+
+
+def test_looking_at_a_batch_draws_none(shards: NpyFolder) -> None:
+    seen = []
+
+    class Look:
+        @hook
+        def train_start(self, trainer: Trainer) -> None:
+            assert trainer.loop is not None
+            seen.append(trainer.loop.plan.source.sample().size)
+
+    for source, size in ((shards, 4), (Batches(iter(parts())), 5), (regression(ROWS, 6), 4)):
+        given = source if isinstance(source, tuple) else (source,)
+        options: Any = {"epochs": 1, "batch_size": 4}
+        trainer = make(models.mlp(), backend="fused", callbacks=[Look()], **options)
+        assert trainer.fit(*given)["rows"] == [ROWS]
+        assert seen.pop() == size
