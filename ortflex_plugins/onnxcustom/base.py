@@ -1,0 +1,245 @@
+"""What the classes of the older API share: parameters, saved graphs, and bindings with a cache."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.binder import fingerprint
+from ortflex_core.errors import GraphError
+from ortflex_core.files import OutputError
+from ortflex_core.program import Program
+from ortflex_core.session import reason, session
+from ortflex_plugins.onnxcustom.devices import (
+    core_device,
+    get_ort_device,
+    ort_device_to_string,
+    plain,
+)
+from ortflex_plugins.onnxcustom.exceptions import ProviderError
+
+_SHORT = {"Learning": "L", "OrtGradient": "Grad", "ForwardBackward": "FB"}
+
+
+def save_graphs(
+    owner: str, attributes: dict[str, Any], folder: Any, prefix: str | None, suffix: str | None
+) -> dict[str, Any]:
+    """Save every graph among some attributes; see :meth:`BaseOnnxClass.save_onnx_graph`."""
+    if isinstance(folder, str | os.PathLike) and not os.path.isdir(folder):
+        raise OutputError(f"the folder {os.fspath(folder)!r} does not exist")
+    prefix, suffix = prefix or "", suffix or ""
+    saved: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if hasattr(value, "SerializeToString"):
+            content = value.SerializeToString()
+            if folder is bytes:
+                saved[key] = content
+                continue
+            name = f"{prefix}{owner}{suffix}.{key}.onnx"
+            for long, short in _SHORT.items():
+                name = name.replace(long, short)
+            path = os.path.join(folder, name)
+            if os.path.exists(path):
+                warnings.warn(f"{path!r} exists already and is written over", stacklevel=3)
+            with open(path, "wb") as file:
+                file.write(content)
+            saved[key] = path
+        elif hasattr(value, "save_onnx_graph"):
+            saved[key] = value.save_onnx_graph(folder, prefix=prefix, suffix=f"{suffix}.{key}")
+    return saved
+
+
+class BaseOnnxClass:
+    """Something with parameters, and with ONNX graphs among its attributes."""
+
+    @classmethod
+    def _get_param_names(cls) -> list[tuple[str, Any]]:
+        """(name, default) of the constructor's parameters."""
+        parameters = inspect.signature(cls).parameters.values()
+        return [(p.name, p.default) for p in parameters if p.kind != p.VAR_KEYWORD]
+
+    def save_onnx_graph(
+        self, folder: Any, prefix: str | None = None, suffix: str | None = None
+    ) -> dict[str, Any]:
+        """Save the graphs that this object holds, and those of its parts.
+
+        Args:
+            folder: where ``<prefix><class><suffix>.<attribute>.onnx`` is written, in class names
+                ``Learning`` is ``L``, ``OrtGradient`` is ``Grad``, ``ForwardBackward`` is ``FB``;
+                or ``bytes``, and nothing is written.
+            prefix: the beginning of the files' names.
+            suffix: what comes after the class.
+
+        Returns:
+            ``{attribute: file's name, or bytes}``, nested for the parts.
+
+        Raises:
+            OutputError: the folder does not exist.
+        """
+        return save_graphs(type(self).__name__, vars(self), folder, prefix, suffix)
+
+
+class BaseLearningOnnx(BaseOnnxClass):
+    """ONNX functions on ``OrtValue``s: the base of losses, penalties and learning rates.
+
+    A binding is remembered by the object it is made on, its name, and the value's pointer, shape
+    and type: a value that looks the same is not bound again.
+    """
+
+    def __init__(self) -> None:
+        self.cache_in_: dict[int, dict[str, Any]] = {}
+        self.cache_out_: dict[int, dict[str, Any]] = {}
+        # onnxruntime keeps pointers: what is bound must live, and so must an object known by its id.
+        self.alive_: dict[tuple[int, str, str], tuple[Any, Any]] = {}
+        self.built_: tuple[Any, ...] | None = None
+
+    # ------------------------------------------------------------------ graphs
+
+    def build_onnx_function(self, opset: int, device: Any, *args: Any) -> None:
+        """Make the graphs and their sessions.
+
+        Args:
+            opset: of the standard operators.
+            device: an ``OrtDevice`` or its string.
+            args: what else the class needs.
+
+        Raises:
+            NotImplementedError: here; every class has its own.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.build_onnx_function must be written by the class"
+        )
+
+    def _sessions(self, device: Any, program: Program, bindings: int) -> tuple[Any, list[Any]]:
+        """A session and some bindings of it; equal programs share a session."""
+        made = session(program, core_device(device))
+        return made, [made.io_binding()._iobinding for _ in range(bindings)]
+
+    def _need(self, attribute: str) -> Any:
+        found = getattr(self, attribute, None)
+        if found is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no {attribute!r} yet: call build_onnx_function first"
+            )
+        return found
+
+    def _call_iobinding(self, sess: Any, bind: Any) -> None:
+        try:
+            getattr(sess, "_sess", sess).run_with_iobinding(bind, None)
+        except Exception as error:  # onnxruntime raises classes of its own, made in C++
+            raise GraphError(f"{type(self).__name__}: a graph failed: {reason(error)}") from error
+
+    # ------------------------------------------------------------------ bindings
+
+    def _known(self, kind: str, cache: dict[int, dict[str, Any]], name: str, bind: Any) -> Any:
+        held = self.alive_.get((id(bind), kind, name))
+        return cache.get(id(bind), {}).get(name) if held and held[0] is bind else None
+
+    def _remember(
+        self,
+        kind: str,
+        cache: dict[int, dict[str, Any]],
+        name: str,
+        bind: Any,
+        key: Any,
+        value: Any,
+    ) -> None:
+        cache.setdefault(id(bind), {})[name] = key
+        self.alive_[id(bind), kind, name] = (bind, value)
+
+    def clear_binding_inputs(self, name: str, bind: Any, cache: bool = False) -> None:
+        """Take back all inputs of a binding; with ``cache`` only if ``name`` is bound."""
+        if cache and self._known("in", self.cache_in_, name, bind) is None:
+            return
+        bind.clear_binding_inputs()
+        for known in self.cache_in_.pop(id(bind), {}):
+            self.alive_.pop((id(bind), "in", known), None)
+
+    def _bind_input_ortvalue(
+        self, name: str, bind: Any, c_ortvalue: Any, device: Any, cache: bool = False
+    ) -> None:
+        """Bind an input.
+
+        Args:
+            name: of the input.
+            bind: what ``session.io_binding()._iobinding`` returns.
+            c_ortvalue: an ``OrtValue``, or an array where the graph runs on the CPU.
+            device: where it is.
+            cache: bind nothing if the same pointer is bound already, in the same shape and type.
+
+        Raises:
+            ProviderError: an array, and the device is not the CPU.
+            TypeError: neither an array nor an ``OrtValue``.
+        """
+        value = plain(c_ortvalue)
+        if isinstance(value, np.ndarray):
+            place = get_ort_device(device)
+            if ort_device_to_string(place) != "cpu":
+                raise ProviderError(
+                    f"{name!r}: an array can be bound on the CPU only, the device is "
+                    f"{ort_device_to_string(place)!r}; use numpy_to_ort_value(array, device)"
+                )
+            value = np.asarray(value, order="C")
+            key: Any = (value.ctypes.data, value.shape, value.dtype.str)
+            if cache and self._known("in", self.cache_in_, name, bind) == key:
+                return
+            bind.bind_input(name, place, value.dtype.type, value.shape, value.ctypes.data)
+        else:
+            key = self._key(name, value)
+            if cache and self._known("in", self.cache_in_, name, bind) == key:
+                return
+            bind.bind_ortvalue_input(name, value)
+        self._remember("in", self.cache_in_, name, bind, key, value)
+
+    def _bind_output_ortvalue(
+        self, name: str, bind: Any, c_ortvalue: Any, cache: bool = False
+    ) -> None:
+        """Bind an output to a value's memory; arguments as those of :meth:`_bind_input_ortvalue`.
+
+        Raises:
+            TypeError: not an ``OrtValue``.
+        """
+        value = plain(c_ortvalue)
+        key = self._key(name, value)
+        if cache and self._known("out", self.cache_out_, name, bind) == key:
+            return
+        bind.bind_ortvalue_output(name, value)
+        self._remember("out", self.cache_out_, name, bind, key, value)
+
+    @staticmethod
+    def _key(name: str, value: Any) -> Any:
+        try:
+            return fingerprint(value)
+        except AttributeError:
+            raise TypeError(f"{name!r}: expected an OrtValue, got {type(value).__name__}") from None
+
+    # ------------------------------------------------------------------ state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Parameters and numbers; graphs are made again."""
+        kept = {
+            k: v
+            for k, v in vars(self).items()
+            if not k.endswith("_") or v is None or isinstance(v, int | float)
+        }
+        built = self.built_
+        if built is not None:
+            kept["built_"] = (built[0], ort_device_to_string(get_ort_device(built[1])), *built[2:])
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        BaseLearningOnnx.__init__(self)
+        vars(self).update(state)
+        if self.built_ is not None:
+            self.build_onnx_function(*self.built_)
+
+    def __repr_extended__(self) -> str:
+        return ""
+
+    def __repr__(self) -> str:
+        values = [f"{name}={getattr(self, name)!r}" for name, _ in self._get_param_names()]
+        return f"{type(self).__name__}({', '.join(values)}){self.__repr_extended__()}"

@@ -1,0 +1,126 @@
+"""Devices: between strings, onnxruntime's ``OrtDevice``, and the core's devices."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.errors import ConfigError
+from ortflex_core.protocols import Device
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime import require_runtime
+from ortflex_core.types import Array
+
+_NAMES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}
+
+
+@functools.cache
+def _native() -> Any:
+    """Onnxruntime's C layer, after the check that it can be imported at all (which takes its time)."""
+    require_runtime()
+    from onnxruntime.capi import _pybind_state
+
+    return _pybind_state
+
+
+@functools.cache
+def plugins() -> Plugins:
+    """What is installed, looked for once: the older API asks at every turn."""
+    return Plugins.discover()
+
+
+def _parse(text: str) -> tuple[str, int]:
+    kind, _, index = text.partition(":")
+    if kind not in _NAMES or (index and not index.isdigit()) or (kind == "cpu" and index):
+        raise ConfigError(
+            f"device: expected 'cpu', 'cuda', 'cuda:<number>' or an OrtDevice, got {text!r}"
+        )
+    return _NAMES[kind], int(index or 0)
+
+
+def get_ort_device(device: Any) -> Any:
+    """The ``OrtDevice`` of ``"cpu"``, ``"cuda"``, ``"cuda:1"`` (or ``"gpu"``, ``"gpu:1"``).
+
+    Raises:
+        ValueError: the string names no device.
+        TypeError: neither a string nor an ``OrtDevice``.
+
+    >>> ort_device_to_string(get_ort_device("gpu:1"))
+    'cuda:1'
+    """
+    kind_of_device = _native().OrtDevice
+    if isinstance(device, kind_of_device):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"device: expected a string or an OrtDevice, got {type(device).__name__}")
+    kind, index = _parse(device)
+    place = getattr(kind_of_device, kind)()
+    return kind_of_device(place, kind_of_device.default_memory(), index)
+
+
+def ort_device_to_string(device: Any) -> str:
+    """The string of an ``OrtDevice``; the inverse of :func:`get_ort_device`.
+
+    Raises:
+        TypeError: not an ``OrtDevice``.
+
+    >>> ort_device_to_string(get_ort_device("cpu"))
+    'cpu'
+    """
+    kind_of_device = _native().OrtDevice
+    if not isinstance(device, kind_of_device):
+        raise TypeError(f"device: expected an OrtDevice, got {type(device).__name__}")
+    kind = "cpu" if device.device_type() == kind_of_device.cpu() else "cuda"
+    index = device.device_id()
+    # scikit-learn's clone compares parameters by identity.
+    return sys.intern(f"{kind}:{index}" if index else kind)
+
+
+def core_device(device: Any) -> Device:
+    """The core's device of a string or an ``OrtDevice``.
+
+    Raises:
+        ValueError, TypeError: as :func:`get_ort_device`.
+    """
+    text = device if isinstance(device, str) else ort_device_to_string(device)
+    kind, index = _parse(text)
+    spec: Any = {"name": kind, "index": index} if index else kind
+    found: Device = plugins().component("devices", spec, "device")
+    return found
+
+
+def numpy_to_ort_value(array: Array, device: Any = None) -> Any:
+    """An ``OrtValue`` (of onnxruntime's C layer) with an array's values.
+
+    On the CPU it may look at the array's own memory: keep the array as long as the value.
+
+    >>> import numpy as np
+    >>> numpy_to_ort_value(np.ones((2, 3), np.float32)).shape()
+    [2, 3]
+    """
+    place = get_ort_device("cpu" if device is None else device)
+    return _native().OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), place)
+
+
+def own_values(vector: Any) -> list[Any]:
+    """The values of an ``OrtValueVector``, each its own.
+
+    Iterating gives references instead, which show other values after the next run.
+    """
+    return [vector[k] for k in range(len(vector))]
+
+
+def own_vector(values: Any) -> Any:
+    """A new ``OrtValueVector`` of values."""
+    vector = _native().OrtValueVector()
+    for value in own_values(values):
+        vector.push_back(value)
+    return vector
+
+
+def plain(value: Any) -> Any:
+    """The value of onnxruntime's C layer inside its Python wrapper; anything else as it is."""
+    return getattr(value, "_ortvalue", value)

@@ -1,0 +1,128 @@
+"""What both optimizers share: parameters as scikit-learn wants them, pickling, the trained model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from ortflex_core.errors import nearest
+from ortflex_core.types import Array
+from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, BaseOnnxClass
+from ortflex_plugins.onnxcustom.devices import get_ort_device, ort_device_to_string
+from ortflex_plugins.onnxcustom.learning_rate import BaseLearningRate
+from ortflex_plugins.onnxcustom.weights import with_weights
+
+_LONGEST = 50
+
+
+class BaseEstimator(BaseOnnxClass):
+    """An optimizer with scikit-learn's ``get_params`` and ``set_params``.
+
+    Args:
+        model_onnx: the model.
+        learning_rate: a learning rate, its name, or a number.
+        device: a string or an ``OrtDevice``.
+    """
+
+    _select: dict[str, Callable[[Any], Any]] = {  # noqa: RUF012  (what parameters are made into)
+        "learning_rate": BaseLearningRate.select,
+        "device": get_ort_device,
+    }
+
+    def __init__(self, model_onnx: ModelProto, learning_rate: Any, device: Any) -> None:
+        self.model_onnx = model_onnx
+        self.learning_rate = BaseLearningRate.select(learning_rate)
+        self.device = get_ort_device(device)
+
+    def build_onnx_function(self) -> None:
+        """Make what depends on the parameters."""
+
+    def get_params(self, deep: bool = False) -> dict[str, Any]:
+        """The constructor's arguments; the device as a string."""
+        values = {name: getattr(self, name) for name, _ in self._get_param_names()}
+        return {**values, "device": ort_device_to_string(self.device)}
+
+    def set_params(self, **params: Any) -> BaseEstimator:
+        """Change arguments of the constructor.
+
+        Raises:
+            ValueError: an unknown name, or a value that the constructor would refuse, too.
+        """
+        known = [name for name, _ in self._get_param_names()]
+        for name in params:
+            if name not in known:
+                raise ValueError(f"unknown parameter {name!r}; {nearest(name, known)}")
+        for name, value in params.items():
+            made = self._select[name](value) if name in self._select else value
+            setattr(self, name, made)
+        if "validation_every" in params or "max_iter" in params:
+            self._set_validation()
+        self.build_onnx_function()
+        return self
+
+    max_iter: int
+    validation_every: float
+
+    def _set_validation(self) -> None:
+        """A fraction of the iterations becomes a number of them."""
+        if self.validation_every < 1:
+            self.validation_every = max(1, int(self.max_iter * self.validation_every))
+
+    def __repr__(self) -> str:
+        shown = []
+        for name, default in self._get_param_names():
+            value = getattr(self, name)
+            if name == "device":
+                value = ort_device_to_string(value)
+            if isinstance(value, BaseLearningOnnx) or default is inspect.Parameter.empty:
+                text = repr(value)
+            elif isinstance(value, type(default)) and value == default:
+                continue
+            else:
+                text = repr(value)
+            if not isinstance(value, BaseLearningOnnx) and (len(text) > _LONGEST or "\n" in text):
+                text = repr(text[:10].replace("\n", " ") + "...")
+            shown.append(f"{name}={text}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    _kept: tuple[str, ...] = ("train_losses_", "validation_losses_")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Arguments, losses and weights; sessions are made again."""
+        values = vars(self)
+        state = {k: v for k, v in values.items() if not k.endswith("_") and k != "_logger"}
+        state |= {k: values[k] for k in self._kept if k in values}
+        return {**state, "device": ort_device_to_string(self.device)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self.device = get_ort_device(self.device)
+        self.build_onnx_function()
+
+    def _get_trained_onnx(
+        self, state: Mapping[str, Any], model: ModelProto | None = None
+    ) -> ModelProto:
+        return with_weights(self.model_onnx if model is None else model, state)
+
+
+def drawn(shape: Any, dtype: Any) -> Array:
+    """Normal numbers from ``numpy.random``'s global state, as the older API starts its weights."""
+    return np.asarray(np.random.randn(*shape)).astype(dtype)
+
+
+def last(losses: list[float]) -> list[float]:
+    """The last losses, for messages."""
+    return [float(loss) for loss in losses[-5:]]
+
+
+def iterations(count: int, verbose: int) -> Any:
+    """``range(count)``, with a progress bar where ``verbose`` is not 0."""
+    if not verbose:
+        return range(count)
+    from rich.progress import track
+
+    return track(range(count), description="training")

@@ -1,0 +1,21 @@
+"""Errors and warnings of the older API, by their old names."""
+
+from __future__ import annotations
+
+from ortflex_core.errors import OrtflexError
+
+
+class ConvergenceError(OrtflexError, RuntimeError):
+    """The loss is not finite any more: the gradient descent has failed."""
+
+
+class EvaluationError(OrtflexError, RuntimeError):
+    """The loss on the validation data is not finite."""
+
+
+class ProviderError(OrtflexError, RuntimeError):
+    """An array of the host is bound to a graph that runs elsewhere."""
+
+
+class ConvergenceWarning(UserWarning):
+    """What :class:`ConvergenceError` says, where the training goes on (``exc=False``)."""

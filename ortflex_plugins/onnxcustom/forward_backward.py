@@ -1,0 +1,322 @@
+"""Forward and backward of a model, by the older API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from onnx import ModelProto
+
+from ortflex_core.errors import ConfigError, DataError, GraphError, ModelError, nearest
+from ortflex_core.model import Model
+from ortflex_core.session import reason, session
+from ortflex_core.types import Array
+from ortflex_plugins.onnxcustom.base import BaseOnnxClass, save_graphs
+from ortflex_plugins.onnxcustom.devices import (
+    core_device,
+    numpy_to_ort_value,
+    own_vector,
+    plain,
+)
+from ortflex_plugins.onnxcustom.engines import ForwardBackward, engine_for, forward_program
+from ortflex_plugins.onnxcustom.weights import check_weights, get_train_initializer
+
+_DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
+
+
+class OrtGradientForwardBackward(BaseOnnxClass):
+    """A model whose weights are inputs, and its gradients; :meth:`new_instance` runs it.
+
+    By onnxruntime's TrainingAgent where it is and has the gradients right, else by the gradient
+    graph of the fused backend.
+
+    Args:
+        onnx_model: the model.
+        weights_to_train: names of float initializers, in the alphabet's order, which must be that
+            of the initializers; None for all (see :func:`onnx_rename_weights`).
+        input_names, output_names: of the model; None, or all of them.
+        class_name: of the class that :meth:`new_instance` makes an object of.
+        sess_options, provider_options, run_options, graph_builder_config: must be None: the
+            sessions are the core's.
+        providers: None, ``"cpu"``, ``"cuda"``, or names of execution providers.
+        device_index: of a GPU.
+        enable_logging: tell the logger ``onnxcustom`` what is done.
+        debug: refuse to run without all inputs being of the types that the model has.
+
+    Raises:
+        ModelError: names that do not exist, or another order.
+        ConfigError: unknown providers, or one of the options that are not taken.
+
+    >>> import onnx.parser
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] X) => (float[N, 1] Y) '
+    ...     "<float[2, 1] coef = {1, 2}> { Y = MatMul(X, coef) }"
+    ... )
+    >>> function = OrtGradientForwardBackward(model).new_instance()
+    >>> X, coef = np.ones((3, 2), np.float32), np.ones((2, 1), np.float32)
+    >>> _ = function.forward([X, coef], training=True)
+    >>> [g.numpy().ravel().tolist() for g in function.backward([np.ones((3, 1), np.float32)])]
+    [[1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [3.0, 3.0]]
+
+    Source: the class of this name in onnxcustom.
+    """
+
+    def __init__(
+        self,
+        onnx_model: ModelProto,
+        weights_to_train: Sequence[str] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        class_name: str | None = None,
+        sess_options: Any = None,
+        providers: Any = None,
+        provider_options: Any = None,
+        run_options: Any = None,
+        graph_builder_config: Any = None,
+        device_index: int = 0,
+        enable_logging: bool = False,
+        debug: bool = False,
+    ) -> None:
+        others = {
+            "sess_options": sess_options,
+            "provider_options": provider_options,
+            "run_options": run_options,
+            "graph_builder_config": graph_builder_config,
+        }
+        for name, value in others.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{name}: sessions are made by the core, which takes no such option"
+                )
+            setattr(self, name, None)
+        weights = list(
+            get_train_initializer(onnx_model) if weights_to_train is None else weights_to_train
+        )
+        if not weights:
+            raise ModelError("the model has no float initializer to train")
+        check_weights(onnx_model, weights, ordered=True)
+        self.onnx_model = onnx_model
+        self.weights_to_train = weights
+        self.input_names = _all("input_names", input_names, onnx_model.graph.input)
+        self.output_names = _all("output_names", output_names, onnx_model.graph.output)
+        self.class_name = class_name or f"OrtGradientForwardBackwardFunction_{id(self)}"
+        self.providers = _providers(providers)
+        self.device_index = device_index
+        self.enable_logging = enable_logging
+        self.debug = debug
+        self._init_next()
+
+    def _init_next(self) -> None:
+        kind = _DEVICES[self.providers[0]]
+        device = core_device(f"{kind}:{self.device_index}" if self.device_index else kind)
+        logger = logging.getLogger("onnxcustom") if self.enable_logging else None
+        model = Model(self.onnx_model)
+        engine = engine_for(model, self.weights_to_train, device)
+        program = forward_program(model, self.weights_to_train)
+        # Large tensors that are not trained are no part of the graph.
+        frozen = {
+            i.name: device.put(model.initializer(i.name))
+            for i in program.inputs
+            if i.name not in engine.names
+        }
+        if logger is not None:
+            logger.info("[OrtGradientForwardBackward] engine=%s", engine.name)
+            logger.info("[OrtGradientForwardBackward] weights_to_train=%r", self.weights_to_train)
+            logger.info("[OrtGradientForwardBackward] input_names=%r", self.input_names)
+            logger.info("[OrtGradientForwardBackward] output_names=%r", self.output_names)
+        names, gradients = list(engine.names), [f"{n}_grad" for n in engine.gradients]
+        attributes = {
+            "__doc__": OrtGradientForwardBackwardFunction.__doc__,
+            "__module__": OrtGradientForwardBackwardFunction.__module__,
+            "_engine": engine,
+            "_device": device,
+            "_debug": self.debug,
+            "_logger": logger,
+            "_sess_eval": session(program, device),
+            "_eval_input_names": [i.name for i in program.inputs],
+            "_frozen": frozen,
+            "_input_names": self.input_names,
+            "_output_names": self.output_names,
+            "_grad_input_names": names,
+            "_bw_fetches_names": gradients,
+            "_onx_inp": names,
+            "_onx_out": gradients,
+            "_weights_to_train": sorted(self.weights_to_train),
+            "_trained_onnx": engine.graphs["gradient"],
+            "_optimized_pre_grad_model": program.proto(),
+        }
+        self.cls_type_ = type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
+
+    def new_instance(self) -> OrtGradientForwardBackwardFunction:
+        """An object with ``forward`` and ``backward``."""
+        made: OrtGradientForwardBackwardFunction = self.cls_type_()
+        return made
+
+    def get_initializer(self, name: str, exc: bool = True) -> Array | None:
+        """An initializer's value; without ``exc`` None where there is none.
+
+        Raises:
+            ModelError: there is no initializer of that name.
+        """
+        from onnx.numpy_helper import to_array
+
+        tensors = {tensor.name: tensor for tensor in self.onnx_model.graph.initializer}
+        if name in tensors:
+            return to_array(tensors[name])
+        if exc:
+            raise ModelError(f"the model has no initializer {name!r}; {nearest(name, tensors)}")
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if not k.endswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._init_next()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
+
+
+class OrtGradientForwardBackwardFunction:
+    """Forward and backward of one model; several forward passes may wait for their backward pass.
+
+    Made by :meth:`OrtGradientForwardBackward.new_instance`.
+    """
+
+    _engine: ClassVar[ForwardBackward]
+    _device: ClassVar[Any]
+    _debug: ClassVar[bool]
+    _logger: ClassVar[logging.Logger | None]
+    _sess_eval: ClassVar[Any]
+    _eval_input_names: ClassVar[list[str]]
+    _frozen: ClassVar[dict[str, Any]]
+    _output_names: ClassVar[list[str]]
+    _grad_input_names: ClassVar[list[str]]
+
+    def __init__(self) -> None:
+        self.states_: list[Any] = []
+        self.saved_tensors_: list[Any] | None = None
+
+    @classmethod
+    def save_onnx_graph(
+        cls, folder: Any, prefix: str | None = None, suffix: str | None = None
+    ) -> dict[str, Any]:
+        """Save the graphs of the class; see :meth:`BaseOnnxClass.save_onnx_graph`."""
+        return save_graphs(cls.__name__, dict(vars(cls)), folder, prefix, suffix)
+
+    @property
+    def saved_tensors(self) -> list[Any]:
+        """What the last forward pass for training was given.
+
+        Raises:
+            RuntimeError: there was none.
+        """
+        if self.saved_tensors_ is None:
+            raise RuntimeError("nothing was saved yet: call forward(…, training=True) first")
+        return self.saved_tensors_
+
+    def _values(self, given: Any, names: Sequence[str], what: str) -> tuple[list[Any], list[Array]]:
+        """The runtime's tensors, and the arrays whose memory they look at."""
+        values = [given[k] for k in range(len(given))]
+        if len(values) != len(names):
+            raise DataError(
+                f"{what}: expected {len(names)} ({', '.join(names)}), got {len(values)}"
+            )
+        missing = [n for n, v in zip(names, values, strict=True) if v is None]
+        if missing:
+            raise DataError(f"{what}: {missing[0]!r} is None")
+        out, arrays = [], []
+        for value in values:
+            if isinstance(value, np.ndarray):
+                whole = np.asarray(value, order="C")
+                arrays.append(whole)
+                host = self._device.name == "cpu"
+                value = numpy_to_ort_value(whole) if host else self._device.put(whole)
+            out.append(plain(value))
+        return out, arrays
+
+    def forward(
+        self, inputs: Any, training: bool = False, forward_outputs_cache: Any = None
+    ) -> Any:
+        """The outputs.
+
+        Args:
+            inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue``s, or an
+                ``OrtValueVector``.
+            training: keep what :meth:`backward` needs.
+            forward_outputs_cache: outputs of an earlier call with the same shapes, which may be
+                written over.
+
+        Returns:
+            An ``OrtValueVector``.
+
+        Raises:
+            DataError: another number of values.
+            GraphError: onnxruntime refuses them.
+        """
+        values, arrays = self._values(inputs, self._grad_input_names, "inputs")
+        if self._logger is not None:
+            self._logger.debug("[%s.forward] training=%r", type(self).__name__, training)
+        if not training:
+            return self._evaluate(values)
+        outputs, saved = self._engine.forward(values, forward_outputs_cache)
+        self.states_.append((saved, arrays))
+        self.saved_tensors_ = values
+        return outputs
+
+    def _evaluate(self, values: list[Any]) -> Any:
+        bind = self._sess_eval.io_binding()._iobinding
+        given = {**self._frozen, **dict(zip(self._grad_input_names, values, strict=True))}
+        for name in self._eval_input_names:
+            bind.bind_ortvalue_input(name, given[name])
+        place = self._device.ort_device()
+        for name in self._output_names:
+            bind.bind_output(name, place)
+        try:
+            self._sess_eval._sess.run_with_iobinding(bind, None)
+        except Exception as error:  # onnxruntime raises classes of its own, made in C++
+            raise GraphError(f"the forward graph failed: {reason(error)}") from error
+        return own_vector(bind.get_outputs())
+
+    def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:
+        """Gradients of inputs and weights of the last forward pass that waits.
+
+        Args:
+            grad_outputs: the gradient of every output.
+            backward_outputs_cache: gradients of an earlier call with the same shapes, which may be
+                written over.
+
+        Returns:
+            An ``OrtValueVector``, in the order of :meth:`forward`'s inputs.
+
+        Raises:
+            RuntimeError: no forward pass for training waits.
+            DataError: another number of gradients.
+        """
+        if not self.states_:
+            raise RuntimeError("no forward pass waits: call forward(…, training=True) first")
+        seeds, _arrays = self._values(grad_outputs, self._output_names, "grad_outputs")
+        if self._logger is not None:
+            self._logger.debug("[%s.backward]", type(self).__name__)
+        saved, _given = self.states_.pop()
+        return self._engine.backward(seeds, saved, backward_outputs_cache)
+
+
+def _all(what: str, names: Sequence[str] | None, values: Any) -> list[str]:
+    known = [value.name for value in values]
+    if names is not None and list(names) != known:
+        raise ConfigError(f"{what}: expected None or all of {known}, got {list(names)}")
+    return known
+
+
+def _providers(given: Any) -> list[str]:
+    kind = getattr(given, "type", given)
+    names = {None: "CPUExecutionProvider", "cpu": "CPUExecutionProvider"}
+    names |= {n: "CUDAExecutionProvider" for n in ("cuda", "cuda:0", "gpu")}
+    listed = [names[kind]] if kind is None or (isinstance(kind, str) and kind in names) else kind
+    if isinstance(listed, str) or any(name not in _DEVICES for name in listed):
+        raise ConfigError(f"providers: expected some of {', '.join(_DEVICES)}, got {given!r}")
+    return list(listed)

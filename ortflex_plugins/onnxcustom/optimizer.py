@@ -1,0 +1,322 @@
+"""Descent on a model that has its loss inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, nearest
+from ortflex_core.model import Model
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
+from ortflex_plugins.onnxcustom.devices import core_device
+from ortflex_plugins.onnxcustom.estimator import BaseEstimator, drawn, iterations, last
+from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, EvaluationError
+from ortflex_plugins.onnxcustom.loss_output import rows_name
+from ortflex_plugins.onnxcustom.steps import Steps, steps_for
+from ortflex_plugins.onnxcustom.weights import check_weights
+
+_SGD = "SGDOptimizer"
+
+
+class NotSupported(Unsupported, NotImplementedError):
+    """What the older API raises NotImplementedError for."""
+
+
+class OrtGradientOptimizer(BaseEstimator):
+    """Stochastic gradient descent on a model with a loss (:func:`add_loss_output`).
+
+    w ← w − rate/batch_size · ∂loss/∂w for every batch, the loss being a sum over the batch; the
+    rate changes once an iteration, which is ⌈rows/batch_size⌉ batches (:class:`OrtDataLoader`). By
+    onnxruntime's TrainingSession where it is and has the gradients right, else by one fused graph.
+
+    Args:
+        model_onnx: the model; its inputs are X, label, and the weights of samples where there are.
+        weights_to_train: names of float initializers.
+        loss_output_name: the output to minimize, of one element.
+        max_iter: iterations.
+        training_optimizer_name: ``"SGDOptimizer"``.
+        batch_size: rows a batch.
+        learning_rate: a learning rate without velocity, its name, or a number.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or an ``OrtDevice``.
+        warm_start: go on from the weights of the last :meth:`fit`, at first from the file's;
+            otherwise from normal random numbers (``numpy.random``'s global state).
+        verbose: 1 for a progress bar.
+        validation_every: iterations between validations; below 1 a fraction of ``max_iter``.
+        saved_gradient: a file for the graph of the gradients; the graph of a whole step is then in
+            ``<file>.training.onnx``.
+        sample_weight_name: of the input with sample weights.
+
+    Attributes:
+        train_losses_: per iteration, the mean over its batches of loss/rows, as it was before each
+            step.
+        validation_losses_: loss/rows of the validation data, with the weights as they were then.
+        trained_coef_: the weights by name, as arrays.
+        train_session_: what trains.
+
+    Raises:
+        NotImplementedError: a learning rate with velocity.
+        ValueError: unknown names.
+
+    Example:
+        >>> train_session = OrtGradientOptimizer(onx_loss, ["intercept", "coef"])  # doctest: +SKIP
+        >>> train_session.fit(X, y).train_losses_                                 # doctest: +SKIP
+
+    Source: the class of this name in onnxcustom.
+    """
+
+    train_session_: Steps
+
+    def __init__(
+        self,
+        model_onnx: ModelProto,
+        weights_to_train: Sequence[str],
+        loss_output_name: str = "loss",
+        max_iter: int = 100,
+        training_optimizer_name: str = "SGDOptimizer",
+        batch_size: int = 10,
+        learning_rate: Any = "SGD",
+        device: Any = "cpu",
+        warm_start: bool = False,
+        verbose: int = 0,
+        validation_every: float = 0.1,
+        saved_gradient: str | None = None,
+        sample_weight_name: str = "weight",
+    ) -> None:
+        super().__init__(model_onnx, learning_rate, device)
+        self.weights_to_train = weights_to_train
+        self.loss_output_name = loss_output_name
+        self.max_iter = max_iter
+        self.training_optimizer_name = training_optimizer_name
+        self.batch_size = batch_size
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.validation_every = validation_every
+        self.saved_gradient = saved_gradient
+        self.sample_weight_name = sample_weight_name
+        self._set_validation()
+        self.build_onnx_function()
+
+    def build_onnx_function(self) -> None:
+        """Check that the learning rate is one that the graph of a step has."""
+        if self.learning_rate.needs_grad:
+            raise NotSupported(
+                f"{type(self).__name__} keeps no velocity, {type(self.learning_rate).__name__} needs "
+                "one; use LearningRateSGD, or OrtGradientForwardBackwardOptimizer"
+            )
+
+    # ------------------------------------------------------------------ training
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        X_val: Any = None,
+        y_val: Any = None,
+        use_numpy: bool = False,
+    ) -> OrtGradientOptimizer:
+        """Train.
+
+        Args:
+            X: features.
+            y: labels, [rows] or [rows, columns].
+            sample_weight: one a row, where the model has an input for them, and only there.
+            X_val: features to validate with.
+            y_val: their labels.
+            use_numpy: copy every batch instead of binding it where it lies.
+
+        Raises:
+            DataError: data that do not fit the model.
+            ConvergenceError: the loss is not finite any more.
+        """
+        start = self.get_state() if self.warm_start and self._is_fitted() else None
+        steps = self._create()
+        names = self._names(sample_weight is not None)
+        data = self._arrays(X, y, sample_weight)
+        loader = OrtDataLoader(*data, batch_size=self.batch_size, device=self.device)
+        validation = None if X_val is None else self._validation(X_val, y_val)
+        if start is None and not self.warm_start:
+            kinds = steps.model.initializers
+            start = {n: drawn(kinds[n].shape, kinds[n].numpy) for n in steps.weights}
+        steps.load_state(start or {})
+        self.train_session_ = steps
+        self.input_names_ = names
+        self.train_losses_: list[float] = []
+        self.validation_losses_: list[float] = []
+        self.learning_rate.init_learning_rate()
+        for iteration in iterations(self.max_iter, self.verbose):
+            rate = self.learning_rate.value / self.batch_size
+            self.train_losses_.append(self._iteration(loader, names, rate, use_numpy))
+            self.learning_rate.update_learning_rate(iteration)
+            if validation is not None and (iteration + 1) % self.validation_every == 0:
+                self.validation_losses_.append(self._evaluation(validation))
+        self.trained_coef_ = steps.get_state()
+        return self
+
+    def _create(self) -> Steps:
+        if self.training_optimizer_name != _SGD:
+            raise NotSupported(
+                f"training_optimizer_name: {self.training_optimizer_name!r}; there is {_SGD!r} only. "
+                "Other optimizers are ortflex_core.Trainer's"
+            )
+        names = list(self.weights_to_train)
+        check_weights(self.model_onnx, names, ordered=False)
+        outputs = [o.name for o in self.model_onnx.graph.output]
+        if self.loss_output_name not in outputs:
+            raise ModelError(
+                f"loss_output_name: {self.loss_output_name!r} is no output of the model; "
+                f"{nearest(self.loss_output_name, outputs)}. add_loss_output(model) adds a loss"
+            )
+        model, device = Model(self.model_onnx), core_device(self.device)
+        return steps_for(model, names, self.loss_output_name, device, self.saved_gradient)
+
+    def _specs(self) -> list[TensorSpec]:
+        known = {t.name for t in self.model_onnx.graph.initializer}
+        inputs = [i for i in self.model_onnx.graph.input if i.name not in known]
+        if len(inputs) not in (2, 3):
+            raise ModelError(
+                "the model should have the inputs X, label and perhaps sample weights, it has "
+                f"{', '.join(i.name for i in inputs)}"
+            )
+        return [TensorSpec.from_proto(i) for i in inputs]
+
+    def _names(self, weighted: bool) -> list[str]:
+        names = [spec.name for spec in self._specs()]
+        if weighted and len(names) == 2:
+            raise DataError(
+                "sample_weight is given, but the model has no input for it: "
+                "add_loss_output(model, weight_name='weight')"
+            )
+        if not weighted and len(names) == 3:
+            raise DataError(f"the model asks for sample weights ({names[2]!r}), got none")
+        if weighted and self.sample_weight_name in names[:2]:
+            raise ConfigError(
+                f"sample_weight_name: {self.sample_weight_name!r} is one of the other inputs"
+            )
+        return names
+
+    def _arrays(self, X: Any, y: Any, weight: Any) -> tuple[Array, Array, Array | None]:
+        """Data in the types of the model's inputs."""
+        given = [X, y] if weight is None else [X, y, weight]
+        specs = self._specs()
+        made = [np.asarray(a, dtype=s.numpy) for a, s in zip(given, specs, strict=False)]
+        return made[0], made[1], made[2] if len(made) == 3 else None
+
+    def _iteration(
+        self, loader: OrtDataLoader, names: list[str], rate: float, use_numpy: bool
+    ) -> float:
+        steps = self.train_session_
+        losses: list[float] = []
+        batches = self._copied(loader, names) if use_numpy else loader.iter_bind(steps, names)
+        for rows in batches:
+            loss = steps.run(rate)
+            if not np.isfinite(loss):
+                raise ConvergenceError(
+                    f"the loss is {loss} at the rate {rate:g}: the gradient descent has failed; the "
+                    f"losses before were {last(losses or self.train_losses_)}. A smaller "
+                    "learning_rate may help"
+                )
+            losses.append(loss / rows)
+        return float(np.mean(losses))
+
+    def _copied(self, loader: OrtDataLoader, names: list[str]) -> Any:
+        device = self.train_session_.device
+        for batch in loader.iter_numpy():
+            values = [device.put(array) for array in batch]
+            for name, array, value in zip(names, batch, values, strict=True):
+                self.train_session_.bind_input(
+                    name, self.device, array.dtype.type, array.shape, value.data_ptr()
+                )
+            yield len(batch[0])
+
+    # ------------------------------------------------------------------ looking
+
+    def _validation(self, X: Any, y: Any, weight: Any = None) -> dict[str, Array]:
+        specs = self._specs()
+        weight = np.ones(len(X)) if weight is None and len(specs) == 3 else weight
+        arrays = OrtDataLoader(*self._arrays(X, y, weight)).data_np
+        return {spec.name: array for spec, array in zip(specs, arrays, strict=False)}
+
+    def _evaluation(self, data: Mapping[str, Array]) -> float:
+        loss = float(self._compiled().evaluate(data).item())
+        if not np.isfinite(loss):
+            raise EvaluationError(f"the loss of the validation data is {loss}")
+        return loss / len(next(iter(data.values())))
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Minus the loss of some data, divided by their rows: larger is better.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        data = self._validation(X, y, sample_weight)
+        return -float(self._compiled().evaluate(data).item()) / len(X)
+
+    def losses(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
+        """The loss of every row, without penalty: [rows].
+
+        Raises:
+            AttributeError: nothing was trained yet.
+            ModelError: the loss was not made by :func:`add_loss_output`.
+        """
+        data = self._validation(X, y, sample_weight)
+        steps = self._compiled()
+        name = rows_name(self.loss_output_name)
+        if name not in steps.model.producers:
+            raise ModelError(f"the model has no tensor {name!r}, which add_loss_output makes")
+        values = steps.evaluate(data, name)
+        return np.asarray(values.reshape(len(values), -1).sum(axis=1))
+
+    # ------------------------------------------------------------------ state
+
+    def _is_fitted(self) -> bool:
+        return hasattr(self, "train_session_") or hasattr(self, "trained_coef_")
+
+    def _compiled(self) -> Steps:
+        """What trains; made anew where only the weights are there (after unpickling)."""
+        if not hasattr(self, "train_session_"):
+            state = self.get_state()
+            steps = self._create()
+            steps.load_state(state)
+            self.train_session_ = steps
+        return self.train_session_
+
+    def get_state(self) -> dict[str, Array]:
+        """The weights by name.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        if hasattr(self, "train_session_"):
+            return self.train_session_.get_state()
+        if hasattr(self, "trained_coef_"):
+            return dict(self.trained_coef_)
+        raise AttributeError("there are no weights yet: call fit first")
+
+    def get_full_state(self) -> dict[str, Array]:
+        """The same as :meth:`get_state`."""
+        return self.get_state()
+
+    def set_state(self, state: Mapping[str, Array]) -> None:
+        """Replace weights; those not named stay.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+            DataError: an unknown name or another shape.
+        """
+        self._compiled().load_state(state)
+        self.trained_coef_ = self.get_state()
+
+    def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
+        """The model with the weights of now; or another one, such as that without the loss.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        return self._get_trained_onnx(self.get_state(), model)
+
+    _kept = (*BaseEstimator._kept, "trained_coef_")

@@ -1,0 +1,111 @@
+"""Weights and velocities as ``OrtValue``s: read, replaced, pickled, put into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from ortflex_core.errors import DataError
+from ortflex_plugins.onnxcustom.devices import core_device, plain
+from ortflex_plugins.onnxcustom.estimator import BaseEstimator
+
+_ATTRIBUTES = {"weight": "train_state_", "grad": "train_grad_state_"}
+
+
+class OrtValueState(BaseEstimator):
+    """An optimizer whose weights are a list of ``OrtValue``s, one input of the model before them."""
+
+    weights_to_train: Sequence[str] | None
+
+    def get_full_state(self, kind: Any = "weight") -> Any:
+        """None for every input of the model, then the weights, as ``OrtValue``s.
+
+        Args:
+            kind: ``"weight"``, or ``"grad"`` for the velocities; of a list, a list.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        if isinstance(kind, list):
+            return [self.get_full_state(k) for k in kind]
+        if kind not in _ATTRIBUTES:
+            raise DataError(f"kind: expected 'weight' or 'grad', got {kind!r}")
+        if not hasattr(self, _ATTRIBUTES[kind]):
+            what = "weights" if kind == "weight" else "velocities"
+            raise AttributeError(f"there are no {what} yet: call fit first")
+        return getattr(self, _ATTRIBUTES[kind])
+
+    def get_state(self, kind: str = "weight") -> list[Any]:
+        """The weights (or velocities), in the order of ``weights_to_train``, as ``OrtValue``s.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        full = self.get_full_state(kind)
+        found: list[Any] = full[len(full) - len(self.weights_to_train or ()) :]
+        return found
+
+    def set_state(
+        self, state: Any, check_trained: bool = True, kind: str = "weight", zero: bool = False
+    ) -> None:
+        """Replace the weights, by copies.
+
+        Args:
+            state: arrays or ``OrtValue``s, as :meth:`get_full_state` or :meth:`get_state` give them,
+                or by name.
+            check_trained: refuse before :meth:`fit`.
+            kind: ``"weight"``, or ``"grad"`` for the velocities.
+            zero: zeros of their shapes instead.
+
+        Raises:
+            AttributeError: before :meth:`fit`.
+            DataError: another number of tensors.
+        """
+        if check_trained and not hasattr(self, "train_session_"):
+            raise AttributeError("there are no weights to replace yet: call fit first")
+        names = list(self.weights_to_train or ())
+        if isinstance(state, Mapping):
+            state = [state.get(n) for n in names]
+        values = list(state)[-len(names) :] if names else []
+        if len(values) != len(names) or any(v is None for v in values):
+            raise DataError(f"state: expected {', '.join(names)}, got {len(values)} tensors")
+        device = core_device(self.device)
+        made: list[Any] = [None]
+        for value in values:
+            array = value if isinstance(value, np.ndarray) else device.read(plain(value))
+            made.append(device.put(np.zeros_like(array) if zero else array))
+        setattr(self, _ATTRIBUTES[kind], made)
+
+    @property
+    def trained_coef_(self) -> dict[str, Any]:
+        """The weights by name, as ``OrtValue``s.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        return dict(zip(self.weights_to_train or (), self.get_state(), strict=True))
+
+    def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
+        """The model (or another one with such initializers) with the weights of now.
+
+        Raises:
+            AttributeError: nothing was trained yet.
+        """
+        return self._get_trained_onnx(self.trained_coef_, model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for kind, attribute in _ATTRIBUTES.items():
+            if hasattr(self, attribute):
+                state[attribute] = [v.numpy().copy() for v in self.get_state(kind)]
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        arrays = {k: v for k, v in state.items() if k in _ATTRIBUTES.values()}
+        super().__setstate__({k: v for k, v in state.items() if k not in arrays})
+        for kind, attribute in _ATTRIBUTES.items():
+            if attribute in arrays:
+                self.set_state(arrays[attribute], check_trained=False, kind=kind)
