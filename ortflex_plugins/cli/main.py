@@ -31,6 +31,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "ortflex_plugins.cli.report:report",
         "Write a page about a training: curves, times, weights, graph, recipe, versions.",
     ),
+    "new-plugin": (
+        "ortflex_plugins.cli.new_plugin:new_plugin",
+        "Write a package with a plugin of KIND called NAME, and the tests it has to pass.",
+    ),
     "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",

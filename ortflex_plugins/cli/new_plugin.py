@@ -1,0 +1,118 @@
+"""``ortflex new-plugin``: a package that passes the checks of its kind as it stands."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+KINDS: Mapping[str, tuple[str, str]] = {
+    "loss": ("losses", 'Train with it: `loss = "{name}"`.'),
+    "penalty": ("penalties", 'Train with it: `penalty = "{name}"`.'),
+    "schedule": ("schedules", 'Train with it: `schedule = "{name}"`.'),
+    "optimizer": ("optimizers", 'Train with it: `optimizer = "{name}"`.'),
+    "constraint": ("constraints", 'Train with it: `constraint = "{name}"`.'),
+    "average": ("averages", 'Train with it: `averaging = "{name}"`.'),
+    "metric": ("metrics", 'Ask for it: `metrics = ["{name}"]`.'),
+    "data": ("data", 'Train on it: `data = {{ name = "{name}", path = "numbers.txt" }}`.'),
+    "callback": ("callbacks", 'Train with it: `callbacks = ["{name}"]`.'),
+    "device": ("devices", 'Train on it: `device = "{name}"`.'),
+    "backend": ("backends", 'Train with it: `backend = "{name}"`.'),
+    "gradient": ("gradients", "The rules are there as soon as the package is installed."),
+}
+"""Kinds as the command calls them: the registry's name, and how one is used."""
+
+WORDS = {"data": "data source", "gradient": "family of gradient rules"}
+FOLDER = Path(__file__).parent / "templates"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@click.command("new-plugin")
+@click.argument("kind")
+@click.argument("name")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="The folder that the package's folder is made in; by default the current one.",
+)
+def new_plugin(kind: str, name: str, output: Path) -> None:
+    """Write a package with a plugin of KIND called NAME, and the tests it has to pass.
+
+    KIND is loss, penalty, schedule, optimizer, constraint, average, metric, data, callback, device,
+    backend or gradient. The plugin works as it stands: put your formula in place of the one it has.
+    """
+    from ortflex_core.files import make_folder, write_bytes
+
+    for path, text in package(kind, name, output / name).items():
+        make_folder(path.parent)
+        write_bytes(path, text.encode())
+    click.echo(
+        f"wrote {output / name}; next: cd {output / name}, pip install -e .[test], pytest. "
+        f"The {WORDS.get(kind, kind)} is in {name}/{kind}.py"
+    )
+
+
+def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
+    """The files of a package in ``folder``.
+
+    Raises:
+        ConfigError: no such kind, no name for a package, or one that is taken.
+    """
+    from string import Template
+
+    from ortflex_core.errors import ConfigError, nearest
+    from ortflex_core.registry import Plugins
+
+    if kind not in KINDS:
+        raise ConfigError(f"unknown kind of plugin {kind!r}; {nearest(kind, KINDS)}")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a package; expected small letters, digits and _, for "
+            f"example {_suggestion(name, kind)!r}"
+        )
+    if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
+        raise ConfigError(f"there is a module {name!r} already; choose another name")
+    group, use = KINDS[kind]
+    registry = Plugins.discover()[group]
+    if name in registry:
+        owners = " and ".join(e.distribution for e in registry if e.name == name)
+        raise ConfigError(f"there is a {kind} {name!r} already, from {owners}; choose another name")
+    if folder.exists():
+        raise ConfigError(f"{folder} exists and is left as it is; choose another name or folder")
+    values = {
+        "name": name,
+        "project": name.replace("_", "-").strip("-"),
+        "kind": group,
+        "module": kind,
+        "word": WORDS.get(kind, kind),
+        "object": "RULES" if kind == "gradient" else _class(name),
+        "use": use.format(name=name),
+    }
+
+    def filled(template: str) -> str:
+        text = (FOLDER / f"{template}.txt").read_text("utf-8")
+        return Template(text).substitute(values)
+
+    return {
+        folder / "pyproject.toml": filled("pyproject.toml"),
+        folder / "README.md": filled("README.md"),
+        folder / name / "__init__.py": f'"""A {values["word"]} for ortflex."""\n',
+        folder / name / f"{kind}.py": filled(f"{kind}.py"),
+        folder / "tests" / f"test_{name}.py": filled(f"test_{kind}.py"),
+    }
+
+
+def _class(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _suggestion(name: str, kind: str) -> str:
+    found = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return found if _NAME.fullmatch(found) and not keyword.iskeyword(found) else f"my_{kind}"

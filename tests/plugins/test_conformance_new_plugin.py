@@ -1,0 +1,126 @@
+"""``ortflex new-plugin`` writes packages that pass the kits of their kinds as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ortflex_core.registry import KINDS as REGISTRIES
+from ortflex_plugins.cli.main import main
+from ortflex_plugins.cli.new_plugin import KINDS
+from tests.plugins.conformance_installed import PYTEST, install, run
+
+
+def written(kind: str, folder: Path) -> Path:
+    name = f"fresh_{kind}"
+    done = CliRunner().invoke(main, ["new-plugin", kind, name, "--output", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert f"wrote {folder / name}" in done.output
+    return folder / name
+
+
+def test_there_is_a_template_for_every_kind() -> None:
+    assert {group for group, _ in KINDS.values()} == set(REGISTRIES)
+
+
+def test_every_package_passes_its_own_tests(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for kind in KINDS:
+        install(written(kind, tmp_path), site)
+    tests = [str(p) for p in sorted(tmp_path.glob("fresh_*/tests/test_*.py"))]
+    assert len(tests) == len(KINDS)
+    done = run([*PYTEST, "--import-mode=importlib", *tests], tmp_path, site)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])  # type: ignore[index]
+    assert passed >= 10 * len(KINDS)
+    # `ortflex plugins` lists them, and no skip hides that a kit had nothing to check.
+    listed = run(["ortflex_plugins.cli.main", "plugins"], tmp_path, site).stdout
+    for kind in KINDS:
+        assert f"fresh_{kind}" in listed
+    skipped = re.search(r"(\d+) skipped", done.stdout)
+    assert skipped is None or int(skipped[1]) <= 2
+
+
+def test_a_changed_formula_fails_the_check_that_is_named_for_it(tmp_path: Path) -> None:
+    package = written("loss", tmp_path)
+    module = package / "fresh_loss" / "loss.py"
+    text = module.read_text("utf-8")
+    module.write_text(text.replace("1 + error * error", "1 + op.Abs(error)"), "utf-8")
+    install(package, tmp_path / "site")
+    done = run(PYTEST, package, tmp_path / "site")
+    failed = re.findall(r"^FAILED \S+::(\w+)", done.stdout, re.M)
+    assert failed == ["test_value", "test_scores_of_0_and_100"]
+
+
+def test_the_code_follows_the_rules_of_ruff(tmp_path: Path) -> None:
+    if importlib.util.find_spec("ruff") is None:
+        pytest.skip("ruff is not installed")
+    for kind in KINDS:
+        written(kind, tmp_path)
+    source = f"src = {[str(p) for p in tmp_path.iterdir()]}"
+    rules = ["--isolated", "--select", "E,F,I,W,UP,B", "--line-length", "100", "--config", source]
+    checked = run(["ruff", "check", *rules, "."], tmp_path, tmp_path)
+    assert checked.returncode == 0, checked.stdout
+    formatted = ["format", "--isolated", "--check", "--line-length", "100", "."]
+    assert run(["ruff", *formatted], tmp_path, tmp_path).returncode == 0
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    package = written("gradient", tmp_path)
+    files = sorted(p.relative_to(package).as_posix() for p in package.rglob("*.*"))
+    assert files == [
+        "README.md",
+        "fresh_gradient/__init__.py",
+        "fresh_gradient/gradient.py",
+        "pyproject.toml",
+        "tests/test_fresh_gradient.py",
+    ]
+    project = tomllib.loads((package / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["name"] == "fresh-gradient"
+    points = {"ortflex.gradients": {"fresh_gradient": "fresh_gradient.gradient:RULES"}}
+    assert project["entry-points"] == points
+    for path in package.rglob("*.*"):
+        assert "$" not in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["los", "mine"], "unknown kind of plugin 'los'; did you mean 'loss'?"),
+        (["loss", "My-Loss"], "'My-Loss' cannot be the name of a package; .* example 'my_loss'"),
+        (["loss", "class"], "'class' cannot be the name of a package; .* example 'my_loss'"),
+        (["loss", "json"], "there is a module 'json' already"),
+        (["loss", "huber"], "there is a loss 'huber' already, from ortflex"),
+    ],
+)
+def test_what_it_refuses(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = CliRunner().invoke(main, ["new-plugin", *arguments, "--output", str(tmp_path)])
+    assert done.exit_code == 1
+    assert re.search(message, done.output)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "fresh_loss").mkdir()
+    call = ["new-plugin", "loss", "fresh_loss", "--output", str(tmp_path)]
+    done = CliRunner().invoke(main, call)
+    assert done.exit_code == 1
+    assert "exists and is left as it is" in done.output
+    assert not list((tmp_path / "fresh_loss").iterdir())
+
+
+@pytest.mark.slow
+def test_pip_installs_what_is_written(tmp_path: Path) -> None:
+    for module in ("pip", "hatchling"):
+        pytest.importorskip(module)
+    package = written("loss", tmp_path)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site")]
+    done = run(["pip", "install", *options, str(package)], tmp_path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run(PYTEST, package, tmp_path / "site")
+    assert done.returncode == 0, done.stdout[-3000:]
