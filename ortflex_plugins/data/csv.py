@@ -16,6 +16,9 @@ from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
+_LONGEST = 1000
+"""Characters of a class name: an array of text takes as many for every row."""
+
 
 def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, str) or len(value) != 1 or value in '\n\r"':
@@ -142,7 +145,8 @@ class _Table:
         places = [self._place(c) for c in columns]
         fields = [[row[p] for p in places] for row in self.rows]
         try:
-            return np.array(fields).astype(np.float32)
+            # Not through an array of text, in which every field would be as long as the longest.
+            return np.array([[float(text) for text in row] for row in fields], np.float32)
         except ValueError:
             for row, line in zip(fields, self.lines, strict=True):
                 for column, text in zip(columns, row, strict=True):
@@ -151,16 +155,25 @@ class _Table:
                             f"{self.path}, line {line}, column {column!r}: expected a number, "
                             f"got {text!r}"
                         ) from None
-            raise  # numpy and Python disagree about what a number is
+            raise
 
     def labels(self, column: str) -> Array:
         """The column as integers, numbers or text, whichever it is."""
         place = self._place(column)
         fields = [row[place].strip() for row in self.rows]
         if all(_is(int, text) for text in fields):
-            return np.array([int(text) for text in fields], np.int64)
+            try:
+                return np.array([int(text) for text in fields], np.int64)
+            except OverflowError:  # they are numbers, if no int64
+                return self.numbers([column])[:, 0]
         numeric = [_is(float, text) for text in fields]
         if not any(numeric) and all(fields):
+            longest = max(range(len(fields)), key=lambda k: len(fields[k]))
+            if len(fields[longest]) > _LONGEST:
+                raise DataError(
+                    f"{self.path}, line {self.lines[longest]}, column {column!r}: a class name of "
+                    f"{len(fields[longest])} characters; {_LONGEST} at most"
+                )
             return np.array(fields)
         if all(numeric):
             return self.numbers([column])[:, 0]

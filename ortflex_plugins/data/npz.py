@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +14,11 @@ from ortflex_core.data import Columns
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
+from ortflex_plugins.data import _npy
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT, sort_columns
+
+_ANY_FILE = 2**28
+_TIMES = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +30,7 @@ class Npz(DataSource):
 
     Raises:
         DataError: no such file, not an .npz file, an array of Python objects, a name that is not in
-            it, arrays of different lengths.
+            it, arrays of different lengths, or far more bytes unpacked than packed.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -48,41 +52,84 @@ class Npz(DataSource):
         default=DEFAULT_WEIGHT,
         metadata={"help": "the array of sample weights; the default is taken if it is there"},
     )
+    most: int | None = attrs.field(
+        default=None,
+        metadata={
+            "help": "bytes that the arrays may have unpacked; by default 100 times those of the "
+            "file, and 256 MiB in any case"
+        },
+    )
 
     def load(self) -> Columns:
         """Read the arrays."""
-        return sort_columns(_read(Path(self.path)), self.target, self.weight, self.path)
+        arrays = _read(Path(self.path), self.most)
+        return sort_columns(arrays, self.target, self.weight, self.path)
 
 
-def _read(path: Path) -> dict[str, Array]:
+def _read(path: Path, most: int | None) -> dict[str, Array]:
     try:
-        # Opened here: numpy leaves the file of a broken archive open.
+        # Opened here: to open a pipe would be to wait for it.
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: expected an .npz file, this is a folder or a pipe")
         with path.open("rb") as raw:
-            file = np.load(raw, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
+            size = path.stat().st_size
+            if raw.read(6) == np.lib.format.MAGIC_PREFIX:
                 raise DataError(f"{path}: expected an .npz file, this holds a single array")
-            with file:
-                return {name: _array(file, name, path) for name in file.files}
+            raw.seek(0)
+            with zipfile.ZipFile(raw) as archive:
+                members = archive.infolist()
+                _check(members, size, most, path)
+                return {m.filename.removesuffix(".npy"): _array(archive, m, path) for m in members}
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{path}: expected an .npz file (numpy.savez writes one), cannot be read: "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        ) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def _array(file: Mapping[str, Array], name: str, path: Path) -> Array:
-    try:
-        return file[name]
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # archives are broken in many ways, zlib and zipfile say so in others
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"{path}: {name!r} holds Python objects, which are never loaded; save numbers or text "
-            "of a fixed width"
+            f"{path}: expected an .npz file (numpy.savez writes one), cannot be read: {what}"
         ) from error
+
+
+def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path: Path) -> None:
+    """Compare what an archive claims with its own size, before anything is unpacked."""
+    for member in members:
+        name, packed = member.filename, member.compress_size
+        if not name.endswith(".npy"):
+            raise DataError(
+                f"{path}: {name!r} in it is no .npy file, which numpy.savez writes only"
+            )
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DataError(
+                f"{path}: {name!r} is compressed otherwise than numpy.savez_compressed does"
+            )
+        if member.file_size > (
+            packed if member.compress_type == zipfile.ZIP_STORED else 1040 * packed
+        ):
+            raise DataError(
+                f"{path}: {name!r} claims {member.file_size} bytes, which {packed} cannot hold"
+            )
+    names = [member.filename for member in members]
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: two arrays in it have the same name")
+    if sum(member.compress_size for member in members) > size:
+        raise DataError(f"{path}: it claims more bytes than the {size} there are: parts overlap")
+    whole = sum(member.file_size for member in members)
+    limit = max(_ANY_FILE, _TIMES * size) if most is None else most
+    if whole > limit:
+        raise DataError(
+            f"{path}: unpacked, its {size} bytes would be {whole}, more than {limit}; if that is what "
+            f"you want, pass most={whole}, or save the arrays with numpy.savez, not compressed"
+        )
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Array:
+    try:
+        with archive.open(member) as file:
+            return _npy.read(file, member.file_size)
+    except _npy.Refused as error:
+        raise DataError(f"{path}: {member.filename.removesuffix('.npy')!r} {error}") from error
