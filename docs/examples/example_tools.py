@@ -24,7 +24,17 @@ def available_backends() -> list[str]:
 
 
 def best_device() -> str:
-    """``"cuda"`` where onnxruntime has a GPU, else ``"cpu"``."""
-    import onnxruntime
+    """``"cuda"`` where onnxruntime computes on a GPU, else ``"cpu"``; says so."""
+    runtime, registry = require_runtime(), Plugins.discover()["devices"]
+    reasons = registry.load("cuda").available(runtime)
+    why = f"on the CPU: {reasons[0].partition(';')[0]}" if reasons else "on the GPU"
+    print(why)
+    return "cpu" if reasons else "cuda"
 
-    return "cuda" if "CUDAExecutionProvider" in onnxruntime.get_available_providers() else "cpu"
+
+def best_of(name: str, otherwise: str) -> str:
+    """A backend of that name where it works, else the other one; says so."""
+    if name in available_backends():
+        return name
+    print(f"{require_runtime()} has no {name}: {otherwise} takes its place")
+    return otherwise
