@@ -52,9 +52,9 @@ def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
 def _to_scale(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
     if node.block_size:
         raise NoGradientRule("by the scales of blocks")
-    if not _per_axis(node):
-        return contribution
     rank = node.inputs[0].rank
+    if not _per_axis(node) or rank == 1:
+        return contribution
     axes = [k for k in range(rank) if k != node.axis % rank]
     return op.ReduceSum(contribution, axes=axes, keepdims=0)  # type: ignore[no-any-return]
 
@@ -86,12 +86,17 @@ def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("DequantizeLinear")
 def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    scale, y = node.inputs[1], node.outputs[0]
+    (q, scale), zero, y = node.inputs[:2], node.input(2), node.outputs[0]
     spread = op.Cast(_spread(op, node, scale), to=y.dtype)
     whole = full(op, g, y)
 
     def to_scale() -> Tensor:
-        return op.Cast(_to_scale(op, node, whole * (y / spread)), to=scale.dtype)  # type: ignore[no-any-return]
+        # Not y / scale: onnxruntime 1.16 makes two nodes of one whose output is read twice, and
+        # forgets the second one's axis.
+        steps = op.Cast(q, to=y.dtype)
+        if zero is not None and not node.block_size:
+            steps = steps - _spread(op, node, op.Cast(zero, to=y.dtype))
+        return op.Cast(_to_scale(op, node, whole * steps), to=scale.dtype)  # type: ignore[no-any-return]
 
     return [lambda: whole * spread, to_scale, None]
 

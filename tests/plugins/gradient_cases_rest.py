@@ -162,6 +162,14 @@ QUANTIZATION = [
         dtypes=F32,
     ),
     case(
+        "DequantizeLinear-vector",
+        lambda op, q, s: op.DequantizeLinear(q, s, axis=0),
+        **{"q": np.array([3, -2], np.int8), "s": data(2, low=0.1, high=1)},
+        oracle=lambda q, s: q * s,
+        needs_rank=True,
+        dtypes=F32,
+    ),
+    case(
         "DynamicQuantizeLinear",
         lambda op, x: op.DequantizeLinear(*op("DynamicQuantizeLinear", x, outputs=3)),
         x=_table,

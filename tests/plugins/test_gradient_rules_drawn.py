@@ -22,7 +22,7 @@ from ortflex_plugins.gradients import convolution
 from tests.gradcheck import Known, Seed, check, cotangent, forward, jacobian, traced
 from tests.plugins.gradient_cases import Case
 from tests.plugins.gradient_draws import Draws, torch
-from tests.plugins.test_gradient_rules import OLDEST
+from tests.plugins.test_gradient_rules import OLDEST, rules_with_a_gradient
 from tests.plugins.test_gradient_rules_windows import FORMS
 from tests.tracing import NEWEST
 
@@ -32,6 +32,8 @@ for path in sorted(Path(__file__).parent.glob("gradient_draws_*.py")):
     assert not set(DRAWS) & set(module.DRAWS)
     DRAWS.update(module.DRAWS)
 
+RULED = {name: entries[0][0] for (_, name), entries in rules_with_a_gradient()}
+"""The opset of each operator's first rule."""
 FEW = int(os.environ.get("ORTFLEX_TEST_DRAWS", "5"))
 MANY = 60
 # Copies, and casts to a type that is known by then, are gone before anything is differentiated.
@@ -120,9 +122,10 @@ def equals_torch(case: Case, seed: Array | None, got: dict[str, Array]) -> None:
 
 
 def first_opset(operator: str) -> int:
-    """The opset that brought an operator."""
+    """The opset that brought an operator, or the form of it that there is a rule for."""
     every = onnx.defs.get_all_schemas_with_history()
-    return min(s.since_version for s in every if s.name == operator and s.domain == "")
+    born = min(s.since_version for s in every if s.name == operator and s.domain == "")
+    return max(born, RULED[operator])
 
 
 def skip_if_too_new(operator: str) -> None:

@@ -1,0 +1,217 @@
+"""Draws of the operators that normalise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+
+from ortflex_core.types import Array
+from tests.plugins.gradient_cases import Case
+from tests.plugins.gradient_cases_normalization import channels, lrn, standardized
+from tests.plugins.gradient_draws import (
+    F32,
+    Draw,
+    Draws,
+    axes_of,
+    axis_of,
+    drawn,
+    numbers,
+    shapes,
+    tenths,
+    torch,
+)
+
+DRAWS = Draws()
+EPSILON = st.sampled_from([1e-5, 1e-3, 0.1])
+
+
+def _f() -> Any:
+    return torch.nn.functional
+
+
+def per_channel(draw: Draw, count: int) -> dict[str, Array]:
+    return {
+        "s": numbers(draw, (count,), 0.5, 2.0, salt=1),
+        "b": numbers(draw, (count,), salt=2),
+    }
+
+
+@DRAWS.of("BatchNormalization")
+def batch(draw: Draw, operator: str) -> Case:
+    """Of statistics that are given, of the batch's own, and the running ones as outputs."""
+    kind = draw(st.sampled_from(["inference", "training", "both"]))
+    shape = (draw(st.integers(2, 3)), draw(st.integers(1, 3)), *draw(shapes(0, 2, side=3)))
+    count = shape[1]
+    epsilon, keep = draw(EPSILON), draw(tenths(0, 10))
+    arrays = {"x": numbers(draw, shape), **per_channel(draw, count)}
+    arrays["m"] = numbers(draw, (count,), salt=3)
+    arrays["v"] = numbers(draw, (count,), 0.5, 2.0, salt=4)
+    axes = (0, *range(2, len(shape)))
+
+    def formula(op: Any, **xs: Any) -> Any:
+        if kind == "inference":
+            return op.BatchNormalization(*xs.values(), epsilon=epsilon)
+        y, mean, variance = op.BatchNormalization(
+            *xs.values(), epsilon=epsilon, training_mode=1, momentum=keep, outputs=3
+        )
+        if kind == "training":
+            return y
+        # Not without Y: onnxruntime 1.16 then puts other values where the statistics are.
+        running = op.ReduceSum(mean * (variance + 2.0), keepdims=0)
+        return op.ReduceSum(y * y * y, keepdims=0) * running
+
+    def oracle(x: Array, s: Array, b: Array, m: Array, v: Array) -> Array:
+        if kind == "inference":
+            x_hat = (x - channels(m, x)) / np.sqrt(channels(v, x) + epsilon)
+            return x_hat * channels(s, x) + channels(b, x)  # type: ignore[no-any-return]
+        y = standardized(x, axes, epsilon) * channels(s, x) + channels(b, x)
+        new_m, new_v = keep * m + (1 - keep) * x.mean(axes), keep * v + (1 - keep) * x.var(axes)
+        running = (new_m * (new_v + 2)).sum()
+        return y if kind == "training" else (y**3).sum() * running  # type: ignore[no-any-return]
+
+    def in_torch(x: Any, s: Any, b: Any, m: Any, v: Any) -> Any:
+        if kind == "inference":  # its own passes nothing to the statistics
+            return channels(s / (v + epsilon).sqrt(), x) * (x - channels(m, x)) + channels(b, x)
+        return _f().batch_norm(x, None, None, s, b, True, 0.1, epsilon)
+
+    if kind == "training":  # nobody sees the running statistics
+        held = [arrays[n].astype(np.float32) for n in "mv"]
+        return drawn(
+            f"BatchNormalization training {epsilon}",
+            lambda op, x, s, b: formula(
+                op, x=x, s=s, b=b, m=op.constant(held[0], x.dtype), v=op.constant(held[1], x.dtype)
+            ),
+            {n: arrays[n] for n in "xsb"},
+            oracle=lambda x, s, b: oracle(x, s, b, *held),
+            torch=lambda x, s, b: in_torch(x, s, b, None, None),
+            since=15,
+            needs_rank=True,
+        )
+    fields = {"torch": in_torch} if kind == "inference" else {"since": 15}
+    return drawn(
+        f"BatchNormalization {kind} {epsilon} {keep}",
+        formula,
+        arrays,
+        oracle=oracle,
+        needs_rank=True,
+        **fields,
+    )
+
+
+@DRAWS.of("LayerNormalization", "RMSNormalization")
+def layer(draw: Draw, operator: str) -> Case:
+    shape = draw(shapes(1, 4))
+    axis = draw(st.none() | st.just(axis_of(draw, len(shape))))
+    epsilon = draw(EPSILON)
+    options = {"epsilon": epsilon} | ({} if axis is None else {"axis": axis})
+    first = (-1 if axis is None else axis) % len(shape)
+    axes = tuple(range(first, len(shape)))
+    centered = operator == "LayerNormalization"
+    arrays = {"x": numbers(draw, shape), "s": numbers(draw, shape[first:], 0.5, 2.0, salt=1)}
+    if centered and draw(st.booleans()):
+        arrays["b"] = numbers(draw, shape[first:], salt=2)
+
+    def oracle(x: Array, s: Array, b: Any = 0.0) -> Array:
+        if centered:
+            return standardized(x, axes, epsilon) * s + b  # type: ignore[no-any-return]
+        return x / np.sqrt((x**2).mean(axes, keepdims=True) + epsilon) * s  # type: ignore[no-any-return]
+
+    def in_torch(x: Any, s: Any, b: Any = None) -> Any:
+        if centered:
+            return _f().layer_norm(x, shape[first:], s, b, epsilon)
+        return _f().rms_norm(x, shape[first:], s, epsilon)
+
+    return drawn(
+        f"{operator} {options}",
+        lambda op, **xs: op(operator, *xs.values(), **options),
+        arrays,
+        oracle=oracle,
+        torch=in_torch,
+        since=17 if centered else 23,
+        needs_rank=True,
+    )
+
+
+@DRAWS.of("InstanceNormalization", "GroupNormalization")
+def instance(draw: Draw, operator: str) -> Case:
+    groups = draw(st.integers(1, 3))
+    grouped = operator == "GroupNormalization"
+    count = groups * draw(st.integers(1, 2)) if grouped else draw(st.integers(1, 3))
+    behind = draw(shapes(1, 2)) if not grouped or draw(st.booleans()) else (2,)
+    shape = (draw(st.integers(1, 2)), count, *behind)
+    epsilon = draw(EPSILON)
+    options = {"epsilon": epsilon} | ({"num_groups": groups} if grouped else {})
+
+    def oracle(x: Array, s: Array, b: Array) -> Array:
+        lines = x.reshape(len(x), groups if grouped else count, -1)
+        x_hat = standardized(lines, [2], epsilon).reshape(x.shape)
+        return x_hat * channels(s, x) + channels(b, x)  # type: ignore[no-any-return]
+
+    def in_torch(x: Any, s: Any, b: Any) -> Any:
+        if x[0].numel() == (groups if grouped else count):  # one value each, which it refuses
+            return 0 * x * channels(s, x) + channels(b, x)
+        return _f().group_norm(x, groups if grouped else count, s, b, epsilon)
+
+    return drawn(
+        f"{operator} {options}",
+        lambda op, **xs: op(operator, *xs.values(), **options),
+        {"x": numbers(draw, shape), **per_channel(draw, count)},
+        oracle=oracle,
+        torch=in_torch,
+        since=21 if grouped else 13,
+        needs_rank=True,
+    )
+
+
+@DRAWS.of("MeanVarianceNormalization")
+def mean_variance(draw: Draw, operator: str) -> Case:
+    axes: Sequence[int] | None = draw(st.none() | st.just(axes_of(draw, 4, smallest=1)))
+    shape = (2, *(draw(st.integers(2, 3)) for _ in range(3)))
+    # Of a single element nothing is left, and of few nothing but rounding.
+    options = {} if axes is None else {"axes": axes}
+    at = [a % 4 for a in (axes if axes is not None else [0, 2, 3])]
+    return drawn(
+        f"MeanVarianceNormalization {options}",
+        lambda op, x: op.MeanVarianceNormalization(x, **options),
+        {"x": numbers(draw, shape)},
+        oracle=lambda x: standardized(x, at, 0.0),
+    )
+
+
+@DRAWS.of("LpNormalization")
+def lp(draw: Draw, operator: str) -> Case:
+    shape = draw(shapes(1, 3))
+    options = {"p": draw(st.integers(1, 2)), "axis": axis_of(draw, len(shape))}
+    return drawn(
+        f"LpNormalization {options}",
+        lambda op, x: op.LpNormalization(x, **options),
+        {"x": numbers(draw, shape)},
+        oracle=lambda x: x / np.linalg.norm(x, options["p"], options["axis"], keepdims=True),
+        torch=lambda x: _f().normalize(x, options["p"], options["axis"]),
+    )
+
+
+@DRAWS.of("LRN")
+def local_response(draw: Draw, operator: str) -> Case:
+    size = draw(st.sampled_from([1, 3, 5]))  # onnxruntime takes odd ones only
+    options: dict[str, Any] = {
+        "size": size,
+        "alpha": draw(tenths(1, 9)),
+        "beta": draw(tenths(2, 12)),
+        "bias": draw(tenths(5, 20)),
+    }
+    shape = (draw(st.integers(1, 2)), draw(st.integers(1, 5)), *draw(shapes(2, 2, side=2)))
+    return drawn(
+        f"LRN {options}",
+        lambda op, x: op.LRN(x, **options),
+        {"x": numbers(draw, shape)},
+        oracle=lambda x: lrn(x, **options),
+        torch=lambda x: _f().local_response_norm(
+            x, size, options["alpha"], options["beta"], options["bias"]
+        ),
+        needs_rank=True,
+        dtypes=F32,
+    )
