@@ -150,7 +150,8 @@ def _step(
     totals = {n: g + penalties[n] if n in penalties else g for n, g in found.items()}
     weights: dict[str, Tensor] = {}
     slots: dict[str, Tensor] = {}
-    for name, total in updates.clipped(trace, problem, totals).items():
+    bounded = updates.clipped(trace, problem, totals, 1.0 if here is None else here)
+    for name, total in bounded.items():
         weight = now.weights[name]
         own = {s: now.slots[f"{s}/{name}"] for s in problem.slots_of(name)}
         if here is None:
@@ -201,7 +202,7 @@ def gradient_factor(problem: Problem) -> Host | None:
     Plain gradient descent uses rate · gradient and neither of them elsewhere. Then the rate can be
     the seed of the reverse walk, and no tensor of a weight's size has to be multiplied by it.
     """
-    if problem.updating.between:
+    if not problem.updating.uniform:
         return None
     trace = problem.trace()
     spec = problem.model.initializers[problem.parameters[0]]

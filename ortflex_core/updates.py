@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 AVERAGE = "average"
 """The slot that an averaged weight is in."""
 
+_TINY = 1e-30
+
 
 @attrs.frozen(kw_only=True)
 class Group:
@@ -78,12 +80,11 @@ class Updating:
     accumulate: int = 1
 
     @property
-    def between(self) -> bool:
-        """Whether something stands between a gradient and its update."""
+    def uniform(self) -> bool:
+        """Whether one batch's gradients all meet the same optimizer with the same rate."""
         factors = {g.rate for g in self.groups} | ({1.0} if self.groups else set())
         own = any(g.optimizer_name for g in self.groups)
-        clipped = self.clip_value is not None or self.clip_norm is not None
-        return clipped or self.accumulate > 1 or len(factors) > 1 or own
+        return self.accumulate == 1 and len(factors) <= 1 and not own
 
     def group(self, name: str) -> Group | None:
         """The group of a parameter; None for the Trainer's own optimizer and rate."""
@@ -121,20 +122,26 @@ def hypers(prefix: str, component: Component) -> dict[str, float]:
     return {f"{prefix}.{name}": value for name, value in component.hyper_values().items()}
 
 
-def clipped(trace: Trace, problem: Problem, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients within their bounds (see :class:`Updating`).
+def clipped(
+    trace: Trace, problem: Problem, gradients: Mapping[str, Tensor], scale: Host | float = 1.0
+) -> dict[str, Tensor]:
+    """The gradients within their bounds (see :class:`Updating`), all of them scaled already.
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks"
     (ICML 2013), §3.2; the 1e-6 is torch's.
     """
     op, updating = trace.op, problem.updating
     out = dict(gradients)
+    size = Host.apply("Abs", scale)
     if updating.clip_value is not None:
-        bound = Host.symbol("clip_value")
+        bound = Host.symbol("clip_value") * size
         out = {n: op.Min(op.Max(g, -bound), bound) for n, g in out.items()}
     if updating.clip_norm is not None:
         norm = global_norm(trace, out)
-        factor = op.Min(Host.symbol("clip_norm") / (norm + 1e-6), 1.0)
+        # Scaled by 0, nothing is left to be clipped, and 0/0 must not come of it.
+        factor = op.Min(
+            (Host.symbol("clip_norm") * size + _TINY) / (norm + (1e-6 * size + _TINY)), 1.0
+        )
         out = {n: g * op.Cast(factor, to=g.dtype) for n, g in out.items()}
     return out
 
@@ -143,11 +150,11 @@ def global_norm(trace: Trace, gradients: Mapping[str, Tensor]) -> Tensor:
     """The Euclidean norm of all gradients together, a scalar."""
     op = trace.op
     first = next(iter(gradients.values()))
-    total = None
-    for gradient in gradients.values():
-        square = op.Cast(op.ReduceSumSquare(gradient, keepdims=0), to=first.dtype)
-        total = square if total is None else total + square
-    norm: Tensor = op.Sqrt(total)
+    squares = [
+        op.Cast(op.ReduceSumSquare(gradient, keepdims=0), to=first.dtype)
+        for gradient in gradients.values()
+    ]
+    norm: Tensor = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
     return norm
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 import onnx
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.config import Recipe
 from ortflex_core.errors import ConfigError, ModelError, Unsupported
+from ortflex_core.protocols import Schedule
+from ortflex_core.types import Progress
 from tests import models
-from tests.training import every_backend, make, plugins, regression
+from tests.training import every_backend, make, plugins, regression, same
 
 STEPS = 20
 
@@ -31,6 +34,7 @@ def torch_run(
     after_step: Callable[[Any, int], None] = lambda p, t: None,
     groups: Callable[[Any], Any] | None = None,
     batches: int = 1,
+    momentum: float = 0.9,
 ) -> dict[str, Any]:
     """The same network and the same rows by torch in float64; the weights after one epoch."""
     torch = pytest.importorskip("torch")
@@ -40,7 +44,7 @@ def torch_run(
         for n, a in models.weights_of(models.mlp()).items()
     }
     chosen = list(w.values()) if groups is None else groups(w)
-    optimizer = torch.optim.SGD(chosen, lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(chosen, lr=0.05, momentum=momentum)
     layers = sorted(n for n in w if n.startswith("W"))
     for step in range(STEPS // batches):
         optimizer.zero_grad()
@@ -68,21 +72,49 @@ def fitted(made: Trainer) -> Trainer:
     return made
 
 
+# Without momentum the rate is in the gradients before they are clipped.
+optimizers = pytest.mark.parametrize(("optimizer", "momentum"), [("momentum", 0.9), ("sgd", 0.0)])
+
+
 @every_backend
+@optimizers
 @pytest.mark.parametrize("bound", [0.1, 1.0])
-def test_the_norm_of_all_gradients_is_bounded_as_torch_does(backend: str, bound: float) -> None:
-    made = fitted(trainer(backend, clip_norm=bound))
+def test_the_norm_of_all_gradients_is_bounded_as_torch_does(
+    backend: str, optimizer: str, momentum: float, bound: float
+) -> None:
+    made = fitted(trainer(backend, clip_norm=bound, optimizer=optimizer))
     torch = pytest.importorskip("torch")
     clip = torch.nn.utils.clip_grad_norm_
-    close(made.get_state(), torch_run(lambda w: clip(list(w.values()), bound)))
+    wanted = torch_run(lambda w: clip(list(w.values()), bound), momentum=momentum)
+    close(made.get_state(), wanted)
 
 
 @every_backend
-def test_every_element_is_bounded_as_torch_does(backend: str) -> None:
-    made = fitted(trainer(backend, clip_value=0.05))
+@optimizers
+def test_every_element_is_bounded_as_torch_does(
+    backend: str, optimizer: str, momentum: float
+) -> None:
+    made = fitted(trainer(backend, clip_value=0.05, optimizer=optimizer))
     torch = pytest.importorskip("torch")
     clip = torch.nn.utils.clip_grad_value_
-    close(made.get_state(), torch_run(lambda w: clip(list(w.values()), 0.05)))
+    wanted = torch_run(lambda w: clip(list(w.values()), 0.05), momentum=momentum)
+    close(made.get_state(), wanted)
+
+
+@every_backend
+def test_gradients_clipped_with_the_rate_zero_leave_the_weights(backend: str) -> None:
+    @attrs.frozen(kw_only=True)
+    class Still(Schedule):
+        """Always 0."""
+
+        name: ClassVar[str] = "still"
+
+        def rate(self, base: float, progress: Progress) -> float:
+            return 0.0
+
+    options = {"clip_norm": 1.0, "clip_value": 1.0, "optimizer": "sgd"}
+    made = fitted(trainer(backend, schedule=Still(), **options))
+    same(made.get_state(), models.weights_of(models.mlp()), 0)
 
 
 @every_backend
