@@ -18,7 +18,15 @@ import attrs
 import onnx
 
 from ortflex_core.cotangents import full, unbroadcast
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError, nearest
+from ortflex_core.errors import (
+    MALFORMED,
+    GraphError,
+    NoGradientRule,
+    NotDifferentiable,
+    OrtflexError,
+    PluginError,
+    nearest,
+)
 from ortflex_core.ops import Node, Ops, Tensor, Trace, schema_of
 from ortflex_core.types import dtype_name, shape_text
 
@@ -285,12 +293,20 @@ def _walk(
             answers = (
                 rule(op, NodeView(trace, node, wanted, rules), *arrived) if rule and wanted else ()
             )
+            passed = _answered(op, node, arguments, wanted, answers, rules)
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
             if error.complete:  # an operator inside a subgraph, which was named there
                 raise
             text = _no_rule(trace, node, wrt, f" {error}")
             raise NoGradientRule(text, complete=True) from None
-        passed = _answered(op, node, arguments, wanted, answers, rules)
+        except OrtflexError:
+            raise
+        except MALFORMED as error:
+            family = rules.family(node.domain, node.op_type)
+            raise GraphError(
+                f"the gradient rule for {node.op_type} of the family {family!r} fails on the node "
+                f"{_label(node)}: {type(error).__name__}: {error}"
+            ) from error
         for argument, gradient in passed:
             collected.setdefault(id(argument), []).append(gradient)
         through = {id(argument) for argument, _ in passed}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -282,10 +282,35 @@ def _read_record(place: Path) -> Record:
             "use the version of ortflex that wrote it"
         )
     try:
-        return _CONVERTER.structure(table, Record)
+        record = _CONVERTER.structure(table, Record)
     except Exception as error:  # cattrs raises groups
         lines = "; ".join(explain(error, _RECORD)[:5])
         raise CheckpointError(f"the checkpoint {str(place)!r} is broken: {lines}") from error
+    for name, value in _counts(record):
+        if not 0 <= value < 2**63:
+            raise CheckpointError(
+                f"the checkpoint {str(place)!r} is broken: {name} is {value}, expected a count"
+            )
+    return record
+
+
+def _counts(record: Record) -> Iterator[tuple[str, int]]:
+    """Every whole number of a record, with its place."""
+    pending: list[tuple[str, Any]] = [
+        ("fits", record.fits),
+        *((n, getattr(record, n)) for n in ("size", "manual", "position")),
+    ]
+    while pending:
+        name, value = pending.pop()
+        if attrs.has(type(value)):
+            fields = attrs.asdict(value, recurse=False)
+            pending += [(f"{name}.{key}", inner) for key, inner in fields.items()]
+        elif isinstance(value, tuple):
+            pending += [(f"{name}[{k}]", inner) for k, inner in enumerate(value)]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield name, value
+    if record.size is not None and not record.size.rows:
+        yield "size.rows", -1
 
 
 def _read_arrays(place: Path) -> dict[str, Array]:

@@ -7,7 +7,7 @@ change from one run to the next without a new graph: while a formula is traced i
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -42,7 +42,7 @@ def number(
         good = (
             isinstance(value, int | float)
             and not isinstance(value, bool)
-            and math.isfinite(value)
+            and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
             and (gt is None or value > gt)
             and (ge is None or value >= ge)
             and (lt is None or value < lt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from ortflex_core.types import Array, TensorSpec, shape_text
 
 # Sizes for symbolic dimensions, tried in turn: not every graph takes every size.
 _SIZES = (5, 8, 16, 32, 64, 1)
+_MOST = 2**26
+"""Elements that are made up for one input."""
 
 
 def random_inputs(
@@ -22,6 +25,9 @@ def random_inputs(
     """Values for the inputs: normal numbers, zeros and ones, or short text.
 
     First dimensions that are symbolic are ``batch``, other symbolic ones ``size``.
+
+    Raises:
+        GraphError: an input is larger than anything that would be made up.
     """
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
@@ -30,6 +36,7 @@ def random_inputs(
             d if isinstance(d, int) else batch if k == 0 else size
             for k, d in enumerate(spec.shape or ())
         ]
+        check_size(spec, shape)
         if spec.dtype == TensorProto.STRING:
             feeds[spec.name] = rng.choice(np.array(["a", "b"], dtype=object), shape)
         elif spec.numpy.kind == "b":
@@ -39,6 +46,16 @@ def random_inputs(
         else:
             feeds[spec.name] = rng.standard_normal(shape).astype(spec.numpy)
     return feeds
+
+
+def check_size(spec: TensorSpec, shape: Sequence[int]) -> None:
+    """Whether values may be made up for an input: a file may claim any size.
+
+    Raises:
+        GraphError: it is larger than anything that would be made up.
+    """
+    if any(d < 0 for d in shape) or math.prod(shape) > _MOST:
+        raise GraphError(f"no values can be made up for the input {spec}")
 
 
 def graph_inputs(model: ModelProto) -> list[TensorSpec]:

@@ -71,6 +71,18 @@ class CheckpointError(OrtflexError, ValueError):
     """A checkpoint is missing, incomplete, or belongs to something else than what is here."""
 
 
+MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+"""What code that trusts a node raises where the node is not what its operator asks for."""
+
+
 class TrainingDiverged(OrtflexError, ArithmeticError):
     """The loss is not finite any more; the last good state was kept."""
 
@@ -125,12 +137,39 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'adam'? Known: adam, sgd"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    if len(name) > _COMPARED:
+        # A file may have names of any length; to compare them takes the square of it.
+        return f"Known: {_listed(names)}"
+    close = difflib.get_close_matches(name, [n for n in names if len(n) <= _COMPARED], 2, 0.6)
     if len(close) == 2:
         # The second is worth a word only where it is about as likely as the first.
         first, second = (difflib.SequenceMatcher(None, c, name).ratio() for c in close)
         close = close if second >= first - 0.1 else close[:1]
-    listed = f"Known: {', '.join(names) or 'none'}"
+    listed = f"Known: {_listed(names)}"
     if not close:
         return listed
     return f"did you mean {' or '.join(map(repr, close))}? {listed}"
+
+
+_COMPARED = 200
+_SHOWN = 100
+
+
+def _listed(names: list[str]) -> str:
+    """The names for a message; of very many, or very long ones, the beginning."""
+    shown = [n if len(n) <= _COMPARED else f"{n[:_COMPARED]}…" for n in names[:_SHOWN]]
+    more = f", … and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(shown) or "none") + more
+
+
+def printable(text: str, limit: int = 4000) -> str:
+    r"""Text for a terminal: what is neither a letter nor a sign nor a line break becomes a dot.
+
+    Names come out of files, and a terminal obeys control characters.
+
+    >>> printable("a\x1b[2Jb\nc")
+    'a·[2Jb\nc'
+    """
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … {text[-limit // 2 :]}"
+    return "".join(c if c.isprintable() or c == "\n" else "·" for c in text)

@@ -42,14 +42,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file or folder; a path that no system could have is not there."""
+    try:
+        os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def make_folder(path: Path) -> Path:
     """Create a folder (and its parents) or say why that is impossible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"cannot create the folder {str(path)!r}: {error.strerror or error}"
-        ) from error
+    except (OSError, ValueError) as error:  # of a path with a null character
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"cannot create the folder {str(path)!r}: {reason}") from error
     if not os.access(path, os.W_OK):
         raise OutputError(f"the folder {str(path)!r} cannot be written to")
     return path

@@ -29,7 +29,10 @@ def fold(op_type: str, inputs: _Inputs, attributes: _Attributes) -> Array | None
     rule = _RULES.get(op_type)
     if rule is None or any(i is not None and i.size > LARGEST for i in inputs):
         return None
-    return rule(inputs, attributes)
+    try:
+        return rule(inputs, attributes)
+    except (LookupError, TypeError, ValueError):  # it is malformed: inference says what is wrong
+        return None
 
 
 def _axes(inputs: _Inputs, attributes: _Attributes) -> tuple[int, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -74,7 +74,8 @@ def _table_problems(table: Any, path: str) -> Iterator[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return real and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
 
 
 def _patterns(table: Mapping[str, Any]) -> list[str]:

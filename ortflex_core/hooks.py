@@ -43,6 +43,8 @@ class HookManager:
         """Tell one more object, if all its hooks are right; else nothing of it is registered."""
         known = f"the hooks are {', '.join(NAMES)}"
         manager = self._manager
+        if manager.is_registered(plugin):  # or one that equals it
+            raise ConfigError(f"callbacks: {plugin!r} is there twice; once is enough")
         try:
             manager.register(plugin, name=name)
             manager.check_pending()

@@ -18,8 +18,8 @@ import onnx
 import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from ortflex_core import freeing, modelfile, raising
-from ortflex_core.errors import ModelError, nearest
+from ortflex_core import freeing, modelfile, raising, vetting
+from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, nearest
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.subgraphs import captured as captured
 from ortflex_core.subgraphs import trace_node
@@ -60,7 +60,7 @@ class Model:
         self._prepare()
         self.opsets = {_domain(o.domain): o.version for o in self.internal.opset_import}
         graph = self.internal.graph
-        values = _infer(self.internal, self.label)
+        values = self._inferred(self.internal)
         self._values = _one_batch(values, graph)
         self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
         self.inputs = tuple(
@@ -87,6 +87,8 @@ class Model:
         ]
         self._initializers = {t.name: t for t in (*internal.graph.initializer, *large)}
         values = {t.name: self.initializer(t.name) for t in large}
+        if self.free_batch or self.opset < OLDEST_OPSET:
+            self._inferred(internal)  # before it is run
         if self.free_batch:
             internal = freeing.freed(internal, self.label, values)
         self._freed = internal
@@ -100,6 +102,12 @@ class Model:
         self._initializers = {
             n: everything[n] for n in dict.fromkeys([*known, *made]) if n in everything
         }
+
+    def _inferred(self, proto: ModelProto) -> dict[str, TensorSpec]:
+        values = _infer(proto, self.label)
+        weights = sum(map(modelfile.size_of, self._initializers.values()))
+        vetting.vet_values(proto, values, weights, self.label)
+        return values
 
     def initializer(self, name: str) -> Array:
         """An initializer's value (shared, do not write to it)."""
@@ -184,9 +192,18 @@ class Model:
         wanted = list(outputs)
         for node in self._remaining(wanted, values):
             arguments = [self._argument(trace, name, values) for name in node.input]
-            made: Sequence[Tensor] | None = rewrite(trace, node, arguments) if rewrite else None
-            if made is None:
-                made = self._retrace(trace, node, arguments, values, infer)
+            made: Sequence[Tensor] | None = None
+            try:
+                made = rewrite(trace, node, arguments) if rewrite else None
+                if made is None:
+                    made = self._retrace(trace, node, arguments, values, infer)
+            except OrtflexError:
+                raise
+            except MALFORMED as error:
+                raise GraphError(
+                    f"{self.label}: the {node.op_type} {node.name!r} is not as its operator asks for: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             for name, tensor in zip(node.output, made, strict=False):
                 if name:
                     if isinstance(tensor, Tensor):  # and not a sequence of them

@@ -8,7 +8,9 @@ are asked for; what looks at the graph gets a skeleton, in which they are inputs
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
+from ortflex_core import external, vetting
 from ortflex_core.errors import ModelError
 from ortflex_core.files import OutputError, write_bytes
 from ortflex_core.types import Array, Shape, numpy_dtype
@@ -35,26 +38,25 @@ def read(source: Any, label: str) -> ModelProto:
     Raises:
         ModelError: missing, truncated, not ONNX, or without its external data.
     """
-    if isinstance(source, ModelProto):
-        copy = ModelProto()
-        copy.CopyFrom(source)
-        return copy
+    model = ModelProto()
     size = 0
     try:
-        if isinstance(source, bytes):
+        if isinstance(source, ModelProto):
+            model.CopyFrom(source)
+        elif isinstance(source, bytes):
             size = len(source)
             model = onnx.load_model_from_string(source)
         else:
-            size = Path(source).stat().st_size
+            found = Path(source).stat()
+            if stat.S_ISFIFO(found.st_mode):  # to open it is to wait for it
+                raise ModelError(f"{label} cannot be read: it is a pipe")
+            size = found.st_size
             model = onnx.load(source, load_external_data=False)
-            _load_external(model, Path(source).parent)
     except FileNotFoundError as error:
-        if not Path(source).exists():
-            raise ModelError(f"there is no file {label!r}") from error
-        raise ModelError(f"{label} lacks its external data: {error}") from error
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"{label} lacks its external data: {error}") from error
+        raise ModelError(f"there is no file {label!r}") from error
     except (DecodeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
         raise ModelError(
             f"{label} ({size} bytes) is not an ONNX model or is truncated: {error}"
         ) from error
@@ -63,36 +65,35 @@ def read(source: Any, label: str) -> ModelProto:
     if not model.HasField("graph"):
         # Protocol buffers take no bytes at all for a message without fields.
         raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
+    vetting.vet(model, label)
+    if isinstance(source, bytes | ModelProto):
+        _refuse_external(model)
+    else:
+        try:
+            external.load(model, Path(source).parent, HUGE, _SMALL)
+        except (ModelError, OSError) as error:
+            raise ModelError(f"{label} lacks its external data: {error}") from error
     return model
 
 
-def _load_external(model: ModelProto, folder: Path) -> None:
-    """Read external data, unless there is so much of it that the large tensors better stay outside."""
-    tensors = [t for t in model.graph.initializer if external_data_helper.uses_external_data(t)]
-    if sum(map(size_of, tensors)) <= HUGE:
-        external_data_helper.load_external_data_for_model(model, str(folder))
-        return
-    for tensor in tensors:
-        if is_small(tensor):
-            external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-            tensor.data_location = TensorProto.DEFAULT
-            del tensor.external_data[:]
-        else:
-            _mapped(tensor, folder)
+def _refuse_external(model: ModelProto) -> None:
+    """Without a path nobody knows which folder is meant; onnxruntime would take the current one."""
+    for tensor in vetting.tensors(model):
+        if external.is_outside(tensor):
+            raise ModelError(
+                f"the data of {tensor.name!r} are in another file; pass the path of the model, or "
+                "load it with onnx.load"
+            )
 
 
 def size_of(tensor: TensorProto) -> int:
     """Bytes that a tensor's values take."""
-    return int(np.prod(tensor.dims, dtype=np.int64)) * _itemsize(tensor)
-
-
-def _itemsize(tensor: TensorProto) -> int:
-    return 1 if tensor.data_type == TensorProto.STRING else numpy_dtype(tensor.data_type).itemsize
+    return vetting.bytes_of(tensor)
 
 
 def is_small(tensor: TensorProto) -> bool:
     """Whether a tensor is kept in the graph in any case."""
-    return int(np.prod(tensor.dims, dtype=np.int64)) <= _SMALL
+    return bool(math.prod(tensor.dims) <= _SMALL)
 
 
 def array_of(tensor: TensorProto, folder: Path | None) -> Array:
@@ -117,24 +118,9 @@ def array_of(tensor: TensorProto, folder: Path | None) -> Array:
             "with onnx.load"
         )
     try:
-        return _mapped(tensor, folder)
-    except (OSError, ValueError) as error:
+        return external.mapped(tensor, folder)
+    except (ModelError, OSError, ValueError) as error:
         raise ModelError(f"the external data of {tensor.name!r} cannot be read: {error}") from error
-
-
-def _mapped(tensor: TensorProto, folder: Path) -> Array:
-    info: Any = external_data_helper.ExternalDataInfo(tensor)
-    path = (folder / info.location).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise onnx.checker.ValidationError(f"{info.location!r} leads out of the model's folder")
-    offset, wanted = info.offset or 0, size_of(tensor)
-    there = path.stat().st_size
-    if offset + wanted > there or (info.length or wanted) < wanted:
-        raise onnx.checker.ValidationError(
-            f"{info.location!r} has {there} bytes, {tensor.name!r} needs {wanted} from {offset} on"
-        )
-    dtype = numpy_dtype(tensor.data_type)
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=tuple(tensor.dims))
 
 
 def structure(model: ModelProto) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ortflex_core.equality import check_size
 from ortflex_core.model import Model
 from ortflex_core.session import session_options
 from ortflex_core.types import Array, TensorSpec, numpy_dtype, onnx_dtype
@@ -75,6 +76,7 @@ def _run(model: Model, outputs: Sequence[str], batch: int) -> list[Any]:
             d if isinstance(d, int) else batch if k == 0 else sizes[d] if isinstance(d, str) else 5
             for k, d in enumerate(spec.shape or ())
         ]
+        check_size(spec, shape)
         text = spec.dtype == onnx.TensorProto.STRING
         feeds[spec.name] = np.zeros(shape, dtype=object if text else numpy_dtype(spec.dtype))
         if text:

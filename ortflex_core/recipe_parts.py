@@ -12,6 +12,7 @@ import attrs
 from ortflex_core import grouping, problem
 from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, Problems, nearest
+from ortflex_core.files import is_there
 from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
@@ -36,7 +37,7 @@ class Parts:
         """What is wrong with the value of a key, one line each."""
         found = Problems()
         if name == "model":
-            if not Path(value).is_file():
+            if not is_there(value) or Path(value).is_dir():
                 found.extend([f"model: there is no file {value!r}"])
         else:
             found.collect(lambda: self.build(name, value))
@@ -179,16 +180,16 @@ class Parts:
             value = self.as_table(name, value)
         made: DataSource = self.plugins.component("data", value, name)
         path = getattr(made, "path", None)
-        if isinstance(path, str) and "://" not in path and not Path(path).exists():
+        if isinstance(path, str) and "://" not in path and not is_there(path):
             raise ConfigError(f"{name}: there is no file or folder {path!r}")
         return made
 
     def _reader(self, name: str, path: str) -> str:
         """The source that reads a path: called as its ending, and npy for folders."""
         ending = Path(path).suffix.removeprefix(".").lower()
-        if Path(path).is_dir():
+        if is_there(path) and Path(path).is_dir():
             return "npy"
-        if not Path(path).exists() and "://" not in path:
+        if not is_there(path) and "://" not in path:
             raise ConfigError(f"{name}: there is no file or folder {path!r}")
         if ending == "npy":
             raise ConfigError(

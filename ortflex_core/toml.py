@@ -34,7 +34,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ConfigError(f"{os.fspath(path)}: {error.strerror or error}") from error
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigError(f"{os.fspath(path)}: tables or lists are too deep") from None
+    except ValueError as error:  # and a number of more than 4300 digits
         place = _PLACE.search(str(error))
         lines = text.splitlines() or [""]
         line, column = len(lines), len(lines[-1]) + 1
@@ -75,7 +77,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 def _value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"]
     # A date is TOML, but no parameter is one: it is a file's or a class's name.

@@ -28,15 +28,25 @@ def onnx_dtype(dtype: Any) -> int:
 
 
 def numpy_dtype(elem_type: int) -> np.dtype[Any]:
-    """The numpy dtype of an ONNX element type."""
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    """The numpy dtype of an ONNX element type.
+
+    Raises:
+        GraphError: there is no such type.
+    """
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
+    except KeyError:
+        raise GraphError(f"there is no element type {elem_type}") from None
 
 
 def dtype_name(elem_type: int) -> str:
     """A name for messages: 'float32', 'int64', 'bfloat16'."""
     if elem_type == onnx.TensorProto.UNDEFINED:
         return "unknown"
-    return numpy_dtype(elem_type).name if elem_type != onnx.TensorProto.STRING else "string"
+    if elem_type == onnx.TensorProto.STRING:
+        return "string"
+    known = elem_type in onnx.TensorProto.DataType.values()
+    return numpy_dtype(elem_type).name if known else f"type {elem_type}"
 
 
 def shape_text(shape: Shape | None) -> str:

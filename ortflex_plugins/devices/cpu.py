@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
+from ortflex_core.errors import Unsupported
 from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime import Runtime
 from ortflex_core.types import Array, numpy_dtype
@@ -41,7 +42,12 @@ class Cpu(Device):
     def empty(self, shape: Sequence[int], dtype: Any) -> Value:
         import onnxruntime
 
-        made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(shape), np.dtype(dtype).type)
+        try:
+            made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                list(shape), np.dtype(dtype).type
+            )
+        except (RuntimeError, TypeError) as error:
+            raise Unsupported(f"onnxruntime binds no {np.dtype(dtype)} tensors: {error}") from error
         return made._ortvalue  # type: ignore[no-any-return]
 
     def put(self, array: Array) -> Value:
