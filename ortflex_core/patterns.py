@@ -25,6 +25,8 @@ Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
 
 # Up to so many elements a kernel's work is less than its start.
 _SMALL = 4096
+# Of a constant of ones: a file may claim any size.
+_MOST_ROWS = 2**20
 
 
 def settings(node: Node) -> dict[str, Any]:
@@ -150,7 +152,10 @@ def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) ->
     x = summed_rows(node)
     if x is None or x.shape is None or x.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
-    ones = build.trace.constant(np.ones(x.shape[0], _numpy(x)))
+    rows = x.shape[0]
+    if not isinstance(rows, int) or not 0 <= rows <= _MOST_ROWS:
+        return None
+    ones = build.trace.constant(np.ones(rows, _numpy(x)))
     return build.make("MatMul", [ones, build.value(x)], x.dtype, node.outputs[0].shape)
 
 
