@@ -206,6 +206,11 @@ class Metric(Component, abc.ABC):
 
     better: ClassVar[Literal["higher", "lower"]]
 
+    @property
+    def column(self) -> str:
+        """What the History calls it, behind ``validation_``."""
+        return self.name
+
     @abc.abstractmethod
     def start(self) -> MetricState:
         """An empty accumulator."""

@@ -63,24 +63,41 @@ class Scores:
     def __call__(self, evaluate: Evaluate) -> dict[str, float]:
         """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
         terms = self.problem.terms
-        wanted = [terms[0].predicted.name] if self.metrics else []
+        wanted = [terms[0].output] if self.metrics else []
         states = [m.start() for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
         for batch in self.batches():
             sums, outputs = evaluate(batch, wanted)
             totals += sums
             denominators += batch.denominators
+            if not states:
+                continue
+            labels = batch.array(terms[0].label.name)
+            weight = batch.array(terms[0].weight.name) if terms[0].weight else None
+            predicted = _beside_labels(terms[0], outputs[wanted[0]], labels)
             for state in states:
-                weight = batch.array(terms[0].weight.name) if terms[0].weight else None
-                state.update(batch.array(terms[0].label.name), outputs[wanted[0]], weight)
+                state.update(labels, predicted, weight)
         if self.problem.reduction == "sum":
             denominators[:] = 1.0
         factors = np.array([t.factor for t in terms])
         means = np.divide(totals, denominators, out=np.zeros_like(totals), where=denominators > 0)
         scores = {"loss": float(factors @ means)}
         for metric, state in zip(self.metrics, states, strict=True):
-            scores[metric.name] = state.result()
+            scores[metric.column] = state.result()
         return scores
+
+
+def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
+    """What the user's output says, in the form that labels have; metrics see it, not raw scores.
+
+    Labels have the form of the scores that the loss sees, from which a Sigmoid may have gone on to
+    another shape, or to the two columns [1 - p, p].
+    """
+    if term.traced_back != "Sigmoid" or output.shape == labels.shape:
+        return output
+    if output.size == 2 * labels.size and output.shape[-1] == 2:
+        output = output[..., 1]
+    return output.reshape(labels.shape) if output.size == labels.size else output
 
 
 def per_sample(

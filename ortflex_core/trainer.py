@@ -352,8 +352,9 @@ class Trainer:
         """The schedule for this problem; what it asks the compiled loss is asked once."""
         if self._bound is None or self._bound[:2] != (self.schedule, self._problem.terms):
             slope = partial(scoring.slope, self._problem, self.device)
-            better = {f"validation_{m.name}" for m in self.setup.metrics if m.better == "higher"}
-            context = ScheduleContext(slope=slope, higher=frozenset(better))
+            better = [m.column for m in self.setup.metrics if m.better == "higher"]
+            higher = frozenset(f"validation_{column}" for column in better)
+            context = ScheduleContext(slope=slope, higher=higher)
             bound = self.schedule.bind(context)
             self._bound = (self.schedule, self._problem.terms, bound)
         return self._bound[2]
