@@ -215,6 +215,9 @@ class Plugins:
     def component(self, kind: str, spec: Any, where: str = "") -> Any:
         """A component from its name, from a mapping ``{name=…, parameter=…}``, or as it is.
 
+        ``family.member`` is one of many that a plugin of the name ``family`` stands for; its class
+        method ``member(name, parameters)`` gives the parameters of that one.
+
         Raises:
             ConfigError: unknown parameters, values of the wrong type or out of range; all at
                 once, each with its path (``where``) and what was probably meant.
@@ -236,11 +239,18 @@ class Plugins:
             raise ConfigError(f"{path}: the key 'name' is missing in {dict(spec)!r}")
         from ortflex_core.structure import structure
 
+        parameters = {key: value for key, value in spec.items() if key != "name"}
+        family, _, member = spec["name"].partition(".")
+        several = bool(member) and spec["name"] not in self[kind]
         try:
-            cls = self[kind].load(spec["name"])
+            cls = self[kind].load(family if several else spec["name"])
         except PluginError as error:
             raise PluginError(f"{path}: {error}") from error
-        parameters = {key: value for key, value in spec.items() if key != "name"}
+        if several:
+            # One plugin for many: it says itself what the rest of the name and the parameters mean.
+            if not hasattr(cls, "member"):
+                raise PluginError(f"{path}: the {singular(kind)} {family!r} has no {member!r}")
+            parameters = cls.member(member, parameters)
         return structure(cls, parameters, path, self)
 
     def rules(self, first: Iterable[str] = ()) -> RuleTable:
