@@ -50,4 +50,4 @@ class Monitor:
     def higher(self, trainer: Trainer) -> bool:
         """Whether more is better: a metric says so itself, and a loss is better when lower."""
         name = self.column.removeprefix("validation_")
-        return any(m.name == name and m.better == "higher" for m in trainer.setup.metrics)
+        return any(m.column == name and m.better == "higher" for m in trainer.setup.metrics)

@@ -1,0 +1,85 @@
+"""What a prediction says about classes, for the metrics that count them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ortflex_core.errors import DataError
+from ortflex_core.types import Array, shape_text
+from ortflex_plugins.metrics._averages import same_shape
+
+
+def classes(
+    metric: str, expected: Array, predicted: Array, threshold: float
+) -> tuple[Array, Array]:
+    """Labels and predicted classes, of one shape.
+
+    Integers, booleans and texts are classes; floats [B, C, …] beside labels [B, …] or one-hot labels
+    are scores, of which the largest in axis 1 wins; floats of the labels' shape, [B] or [B, 1], mean
+    class 1 above ``threshold``.
+
+    Raises:
+        DataError: labels and predictions do not fit, or several classes of a row are right.
+    """
+    if predicted.dtype.kind != "f":
+        same_shape(metric, expected, predicted)
+        if (expected.dtype.kind in "OUS") != (predicted.dtype.kind in "OUS"):
+            raise DataError(
+                f"{metric}: labels of type {expected.dtype} cannot equal predictions of type "
+                f"{predicted.dtype}; class names become numbers by classes=[…]"
+            )
+        return expected, predicted
+    if not has_columns(predicted):
+        _no_names(metric, expected)
+        same_shape(metric, expected, predicted)
+        return expected, predicted > threshold
+    return numbers(metric, expected, predicted), predicted.argmax(axis=1)
+
+
+def has_columns(predicted: Array) -> bool:
+    """Whether predictions have several columns, in axis 1."""
+    return predicted.ndim >= 2 and predicted.shape[1] > 1
+
+
+def numbers(metric: str, expected: Array, predicted: Array) -> Array:
+    """Class numbers [B, …] out of labels beside scores [B, C, …].
+
+    Raises:
+        DataError: labels of another shape, or not one class a row.
+    """
+    _no_names(metric, expected)
+    shape = predicted.shape
+    if expected.shape == shape:
+        return _one_hot(metric, expected)
+    if expected.shape == (shape[0], *shape[2:]):
+        return expected
+    raise DataError(
+        f"{metric}: predictions {shape_text(shape)} need labels of shape "
+        f"{shape_text((shape[0], *shape[2:]))}, or one-hot {shape_text(shape)}, got "
+        f"{shape_text(expected.shape)}"
+    )
+
+
+def rows_of_columns(scores: Array) -> Array:
+    """Scores [B, C, …] as [B·…, C]."""
+    return np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1])
+
+
+def _no_names(metric: str, expected: Array) -> None:
+    if expected.dtype.kind in "OUS":
+        raise DataError(
+            f"{metric}: labels of type {expected.dtype} beside float predictions; class names "
+            "become numbers by classes=[…]"
+        )
+
+
+def _one_hot(metric: str, expected: Array) -> Array:
+    """The classes of one-hot labels."""
+    total = expected.sum(axis=1)
+    if not np.allclose(total, 1):
+        row = int(np.argwhere(~np.isclose(total, 1))[0][0])
+        raise DataError(
+            f"{metric}: labels of the predictions' shape {shape_text(expected.shape)} must be "
+            f"one-hot, but row {row} sums to {total[row]!s}"
+        )
+    return np.asarray(expected.argmax(axis=1))

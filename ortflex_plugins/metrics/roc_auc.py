@@ -1,0 +1,129 @@
+"""The metric ``roc_auc``."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import one_of
+from ortflex_core.errors import DataError
+from ortflex_core.protocols import Metric
+from ortflex_core.types import Array, shape_text
+from ortflex_plugins.metrics._averages import columns, same_shape
+from ortflex_plugins.metrics._classes import has_columns, numbers, rows_of_columns
+
+
+@attrs.frozen(kw_only=True)
+class RocAuc(Metric):
+    """Area under the ROC curve: how likely a row of the class has the larger score than another.
+
+    Predictions [B], [B, 1] or of two classes [B, 2] stand for class 1. With more columns each class
+    is judged against all others, by probabilities, and ``average`` puts them together; labels are
+    class numbers [B, …], or 0 and 1 of the predictions' shape, also several in a row. NaN where a
+    class has no row or every row. Scores and labels are kept until the end: 9 bytes a row and column,
+    8 more with weights.
+
+    Raises:
+        ValueError: ``average`` is neither of the two.
+        DataError: labels and predictions do not fit.
+
+    >>> state = RocAuc().start()
+    >>> state.update(np.array([0, 1, 0, 1]), np.array([0.1, 0.4, 0.35, 0.8]), None)
+    >>> state.result()
+    1.0
+
+    Source: sklearn.metrics.roc_auc_score(multi_class="ovr").
+    """
+
+    name: ClassVar[str] = "roc_auc"
+    better: ClassVar[Literal["higher", "lower"]] = "higher"
+
+    average: Literal["macro", "weighted"] = attrs.field(
+        default="macro",
+        validator=one_of("macro", "weighted"),
+        metadata={"help": "the mean of the classes, or weighted by their rows"},
+    )
+
+    def start(self) -> RocAucState:
+        """An empty accumulator."""
+        return RocAucState(self.average)
+
+
+class RocAucState:
+    """All rows so far: scores and truth values [n, k], weights [n]."""
+
+    def __init__(self, average: str) -> None:
+        self._average = average
+        self._scores: list[Array] = []
+        self._truths: list[Array] = []
+        self._weights: list[Array | None] = []
+
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Take in one batch."""
+        if predicted.dtype.kind != "f":
+            raise DataError(f"roc_auc takes scores or probabilities, got {predicted.dtype}")
+        if not has_columns(predicted):
+            same_shape("roc_auc", expected, predicted)
+            truths, scores = expected.reshape(-1, 1), predicted.reshape(-1, 1)
+            positions = predicted.shape
+        else:
+            truths, scores = _by_class(expected, predicted)
+            positions = (len(predicted), *predicted.shape[2:])
+        wrong = truths[(truths != 0) & (truths != 1)]
+        if wrong.size:
+            raise DataError(f"roc_auc: labels must be 0 and 1, got {wrong[0]!r}")
+        weights = None
+        if weight is not None:
+            weights = columns("roc_auc", np.zeros(positions), weight)[1].ravel()
+        self._scores.append(scores.astype(np.float64))
+        self._truths.append(truths.astype(bool))
+        self._weights.append(weights)
+
+    def result(self) -> float:
+        """The area; NaN of nothing."""
+        if not self._scores:
+            return math.nan
+        scores, truths = np.concatenate(self._scores), np.concatenate(self._truths)
+        given = zip(self._scores, self._weights, strict=True)
+        weights = np.concatenate([np.ones(len(s)) if w is None else w for s, w in given])
+        areas = [_area(s, t, weights) for s, t in zip(scores.T, truths.T, strict=True)]
+        if self._average == "macro" or len(areas) == 1:
+            return float(np.mean(areas))
+        shares = weights @ truths
+        return float(areas @ shares / shares.sum()) if shares.sum() else math.nan
+
+
+def _by_class(expected: Array, predicted: Array) -> tuple[Array, Array]:
+    """Truth values and scores [n, k] of predictions [B, C, …]; one column where C is 2."""
+    scores = rows_of_columns(predicted)
+    if expected.shape == predicted.shape:
+        truths = rows_of_columns(expected)
+        exclusive = scores.shape[1] == 2 and np.all(truths.sum(axis=1) == 1)
+    else:
+        labels = numbers("roc_auc", expected, predicted).reshape(-1, 1)
+        wrong = labels[(labels < 0) | (labels >= scores.shape[1])]
+        if wrong.size:
+            raise DataError(
+                f"roc_auc: predictions {shape_text(predicted.shape)} have no class {wrong[0]!r}"
+            )
+        truths, exclusive = labels == np.arange(scores.shape[1]), scores.shape[1] == 2
+    if exclusive:
+        # Of raw scores only the difference means something; of probabilities it has their order.
+        return truths[:, 1:], scores[:, 1:].astype(np.float64) - scores[:, :1]
+    return truths, scores
+
+
+def _area(scores: Array, truths: Array, weights: Array) -> float:
+    """The area under one curve, by the trapezoids between different scores."""
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    right = np.cumsum(np.where(truths, weights, 0.0)[order])
+    wrong = np.cumsum(np.where(truths, 0.0, weights)[order])
+    if not len(ranked) or right[-1] == 0 or wrong[-1] == 0:
+        return math.nan
+    last = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    x, y = np.append(0.0, wrong[last]), np.append(0.0, right[last])
+    return float(np.sum(np.diff(x) * (y[1:] + y[:-1])) / 2 / (wrong[-1] * right[-1]))

@@ -1,0 +1,200 @@
+"""The metric ``sklearn``: those of scikit-learn, by their names."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import number
+from ortflex_core.errors import ConfigError, DataError, nearest
+from ortflex_core.protocols import Metric
+from ortflex_core.types import Array
+from ortflex_plugins.metrics._averages import columns
+from ortflex_plugins.metrics._classes import classes, has_columns, numbers, rows_of_columns
+
+_ENDINGS = ("_score", "_loss", "_error", "_deviance", "_corrcoef")
+_FIRST = ("y_true", "labels_true", "y1")
+# Of the module of classification, those that look at scores or probabilities.
+_OF_SCORES = ("log_loss", "brier_score_loss", "d2_log_loss_score", "d2_brier_score", "hinge_loss")
+
+
+def _check_score(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    _function(value)
+
+
+def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    known = list(inspect.signature(_function(instance.score)).parameters)[2:]
+    known = [name for name in known if name != "sample_weight"]
+    for name in value:
+        if name not in known:
+            raise ValueError(
+                f"{type(instance).__name__}.{attribute.name} must be those of sklearn.metrics."
+                f"{instance.score}, got {name!r}; {nearest(name, known)}"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class SklearnMetric(Metric):
+    """Any score of sklearn.metrics: ``{name = "sklearn.f1_score", average = "macro"}``.
+
+    That is short for ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. Any
+    function of labels and predictions that gives one number will do. Regression gets the predictions
+    as they are; classification the predicted classes, read as by ``accuracy``; rankings and losses of
+    probabilities the scores, of two classes those of class 1. Sample weights go to functions that
+    take them. Labels and predictions are kept until all rows are there.
+
+    Raises:
+        ConfigError: there is no such function, or scikit-learn is not installed.
+        ValueError: ``arguments`` that the function does not have.
+        DataError: what the function itself finds wrong with labels and predictions.
+
+    >>> state = SklearnMetric(score="f1_score", arguments={"average": "micro"}).start()
+    >>> state.update(np.array([0, 1, 2]), np.eye(3), None)
+    >>> state.result()
+    1.0
+
+    Source: sklearn.metrics.
+    """
+
+    name: ClassVar[str] = "sklearn"
+
+    score: str = attrs.field(
+        validator=_check_score, metadata={"help": "the function in sklearn.metrics"}
+    )
+    arguments: Mapping[str, Any] | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(_check_arguments),
+        metadata={"help": "what it is called with beside labels, predictions and weights"},
+    )
+    threshold: float = attrs.field(
+        default=0.5, validator=number(), metadata={"help": "class 1 begins above it; 0 for scores"}
+    )
+
+    @classmethod
+    def member(cls, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of ``sklearn.<name>``: our own, and those of the function."""
+        own = {k: v for k, v in parameters.items() if k == "threshold"}
+        rest = {k: v for k, v in parameters.items() if k != "threshold"}
+        return {"score": name, **own, **({"arguments": rest} if rest else {})}
+
+    @property
+    def column(self) -> str:
+        """``sklearn.f1_score(average=macro)``."""
+        given = ", ".join(f"{k}={v}" for k, v in (self.arguments or {}).items())
+        return f"sklearn.{self.score}" + (f"({given})" if given else "")
+
+    @property
+    def better(self) -> Literal["higher", "lower"]:  # type: ignore[override]  # each its own way
+        """Scores are better when higher, losses and errors when lower: so they are called."""
+        return "higher" if self.score.endswith(("_score", "_corrcoef")) else "lower"
+
+    def start(self) -> SklearnState:
+        """An empty accumulator."""
+        return SklearnState(self)
+
+
+class SklearnState:
+    """All labels, predictions and weights so far."""
+
+    def __init__(self, metric: SklearnMetric) -> None:
+        self._metric = metric
+        self._rows: list[tuple[Array, Array, Array | None]] = []
+
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Keep one batch; the arrays may be written over afterwards."""
+        kept = (np.array(expected), np.array(predicted))
+        self._rows.append((*kept, None if weight is None else np.array(weight)))
+
+    def result(self) -> float:
+        """What the function says; NaN of nothing."""
+        if not self._rows:
+            return math.nan
+        name, function = self._metric.column, _function(self._metric.score)
+        labels, predictions = (np.concatenate([r[k] for r in self._rows]) for k in (0, 1))
+        arguments = dict(self._metric.arguments or {})
+        takes = inspect.signature(function).parameters
+        weights = [r[2] for r in self._rows if r[2] is not None]
+        truth, seen, positions = self._seen(function, labels, predictions)
+        if weights and "sample_weight" in takes:
+            table = columns(name, np.zeros(positions), np.concatenate(weights))[1]
+            arguments["sample_weight"] = table.ravel() if len(truth) == table.size else table[:, 0]
+        if "labels" in takes and truth.ndim == 1 and seen.ndim == 2:
+            arguments.setdefault("labels", np.arange(seen.shape[1]))
+        try:
+            value = function(truth, seen, **arguments)
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{name}: {error}") from error
+        if np.ndim(value) != 0:
+            raise DataError(f"{name} gives {np.shape(value)} numbers, expected a single one")
+        return float(value)
+
+    def _seen(
+        self, function: Callable[..., Any], labels: Array, predictions: Array
+    ) -> tuple[Array, Array, tuple[int, ...]]:
+        """Labels and predictions as the function takes them, and the shape that weights belong to."""
+        metric, module = self._metric, function.__module__
+        if "regression" in module:
+            return labels, predictions, labels.shape
+        several = has_columns(predictions)
+        together = several and labels.shape == predictions.shape and _several(labels)
+        if together and predictions.ndim == 2:
+            # Several labels a row; rankings look at the scores, the others at what is above.
+            above = predictions if _of_scores(function) else predictions > metric.threshold
+            return labels.astype(int), above, labels.shape[:1]
+        if not _of_scores(function):
+            truth, found = classes(metric.column, labels, predictions, metric.threshold)
+            return truth.ravel(), found.ravel(), truth.shape
+        if not several:
+            return labels.ravel(), predictions.ravel(), labels.shape
+        truth = numbers(metric.column, labels, predictions)
+        scores = rows_of_columns(predictions)
+        return truth.ravel(), _two_columns(scores) if scores.shape[1] == 2 else scores, truth.shape
+
+
+def _of_scores(function: Callable[..., Any]) -> bool:
+    return "ranking" in function.__module__ or function.__name__ in _OF_SCORES
+
+
+def _several(labels: Array) -> bool:
+    """Whether labels [B, k] say more than one class a row."""
+    return not np.all(labels.sum(axis=1) == 1)
+
+
+def _two_columns(scores: Array) -> Array:
+    """The probabilities of class 1, or how much larger its raw scores are."""
+    shares = np.allclose(scores.sum(axis=1), 1, atol=1e-4) and scores.min(initial=0) >= 0
+    return np.asarray(scores[:, 1] if shares else scores[:, 1].astype(float) - scores[:, 0])
+
+
+def _function(score: str) -> Callable[..., Any]:
+    """The function of a name.
+
+    Raises:
+        ConfigError: there is none, or no scikit-learn.
+    """
+    try:
+        import sklearn.metrics
+    except ImportError as error:
+        raise ConfigError(
+            f"the metric 'sklearn.{score}' needs scikit-learn, which cannot be imported ({error}): "
+            "pip install 'ortflex[sklearn]'"
+        ) from error
+    found = {
+        name: member
+        for name in sklearn.metrics.__all__
+        if name.endswith(_ENDINGS) and _judges(member := getattr(sklearn.metrics, name))
+    }
+    if score not in found:
+        raise ConfigError(f"sklearn.metrics has no score {score!r}; {nearest(score, found)}")
+    chosen: Callable[..., Any] = found[score]
+    return chosen
+
+
+def _judges(member: Any) -> bool:
+    """Whether it is a function of labels and predictions."""
+    return inspect.isfunction(member) and next(iter(inspect.signature(member).parameters)) in _FIRST

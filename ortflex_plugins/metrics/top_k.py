@@ -1,0 +1,69 @@
+"""The metric ``top_k``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import number
+from ortflex_core.errors import DataError
+from ortflex_core.protocols import Metric
+from ortflex_core.types import Array, shape_text
+from ortflex_plugins.metrics._averages import Average
+from ortflex_plugins.metrics._classes import has_columns, numbers
+
+
+@attrs.frozen(kw_only=True)
+class TopK(Metric):
+    """Share of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
+
+    Predictions are floats [B, C, …], labels class numbers [B, …] or one-hot. Of equal scores the
+    class with the larger number is first.
+
+    Raises:
+        ValueError: ``k`` is less than 1.
+        DataError: labels and predictions do not fit, or there are no columns of scores.
+
+    >>> state = TopK(k=2).start()
+    >>> state.update(np.array([0, 1]), np.array([[0.3, 0.6, 0.1], [0.5, 0.1, 0.4]]), None)
+    >>> state.result()
+    0.5
+
+    Source: sklearn.metrics.top_k_accuracy_score.
+    """
+
+    name: ClassVar[str] = "top_k"
+    better: ClassVar[Literal["higher", "lower"]] = "higher"
+
+    k: int = attrs.field(
+        default=5, validator=number(ge=1), metadata={"help": "how many classes are looked at"}
+    )
+
+    def start(self) -> TopKState:
+        """An empty accumulator."""
+        return TopKState(self.k)
+
+
+class TopKState:
+    """Weighted counts of rows whose class is among the first."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._right = Average("top_k")
+
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Take in one batch."""
+        if predicted.dtype.kind != "f" or not has_columns(predicted):
+            raise DataError(
+                f"top_k takes scores [B, C, …] of several classes, got {predicted.dtype} "
+                f"{shape_text(predicted.shape)}"
+            )
+        labels = np.expand_dims(numbers("top_k", expected, predicted), 1)
+        order = np.argsort(predicted, axis=1, kind="stable")[:, -self._k :]
+        self._right.add((order == labels).any(axis=1), weight)
+
+    def result(self) -> float:
+        """The share of right answers; NaN of nothing."""
+        return float(self._right.means().mean())

@@ -1,0 +1,369 @@
+"""More streaming metrics against scikit-learn's; scikit-learn's own by their names."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.config import Recipe
+from ortflex_core.errors import ConfigError, DataError
+from ortflex_core.protocols import Metric
+from ortflex_plugins.metrics.f1 import F1
+from ortflex_plugins.metrics.roc_auc import RocAuc
+from ortflex_plugins.metrics.sklearn import SklearnMetric
+from ortflex_plugins.metrics.top_k import TopK
+from tests import models
+from tests.plugins.test_metrics import streamed
+from tests.training import make, plugins, regression
+
+BATCHES = (1, 7, 60)
+
+
+def softmax(scores: Any) -> Any:
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def labelled(classes: int, rows: int = 60) -> tuple[Any, Any, Any]:
+    """Scores, labels that they say something about, and weights."""
+    rng = np.random.default_rng(classes)
+    scores = rng.normal(size=(rows, classes)).astype(np.float32)
+    right = scores.argmax(axis=1)
+    labels = np.where(rng.random(rows) < 0.6, right, rng.integers(0, classes, rows))
+    return scores, labels, rng.uniform(0, 3, rows)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 3, 9])
+def test_top_k_is_scikit_learn_s(k: int, weighted: bool, batch: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, labels, weight = labelled(4)
+    scores[5] = scores[5, 0]  # equal ones
+    scores[7, 1:3] = scores[7, 3]
+    weight = weight if weighted else None
+    wanted = metrics.top_k_accuracy_score(
+        labels, scores, k=min(k, 3), labels=range(4), sample_weight=weight
+    )
+    if k > 3:
+        wanted = 1.0
+    for expected in (labels, np.eye(4)[labels]):
+        assert streamed(TopK(k=k), expected, scores, weight, batch) == pytest.approx(wanted)
+
+
+def test_top_k_counts_every_position() -> None:
+    scores = np.zeros((2, 3, 4))
+    scores[:, 1], scores[:, 2] = 1, 2
+    labels = np.ones((2, 4), dtype=int)
+    labels[0, 0] = 0
+    assert streamed(TopK(k=2), labels, scores, None) == 7 / 8
+    assert streamed(TopK(k=1), labels, scores, None) == 0
+    with pytest.raises(DataError, match=r"top_k takes scores \[B, C, …\] of several classes, got"):
+        TopK().start().update(np.zeros(3), np.zeros(3), None)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+def test_f1_is_scikit_learn_s(average: Any, weighted: bool, batch: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, labels, weight = labelled(5)
+    scores[:, 4] = -9  # a class that is never predicted
+    labels[labels == 3] = 2  # and one that has no label
+    found, weight = scores.argmax(axis=1), weight if weighted else None
+    wanted = metrics.f1_score(labels, found, average=average, sample_weight=weight, zero_division=0)
+    names = np.array(["ant", "bee", "cat", "dog", "eel"])
+    for expected, predicted in ((labels, scores), (labels, found), (names[labels], names[found])):
+        got = streamed(F1(average=average), expected, predicted, weight, batch)
+        assert got == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("shape", [(60,), (60, 1)])
+def test_f1_of_two_classes_is_scikit_learn_s(shape: Any, batch: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, labels, weight = labelled(2)
+    raw, y = (scores[:, 1] - scores[:, 0]).reshape(shape), labels.reshape(shape)
+    for positive in (0, 1):
+        wanted = metrics.f1_score(labels, raw.ravel() > 0, pos_label=positive, sample_weight=weight)
+        got = streamed(F1(threshold=0, positive=positive), y, raw, weight, batch)
+        assert got == pytest.approx(wanted, rel=1e-12)
+        of_columns = streamed(F1(positive=positive), labels, scores, weight, batch)
+        assert of_columns == pytest.approx(wanted, rel=1e-12)
+    nobody = np.zeros(4)
+    assert streamed(F1(), nobody, nobody, None) == 0
+
+
+def test_f1_of_many_classes_needs_an_average() -> None:
+    state = F1().start()
+    with pytest.raises(
+        DataError, match=r"takes two classes, there are 0, 1, 2, …; choose average="
+    ):
+        state.update(np.array([0, 1, 2]), np.eye(3), None)
+    with pytest.raises(ValueError, match=r"F1.average must be one of 'binary', 'macro'"):
+        F1(average="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_roc_auc_is_scikit_learn_s(weighted: bool, batch: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, labels, weight = labelled(2)
+    raw = np.round(scores[:, 1] - scores[:, 0], 1)  # some are equal
+    weight = weight if weighted else None
+    wanted = metrics.roc_auc_score(labels, raw, sample_weight=weight)
+    both = np.stack([np.zeros(60), raw], axis=1)
+    for expected, predicted in (
+        (labels, raw),
+        (labels.reshape(-1, 1), raw.reshape(-1, 1)),
+        (labels * 1.0, 1 / (1 + np.exp(-raw))),
+        (labels, both),
+        (labels, softmax(both)),
+        (np.eye(2)[labels], both),
+    ):
+        got = streamed(RocAuc(), expected, predicted, weight, batch)
+        assert got == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("average", ["macro", "weighted"])
+def test_roc_auc_of_several_classes_is_scikit_learn_s(average: Any) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, labels, weight = labelled(4)
+    shares = softmax(scores.astype(float))
+    wanted = metrics.roc_auc_score(labels, shares, multi_class="ovr", average=average)
+    for expected in (labels, np.eye(4)[labels]):
+        assert streamed(RocAuc(average=average), expected, shares, None) == pytest.approx(wanted)
+    several = (np.random.default_rng(0).random((60, 4)) < 0.4) * 1.0
+    wanted = metrics.roc_auc_score(several, shares, average=average, sample_weight=weight)
+    assert streamed(RocAuc(average=average), several, shares, weight) == pytest.approx(wanted)
+
+
+def test_roc_auc_says_what_it_cannot_judge() -> None:
+    assert math.isnan(streamed(RocAuc(), np.ones(4), np.arange(4.0), None))
+    with pytest.raises(DataError, match="labels must be 0 and 1, got"):
+        streamed(RocAuc(), np.array([0, 2]), np.arange(2.0), None)
+    with pytest.raises(DataError, match=r"predictions \[2, 3\] have no class"):
+        streamed(RocAuc(), np.array([0, 3]), np.eye(3)[:2], None)
+    with pytest.raises(DataError, match="takes scores or probabilities, got int64"):
+        streamed(RocAuc(), np.array([0, 1]), np.array([0, 1]), None)
+
+
+@pytest.mark.parametrize("metric", [F1(), TopK(), RocAuc()], ids=lambda m: m.name)
+def test_of_nothing_a_metric_is_nan_and_weights_must_fit(metric: Metric) -> None:
+    assert math.isnan(metric.start().result())
+    state = metric.start()
+    labels, scores = np.array([0, 1, 1]), np.array([[0.2, 0.8], [0.3, 0.7], [0.6, 0.4]])
+    state.update(labels, scores, np.zeros(3))
+    assert math.isnan(state.result())
+    assert metric.better == "higher"
+    with pytest.raises(DataError, match=rf"{metric.name}: sample weights \[2\] do not fit"):
+        metric.start().update(labels, scores, np.ones(2))
+    with pytest.raises(DataError, match=rf"{metric.name}: predictions \[3, 2\] need labels"):
+        metric.start().update(np.zeros((3, 1), int), scores, None)
+
+
+# What metrics see -------------------------------------------------------------------------------
+
+
+def binary_model(ending: str) -> Any:
+    """``Y``: the probability of class 1, in three forms, of scores ``X @ W + b``."""
+    node = onnx.helper.make_node
+    nodes = [
+        node("MatMul", ["X", "W"], ["product"]),
+        node("Add", ["product", "b"], ["scores"]),
+        node("Sigmoid", ["scores"], ["p"]),
+    ]
+    weights = {"W": np.array([[1.0], [-1.0]]), "b": np.array([0.3])}
+    if ending == "columns":
+        weights["unity"] = np.array([1.0])
+        nodes += [node("Sub", ["unity", "p"], ["q"]), node("Concat", ["q", "p"], ["Y"], axis=1)]
+    elif ending == "flat":
+        weights["shape"] = np.array([-1])
+        nodes += [node("Reshape", ["p", "shape"], ["Y"])]
+    else:
+        nodes += [node("Identity", ["p"], ["Y"])]
+    shape = {"columns": ("N", 2), "flat": ("N",)}.get(ending, ("N", 1))
+    return models.model(nodes, [models.floats("X", "N", 2)], [models.floats("Y", *shape)], weights)
+
+
+@pytest.mark.parametrize("ending", ["one", "flat", "columns"])
+def test_metrics_see_the_probabilities_that_the_file_puts_out(ending: str) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 2)).astype(np.float32)
+    y = (x[:, 0] - x[:, 1] + rng.normal(size=50) > 0).astype(np.int64).reshape(-1, 1)
+    raw = x @ np.array([[1.0], [-1.0]]) + 0.3
+    asked = ["accuracy", "f1", "roc_auc", "sklearn.recall_score", "sklearn.log_loss"]
+    trainer = make(binary_model(ending), loss="log_loss", metrics=asked, classes=None)
+    found = trainer.evaluate(x, y)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(y, raw > 0))
+    assert found["f1"] == pytest.approx(metrics.f1_score(y, raw > 0))
+    assert found["roc_auc"] == pytest.approx(metrics.roc_auc_score(y, raw))
+    assert found["sklearn.recall_score"] == pytest.approx(metrics.recall_score(y, raw > 0))
+    assert found["sklearn.log_loss"] == pytest.approx(found["loss"], rel=1e-5)
+
+
+# scikit-learn's own -----------------------------------------------------------------------------
+
+
+def test_every_score_of_scikit_learn_can_be_named() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    positive, predicted = rng.uniform(1, 2, 60), rng.uniform(1, 2, 60)
+    scores, labels, weight = labelled(3)
+    shares = softmax(scores.astype(float))
+    several = (rng.random((60, 3)) < 0.5) * 1.0
+    every = {n: getattr(getattr(metrics, n), "__module__", "") for n in metrics.__all__}
+    of_regression = [n for n, module in every.items() if "regression" in module and n.islower()]
+    assert len(of_regression) > 12
+    for name in of_regression:
+        options = {"arguments": {"power": 1.5}} if "tweedie" in name else {}
+        got = streamed(SklearnMetric(score=name, **options), positive, predicted, None)
+        theirs = getattr(metrics, name)(positive, predicted, **options.get("arguments", {}))
+        assert got == pytest.approx(theirs, rel=1e-12)
+    for name in ("accuracy_score", "balanced_accuracy_score", "hamming_loss", "zero_one_loss"):
+        got = streamed(SklearnMetric(score=name), labels, shares, weight)
+        theirs = getattr(metrics, name)(labels, scores.argmax(axis=1), sample_weight=weight)
+        assert got == pytest.approx(theirs, rel=1e-12)
+    for name in ("cohen_kappa_score", "matthews_corrcoef", "adjusted_rand_score"):
+        got = streamed(SklearnMetric(score=name), labels, shares, None)
+        assert got == pytest.approx(getattr(metrics, name)(labels, scores.argmax(axis=1)))
+    for name in ("f1_score", "jaccard_score", "precision_score", "recall_score"):
+        arguments = {"average": "macro"}
+        got = streamed(SklearnMetric(score=name, arguments=arguments), labels, shares, weight)
+        theirs = getattr(metrics, name)(
+            labels, scores.argmax(axis=1), sample_weight=weight, **arguments
+        )
+        assert got == pytest.approx(theirs, rel=1e-12)
+        got = streamed(SklearnMetric(score=name, arguments=arguments), several, shares, weight)
+        theirs = getattr(metrics, name)(several, shares > 0.5, sample_weight=weight, **arguments)
+        assert got == pytest.approx(theirs, rel=1e-12)
+    log_loss = SklearnMetric(score="log_loss")
+    theirs = metrics.log_loss(labels, shares, sample_weight=weight)
+    assert streamed(log_loss, labels, shares, weight) == pytest.approx(theirs)
+    assert math.isfinite(streamed(log_loss, labels[labels < 2], shares[labels < 2], None))
+    arguments = {"multi_class": "ovo"}
+    got = streamed(SklearnMetric(score="roc_auc_score", arguments=arguments), labels, shares, None)
+    assert got == pytest.approx(metrics.roc_auc_score(labels, shares, **arguments))
+    got = streamed(SklearnMetric(score="label_ranking_loss"), several, shares, None)
+    assert got == pytest.approx(metrics.label_ranking_loss(several, shares))
+    two, y, _ = labelled(2)
+    raw = (two[:, 1].astype(float) - two[:, 0]).reshape(-1, 1)
+    wanted = metrics.average_precision_score(y, raw.ravel())
+    for expected, seen in ((y, two), (y, softmax(two)), (y.reshape(-1, 1), raw)):
+        got = streamed(SklearnMetric(score="average_precision_score"), expected, seen, None)
+        assert got == pytest.approx(wanted)
+    got = streamed(SklearnMetric(score="brier_score_loss"), y, softmax(two.astype(float)), None)
+    assert got == pytest.approx(metrics.brier_score_loss(y, 1 / (1 + np.exp(-raw.ravel()))))
+
+
+def test_positions_count_like_rows() -> None:
+    pytest.importorskip("sklearn")
+    rng = np.random.default_rng(0)
+    scores, labels = rng.normal(size=(6, 3, 5)), rng.integers(0, 3, (6, 5))
+    weight = rng.uniform(0, 2, 6)
+    flat = np.moveaxis(scores, 1, 2).reshape(-1, 3)
+    for name, arguments in (("accuracy_score", None), ("roc_auc_score", {"multi_class": "ovr"})):
+        metric = SklearnMetric(score=name, arguments=arguments)
+        seen, beside = (softmax(scores), softmax(flat))
+        whole = streamed(metric, labels, seen, weight)
+        assert whole == pytest.approx(
+            streamed(metric, labels.ravel(), beside, np.repeat(weight, 5))
+        )
+
+
+def test_it_trains_by_name_with_arguments_and_goes_through_a_file(tmp_path: Any) -> None:
+    pytest.importorskip("sklearn")
+    (tmp_path / "model.onnx").write_bytes(models.classifier().SerializeToString())
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 4)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", X=x, y=x[:, :3].argmax(axis=1))
+    (tmp_path / "train.toml").write_text("""
+model = "model.onnx"
+data = "data.npz"
+validation = 0.3
+loss = "softmax_cross_entropy"
+epochs = 2
+metrics = ["sklearn.accuracy_score", { name = "sklearn.f1_score", average = "macro" }]
+callbacks = [{ name = "early_stopping", monitor = "validation_sklearn.accuracy_score" }]
+""")
+    recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
+    trainer = recipe.trainer(plugins())
+    history = recipe.run(trainer)
+    columns = [c for c in history.columns if "sklearn" in c]
+    f1 = "sklearn.f1_score(average=macro)"
+    assert columns == ["validation_sklearn.accuracy_score", f"validation_{f1}"]
+    (tmp_path / "again.toml").write_text(recipe.resolved(plugins()).to_toml(tmp_path))
+    again = Recipe.load(tmp_path / "again.toml", plugins=plugins()).trainer(plugins())
+    assert again.setup.metrics == trainer.setup.metrics
+    folder = trainer.save(tmp_path / "checkpoint")
+    assert Trainer.resume(folder, plugins=plugins()).setup.metrics == trainer.setup.metrics
+
+
+def test_scores_say_which_way_they_are_better() -> None:
+    pytest.importorskip("sklearn")
+    ways = {n: SklearnMetric(score=n).better for n in ("r2_score", "max_error", "log_loss")}
+    assert ways == {"r2_score": "higher", "max_error": "lower", "log_loss": "lower"}
+    assert SklearnMetric(score="matthews_corrcoef").better == "higher"
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("sklearn.f1_scor", "has no score 'f1_scor'; did you mean 'f1_score'"),
+        ("sklearn.confusion_matrix", "has no score 'confusion_matrix'"),
+        ("sklearn.silhouette_score", "has no score 'silhouette_score'"),
+        ({"name": "sklearn.f1_score", "averag": "macro"}, "got 'averag'; did you mean 'average'"),
+        ({"name": "sklearn"}, r"metrics\[0\].score: is missing"),
+        ("sklern.f1_score", "unknown metric 'sklern'; did you mean 'sklearn'"),
+        ("accuracy.balanced", "the metric 'accuracy' has no 'balanced'"),
+    ],
+)
+def test_mistakes_are_named(spec: Any, text: str) -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises((ConfigError, LookupError), match=text):
+        make(models.linear(), metrics=[spec])
+
+
+def test_what_a_function_finds_wrong_is_said() -> None:
+    pytest.importorskip("sklearn")
+    metric = SklearnMetric(score="f1_score", arguments={"average": "best"})
+    with pytest.raises(DataError, match=r"sklearn.f1_score\(average=best\): .*'average'"):
+        streamed(metric, np.array([0, 1]), np.array([0, 1]), None)
+    several = SklearnMetric(score="f1_score", arguments={"average": None})
+    with pytest.raises(DataError, match=r"gives \(2,\) numbers, expected a single one"):
+        streamed(several, np.array([0, 1]), np.array([0, 1]), None)
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "sklearn":
+            raise ImportError("No module named 'sklearn'")
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.delitem(sys.modules, "sklearn.metrics", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"needs scikit-learn, .*pip install 'ortflex\[sklearn\]'"
+    ):
+        make(models.linear(), metrics=["sklearn.r2_score"])
+
+
+def test_a_weighted_training_is_judged_with_its_weights() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    x, y = regression(features=6)
+    weight = np.random.default_rng(0).uniform(0, 2, len(x)).astype(np.float32)
+    trainer = make(models.mlp(), metrics=["sklearn.mean_absolute_error", "mae"])
+    found = trainer.evaluate(x, y, weight)
+    wanted = metrics.mean_absolute_error(y, trainer.predict(x), sample_weight=weight)
+    assert found["sklearn.mean_absolute_error"] == pytest.approx(wanted, rel=1e-6)
+    assert found["mae"] == pytest.approx(wanted, rel=1e-6)
