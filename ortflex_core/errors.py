@@ -153,6 +153,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 _COMPARED = 200
 _SHOWN = 100
+_LONGEST_LINE = 2000
 
 
 def _listed(names: list[str]) -> str:
@@ -162,14 +163,17 @@ def _listed(names: list[str]) -> str:
     return (", ".join(shown) or "none") + more
 
 
-def printable(text: str, limit: int = 4000) -> str:
-    r"""Text for a terminal: what is neither a letter nor a sign nor a line break becomes a dot.
+def printable(text: str, *, lines: bool = True) -> str:
+    r"""Text for a terminal: control characters become dots, very long lines lose their middle.
 
-    Names come out of files, and a terminal obeys control characters.
+    Names come out of files, and a terminal obeys control characters. ``lines=False`` is for a text
+    that has to stay on its line, such as a comment.
 
-    >>> printable("a\x1b[2Jb\nc")
-    'a·[2Jb\nc'
+    >>> printable("a\x1b[2Jb\nc"), printable("a\nb = 1", lines=False)
+    ('a·[2Jb\nc', 'a·b = 1')
     """
-    if len(text) > limit:
-        text = f"{text[: limit // 2]} … {text[-limit // 2 :]}"
-    return "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
+    if lines:
+        return "\n".join(printable(line, lines=False) for line in text.split("\n"))
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[: _LONGEST_LINE // 2]} … {text[-_LONGEST_LINE // 2 :]}"
+    return "".join(c if c.isprintable() else "·" for c in text)

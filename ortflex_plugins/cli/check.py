@@ -8,6 +8,7 @@ import sys
 import click
 
 from ortflex_core.check import ModelReport, NodeReport, check_model
+from ortflex_plugins.cli.terminal import plain
 
 _COLORS = {
     "trainable": "green",
@@ -39,7 +40,6 @@ def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) 
 
 def _show(report: ModelReport) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     # What goes through a pipe is searched: no line of it may be folded.
@@ -50,13 +50,14 @@ def _show(report: ModelReport) -> None:
     table.add_column("why", overflow="fold")
     for node in report.nodes:
         color = _COLORS[node.status]
-        label = escape(node.name or f"#{node.index}")
-        table.add_row(label, node.operator, f"[{color}]{node.status}[/]", escape(_why(node)))
+        label = plain(node.name or f"#{node.index}")
+        operator = plain(node.operator)
+        table.add_row(label, operator, f"[{color}]{node.status}[/]", plain(_why(node)))
     console.print(table)
     for choice in report.choices:
         if not choice.trained:
-            console.print(f"not trained: {escape(choice.name)} ({escape(choice.reason)})")
-    console.print("\n" + escape(report.summary))
+            console.print(plain(f"not trained: {choice.name} ({choice.reason})"))
+    console.print("\n" + "\n".join(map(plain, report.summary.split("\n"))))
 
 
 def _why(node: NodeReport) -> str:

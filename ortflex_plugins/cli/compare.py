@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortflex_plugins.cli.terminal import plain
+
 if TYPE_CHECKING:
     from ortflex_core.compare import Comparison
 
@@ -54,7 +56,6 @@ def compare(
 
 def _show(found: Comparison) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     # What goes through a pipe is searched: no line of it may be folded.
@@ -72,16 +73,16 @@ def _show(found: Comparison) -> None:
             f"{result.us_per_step:.1f}",
             *_ends(result.losses),
             f"{result.loss_error:.1e}",
-            escape(_worst(result.gradient_errors)),
-            escape(_worst(result.weight_errors)),
+            plain(_worst(result.gradient_errors)),
+            plain(_worst(result.weight_errors)),
         )
     console.print(table)
     for name, reasons in found.skipped.items():
-        console.print(escape(f"{name} cannot train this here: {reasons[0]}"))
+        console.print(plain(f"{name} cannot train this here: {reasons[0]}"))
     for note in found.notes:
-        console.print(escape(note))
+        console.print(plain(note))
     for difference in found.differences:
-        console.print(escape(str(difference)))
+        console.print(plain(str(difference)))
     if found.agree:
         steps = len(found.reference_losses)
         console.print(f"all agree within float32 rounding over {steps} steps")

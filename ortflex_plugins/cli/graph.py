@@ -42,6 +42,7 @@ def graph(
     for the graphs that training uses, what is forward, loss, backward and update.
     """
     from ortflex_core.config import Recipe
+    from ortflex_core.errors import printable
     from ortflex_core.registry import Plugins
     from ortflex_core.trainer import Trainer
     from ortflex_plugins.pictures import draw, draw_step
@@ -72,6 +73,6 @@ def graph(
             str(source), loss=loss, params=chosen, fold=fold, unfold=unfold, plugins=plugins
         )
     if picture.note:
-        click.echo(f"warning: {picture.note}", err=True)
+        click.echo(printable(f"warning: {picture.note}"), err=True)
     picture.save(target)
     click.echo(f"wrote {target}")

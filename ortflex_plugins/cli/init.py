@@ -66,13 +66,14 @@ def template(model: Model, folder: Path, plugins: Plugins) -> str:
         ModelError: the model has no float output or nothing to train.
     """
     from ortflex_core import parameters
+    from ortflex_core.errors import printable
 
     output, loss, why = suggest_loss(model)
     choices = parameters.choose(model, [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
-    lines += ["#", "# The model takes:", *(f"#   {spec}" for spec in model.inputs)]
-    lines += ["# and gives:", *(f"#   {spec}" for spec in model.outputs)]
+    lines += ["#", "# The model takes:", *_listed(f"#   {spec}" for spec in model.inputs)]
+    lines += ["# and gives:", *_listed(f"#   {spec}" for spec in model.outputs)]
     trained = [c for c in choices if c.trained]
     left = [c for c in choices if not c.trained]
     specs = model.initializers
@@ -83,7 +84,8 @@ def template(model: Model, folder: Path, plugins: Plugins) -> str:
         lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in left)
     lines += ["", *_model_keys(model, path, output, loss, why, plugins)]
     lines += ["# Every other key with its default.", "", *_default_keys(plugins)]
-    return "\n".join(lines)
+    # A name with a line break in it stays the comment that it is.
+    return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
 
 
 def suggest_loss(model: Model) -> tuple[str, str, str]:

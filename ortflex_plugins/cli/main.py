@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
 
 def guarded(command: Callable[[], Any]) -> Any:
     """Print an ortflex error and exit with 1; ORTFLEX_DEBUG=1 shows the traceback instead."""
-    from ortflex_core.errors import ConfigError, OrtflexError
+    from ortflex_core.errors import ConfigError, OrtflexError, printable
 
     if os.environ.get("ORTFLEX_DEBUG", "") not in ("", "0"):
         return command()
@@ -88,9 +88,9 @@ def guarded(command: Callable[[], Any]) -> Any:
         return command()
     except ConfigError as error:
         head = "" if len(error.problems) == 1 else f"{len(error.problems)} problems\n"
-        click.echo(f"error: {head}{error}", err=True)
+        click.echo(printable(f"error: {head}{error}"), err=True)
     except OrtflexError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(printable(f"error: {error}"), err=True)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         raise SystemExit(130) from None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ortflex_core.errors import printable
+
 if TYPE_CHECKING:
     from ortflex_core.types import History
 
@@ -84,7 +86,8 @@ def _messages() -> Iterator[None]:
     class Echo(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             warning = record.levelno >= logging.WARNING
-            click.echo(("warning: " if warning else "") + record.getMessage(), err=warning)
+            text = printable(record.getMessage())
+            click.echo(("warning: " if warning else "") + text, err=warning)
 
     logger = logging.getLogger("ortflex")
     handler, level, propagate = Echo(), logger.level, logger.propagate
