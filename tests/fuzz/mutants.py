@@ -1,0 +1,161 @@
+"""The mutant of a number: always the same files, written into a folder."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from onnx import ModelProto
+
+from ortflex_core.toml import to_toml
+from tests.fuzz import protobufs, seeds
+from tests.fuzz.values import TEXTS, scrambled, tree, written
+
+KINDS = ("model", "checkpoint", "recipe", "data")
+
+
+def write(kind: str, number: int, folder: Path) -> str:
+    """Write mutant ``number`` of a kind; returns what was mutated."""
+    return _WRITERS[kind](Random(f"{kind}/{number}"), folder)
+
+
+def mutated_model(rng: Random, source: bytes) -> bytes:
+    """Most are models still; some are only bytes."""
+    if rng.random() < 0.1:
+        return scrambled(rng, source)
+    model = ModelProto.FromString(source)
+    protobufs.mutate(rng, model)
+    return model.SerializeToString()
+
+
+def _model(rng: Random, folder: Path) -> str:
+    sources = seeds.all_models()
+    name = rng.choice(sorted(sources))
+    (folder / "model.onnx").write_bytes(mutated_model(rng, sources[name]))
+    outside = seeds.weights()
+    if name == "outside" and rng.random() < 0.3:
+        outside = scrambled(rng, outside)
+    (folder / "w.bin").write_bytes(outside)
+    return name
+
+
+@functools.cache
+def _saved() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        place = seeds.checkpoint(Path(folder, "checkpoint"))
+        files = [p for p in sorted(place.rglob("*")) if p.is_file()]
+        return {str(p.relative_to(place)): p.read_bytes() for p in files}
+
+
+def _checkpoint(rng: Random, folder: Path) -> str:
+    files = dict(_saved())
+    name = rng.choice(sorted(files))
+    if name.endswith(".json") and rng.random() < 0.8:
+        value = json.loads(files[name])
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            value = tree(rng, value)
+        files[name] = written(value).encode()
+    elif name.endswith(".onnx"):
+        files[name] = mutated_model(rng, files[name])
+    elif name.endswith(".safetensors") and rng.random() < 0.6:
+        files[name] = _tensors(rng, files[name])
+    elif rng.random() < 0.1:
+        del files[name]
+    else:
+        files[name] = scrambled(rng, files[name])
+    for path, content in files.items():
+        target = folder / "checkpoint" / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    return name
+
+
+def _tensors(rng: Random, source: bytes) -> bytes:
+    """A safetensors file with another header: its length, names, types, shapes, places."""
+    size = int.from_bytes(source[:8], "little")
+    header = tree(rng, json.loads(source[8 : 8 + size]))
+    text = written(header).encode()
+    length = len(text) if rng.random() < 0.9 else rng.choice((0, 1, 2**32, 2**63))
+    return length.to_bytes(8, "little") + text + source[8 + size :]
+
+
+def _recipe(rng: Random, folder: Path) -> str:
+    (folder / "model.onnx").write_bytes(seeds.all_models()["mlp"])
+    (folder / "data.csv").write_bytes(seeds.table())
+    source = seeds.RECIPE
+    how = "bytes"
+    content = source.encode()
+    if rng.random() < 0.75:
+        how, value = "tree", tomllib.loads(source)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            changed = tree(rng, value)
+            value = changed if isinstance(changed, dict) else {**value, "loss": changed}
+        try:
+            content = "\n".join(
+                f"{to_toml(str(k))} = {to_toml(v)}" for k, v in value.items() if v is not None
+            ).encode()
+        except (TypeError, RecursionError):
+            content = scrambled(rng, content)
+    else:
+        content = scrambled(rng, content)
+    (folder / "train.toml").write_bytes(content)
+    return how
+
+
+def _data(rng: Random, folder: Path) -> str:
+    kind = rng.choice(("npz", "npz", "npy", "csv"))
+    if kind == "csv":
+        (folder / "data.csv").write_bytes(_table(rng))
+        return kind
+    arrays = {name: _npy(rng, array) for name, array in seeds.arrays().items()}
+    if kind == "npy":
+        (folder / "data").mkdir()
+        for name, content in arrays.items():
+            (folder / "data" / f"{name}.npy").write_bytes(content)
+        return kind
+    out = io.BytesIO()
+    how = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2))
+    with zipfile.ZipFile(out, "w", how) as archive:
+        for name, content in arrays.items():
+            archive.writestr(f"{name}.npy", content)
+    content = out.getvalue()
+    (folder / "data.npz").write_bytes(scrambled(rng, content) if rng.random() < 0.6 else content)
+    return kind
+
+
+def _npy(rng: Random, array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    content = out.getvalue()
+    what = rng.random()
+    if what < 0.25:
+        return scrambled(rng, content)
+    if what < 0.4:  # another header of the same length
+        header = {
+            "descr": rng.choice(("<f4", "<f8", "|O", "<U1000", "|V8", "<M8[s]", "<i1", ">f4")),
+            "fortran_order": rng.choice((True, False)),
+            "shape": rng.choice(((12, 3), (2**40,), (0,), (), (-1, 3), (2**62, 2**62), (12,))),
+        }
+        return content[:10] + repr(header).encode().ljust(117)[:117] + b"\n" + content[128:]
+    return content
+
+
+def _table(rng: Random) -> bytes:
+    source = seeds.table()
+    if rng.random() < 0.5:
+        return scrambled(rng, source)
+    fields = source.decode().split(",")
+    for _ in range(rng.choice((1, 2, 5))):
+        odd = ("1e999", "nan", "-0x1p3", "1_000", '"', "\r", "9" * 5000, *TEXTS)
+        fields[rng.randrange(len(fields))] = rng.choice(odd)
+    return ",".join(fields).encode("utf-8", "surrogatepass")
+
+
+_WRITERS = {"model": _model, "checkpoint": _checkpoint, "recipe": _recipe, "data": _data}
