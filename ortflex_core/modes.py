@@ -17,7 +17,7 @@ from ortflex_core.ops import Tensor, Trace
 from ortflex_core.types import Array, TensorSpec
 
 if TYPE_CHECKING:
-    from ortflex_core.model import Model, Rewrite
+    from ortflex_core.model import Model
     from ortflex_core.problem import Problem
 
 
@@ -227,37 +227,6 @@ def _constant(problem: Settings, name: str) -> float | None:
 
 def _number(array: Array) -> float | None:
     return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else None
-
-
-def first_of(*rewrites: Rewrite) -> Rewrite:
-    """The first rewrite that has something to say about a node."""
-
-    def rewrite(
-        trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-    ) -> Sequence[Tensor] | None:
-        found = (one(trace, node, inputs) for one in rewrites)
-        return next((made for made in found if made is not None), None)
-
-    return rewrite
-
-
-def pool_before_relu(
-    trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
-) -> Sequence[Tensor] | None:
-    """MaxPool(Relu(x)) is Relu(MaxPool(x)), with fewer elements to mask.
-
-    Gradients are the same, ties included: where the largest is above 0 it is the same element, and
-    elsewhere nothing passes the Relu.
-    """
-    x = inputs[0] if inputs else None
-    made = x.node if x is not None else None
-    if node.op_type != "MaxPool" or node.domain not in ("", "ai.onnx") or len(node.output) > 1:
-        return None
-    if made is None or made.domain or made.op_type != "Relu":
-        return None
-    settings = {a.name: a for a in node.attribute}
-    (largest,) = trace.node("MaxPool", made.inputs, settings, name=node.name)
-    return (trace.op.Relu(largest),)
 
 
 def inference(

@@ -70,13 +70,70 @@ def _product(
         return None
     if not (same_shape(addend.shape, product.shape) or _is_row(addend.shape, product.shape)):
         return None
+    return _gemm_of(build, made, [a, b], addend, product, sign)
+
+
+def _gemm_of(
+    build: Rebuild,
+    made: Node,
+    factors: Sequence[Tensor],
+    addend: Tensor | None,
+    product: Tensor,
+    alpha: float,
+    beta: float = 1.0,
+) -> Tensor:
+    """A Gemm for alpha · AB + beta · addend; constants that multiply A or B go into alpha."""
     kept = settings(made)
-    kept["alpha"] = sign * kept.get("alpha", 1.0)
-    if kept["alpha"] == 1.0:
-        del kept["alpha"]
-    return build.make(
-        "Gemm", [build.value(a), build.value(b), addend], product.dtype, product.shape, **kept
+    bare = []
+    for factor in factors:
+        scale, tensor = _scaled(build, factor)
+        alpha *= scale
+        bare.append(build.value(tensor))
+    kept["alpha"] = alpha * kept.get("alpha", 1.0)
+    kept["beta"] = beta * kept.get("beta", 1.0)
+    for name in ("alpha", "beta"):
+        if kept[name] == 1.0 or (name == "beta" and addend is None):
+            del kept[name]
+    inputs = bare if addend is None else [*bare, addend]
+    return build.make("Gemm", inputs, product.dtype, product.shape, **kept)
+
+
+def _scaled(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
+    """(k, x) of an old tensor that is k·x with a finite constant k; (1, x) of any other."""
+    made = build.source(tensor, "Mul")
+    if made is not None:
+        for scale, other in (made.inputs, made.inputs[::-1]):
+            known = None if scale is None else scale.constant
+            if known is not None and known.ndim == 0 and other is not None and np.isfinite(known):
+                return float(known), other
+    return 1.0, tensor
+
+
+def _multiplied(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """A Gemm times a constant is one Gemm."""
+    scale, product = _scaled(build, node.outputs[0])
+    made = build.source(product, "Gemm")
+    if made is None or product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    if not build.only_use(product) or product is node.outputs[0]:
+        return None
+    a, b, c = (*made.inputs, None)[:3]
+    assert a is not None
+    assert b is not None
+    return _gemm_of(
+        build, made, [a, b], None if c is None else build.value(c), node.outputs[0], scale, scale
     )
+
+
+def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Scalars that multiply a factor go into alpha, where nothing has to be multiplied."""
+    a, b, c = (*node.inputs, None)[:3]
+    if node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    if a is None or b is None or (_scaled(build, a)[1] is a and _scaled(build, b)[1] is b):
+        return None
+    addend = None if c is None else build.value(c)
+    return _gemm_of(build, node, [a, b], addend, node.outputs[0], 1.0)
 
 
 def _is_row(shape: Shape | None, product: Shape | None) -> bool:
@@ -109,8 +166,9 @@ def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
     rows = build.row_sum(node.inputs[1])
     if left is None or rows is None or rows.shape is None or left.rank != 2:
         return None
+    scale, bare = _scaled(build, rows)
     ones = build.trace.constant(np.ones((1, rows.shape[0]), _numpy(rows)))
-    return build.make("Gemm", [ones, build.value(rows), left], left.dtype, left.shape, alpha=-1.0)
+    return build.make("Gemm", [ones, build.value(bare), left], left.dtype, left.shape, alpha=-scale)
 
 
 def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -155,8 +213,9 @@ def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) ->
     rows = x.shape[0]
     if not isinstance(rows, int) or not 0 <= rows <= _MOST_ROWS:
         return None
-    ones = build.trace.constant(np.ones(rows, _numpy(x)))
-    return build.make("MatMul", [ones, build.value(x)], x.dtype, node.outputs[0].shape)
+    scale, bare = _scaled(build, x)
+    ones = build.trace.constant(np.full(rows, scale, _numpy(x)))
+    return build.make("MatMul", [ones, build.value(bare)], x.dtype, node.outputs[0].shape)
 
 
 def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -168,6 +227,22 @@ def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
     if y is None or y.node is None or y.node.op_type != "Relu" or y.dtype != TensorProto.FLOAT:
         return None
     return build.make("HardSigmoid", [y], y.dtype, y.shape, alpha=3e38, beta=0.0)
+
+
+def _transposed(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Two transpositions are one, or none."""
+    (x,) = inputs
+    made = None if x is None else x.node
+    outer = settings(node).get("perm")
+    if x is None or made is None or made.op_type != "Transpose" or made.domain or outer is None:
+        return None
+    inner, source = settings(made).get("perm"), made.inputs[0]
+    if inner is None or source is None:
+        return None
+    order = [inner[k] for k in outer]
+    if order == sorted(order):
+        return source
+    return build.make("Transpose", [source], x.dtype, node.outputs[0].shape, perm=order)
 
 
 def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -226,11 +301,14 @@ def _is(tensor: Tensor, value: float) -> bool:
 
 FIRST: Mapping[str, Pattern] = {
     "Add": _add,
+    "Gemm": _gemm,
     "Log": _logarithm,
     "Max": _maximum,
+    "Mul": _multiplied,
     "ReduceSum": _squares,
     "Sign": _sign,
     "Sub": _subtract,
+    "Transpose": _transposed,
     "Where": _where,
 }
 """By operator, for the first walk."""

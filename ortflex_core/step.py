@@ -15,10 +15,11 @@ from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
 from ortflex_core.errors import NotDifferentiable
 from ortflex_core.host import Host
-from ortflex_core.modes import Modes, first_of, pool_before_relu
+from ortflex_core.modes import Modes
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program, build
+from ortflex_core.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.shortcuts import Shortcuts
 from ortflex_core.updates import symbols
 
@@ -180,7 +181,7 @@ def _gradients(
     mode = Modes(problem, now.buffers, suffix)
     given = {**now.weights, **now.buffers}
     given |= compose.model_inputs(trace, problem, problem.predicted, suffix, rows)
-    rewrite = first_of(mode, pool_before_relu)
+    rewrite = first_of(mode, pool_before_relu, gelu_by_its_error)
     values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=rows is not None)
     losses = compose.traced_losses(trace, local, values)
     outputs.update({f"total/{t.term.index}{suffix}": t.total for t in losses})

@@ -53,7 +53,11 @@ def _matmul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         return reshape_like(op, unbroadcast(op, product, left), a) if a.rank == 1 else product
 
     def to_b() -> Tensor:
-        product = _transposed_times(op, left, dy, right)
+        if _is_swapped(right):
+            # B = Cᵀ: what C is owed is dYᵀ A, and the transpositions of B and of its gradient meet.
+            product = _swapped(op, _transposed_times(op, dy, left, right))
+        else:
+            product = _transposed_times(op, left, dy, right)
         return reshape_like(op, unbroadcast(op, product, right), b) if b.rank == 1 else product
 
     return [to_a, to_b]
@@ -70,6 +74,16 @@ def _transposed_times(op: Ops, a: Tensor, g: Tensor, b: Tensor) -> Tensor:
         # One matrix for all batches: the batches are so many more rows.
         return op.Gemm(_rows(op, a, b.shape[0]), _rows(op, g, b.shape[1]), transA=1)  # type: ignore[no-any-return]
     return op.MatMul(_swapped(op, a), g)  # type: ignore[no-any-return]
+
+
+def _is_swapped(x: Tensor) -> bool:
+    """Whether a stack of matrices was made by transposing each."""
+    node = x.node
+    if node is None or node.op_type != "Transpose" or node.domain or (x.rank or 0) < 3:
+        return False
+    order = list(node.attributes["perm"].ints) if "perm" in node.attributes else []
+    n = len(order)
+    return order == [*range(n - 2), n - 1, n - 2]
 
 
 def _rows(op: Ops, x: Tensor, columns: int | str | None) -> Tensor:

@@ -240,3 +240,50 @@ def test_a_product_replaced_by_what_the_seeds_made() -> None:
     small = build(*passes.optimize(trace, outputs, {product: made}), name="small")
     assert [i.name for i in small.inputs] == ["x"]
     np.testing.assert_allclose(run(small, {"x": np.float32([2, 4])})["y"], [1, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scalars_go_into_products(dtype: Any) -> None:
+    def formula(op: Ops, a: Tensor, w: Tensor, c: Tensor) -> Mapping[str, Tensor]:
+        scaled = 3.0 * a
+        sums = op.ReduceSum(scaled, axes=[0], keepdims=0)
+        return {"y": 0.5 * op.Gemm(scaled, w, c), "sums": sums}
+
+    arrays = {"a": A.astype(dtype), "w": W.astype(dtype), "c": array(3, dtype=dtype)}
+    assert both(formula, arrays) == Counter(Gemm=1, MatMul=1)
+
+
+def test_scalars_of_a_product_and_of_what_is_added() -> None:
+    def formula(op: Ops, a: Tensor, b: Tensor, w: Tensor) -> Mapping[str, Tensor]:
+        return {"new/w": w - op.Gemm(a, 0.5 * b, transA=1, alpha=3.0)}
+
+    assert both(formula, {"a": A, "b": B, "w": W}) == Counter(Gemm=1)
+
+
+def test_scalars_stay_where_the_product_has_another_reader() -> None:
+    def formula(op: Ops, a: Tensor, w: Tensor) -> Mapping[str, Tensor]:
+        y = op.Gemm(a, w)
+        return {"y": y, "half": 0.5 * y, "host": op.Gemm(a * Host.symbol("rate"), w)}
+
+    assert both(formula, {"a": A, "w": W}) == Counter(Gemm=2, Mul=2)
+
+
+def test_a_bias_minus_scaled_rows() -> None:
+    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+        y = op.Gemm(x, w, b)
+        total = op.ReduceSum(y * y, keepdims=0)
+        return {"total/0": total, "new/b": b - op.ReduceSum(0.5 * y, axes=[0], keepdims=0)}
+
+    found = both(formula, {"x": A, "w": W, "b": array(3)}, rows=("b",))
+    assert found == Counter(Gemm=2, ReduceSumSquare=1)
+
+
+def test_transpositions_meet() -> None:
+    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+        turned = op.Transpose(x, perm=[2, 0, 1])
+        return {
+            "same": op.Abs(op.Transpose(turned, perm=[1, 2, 0])),
+            "one": op.Transpose(op.Transpose(turned, perm=[0, 2, 1]), perm=[1, 0, 2]),
+        }
+
+    assert both(formula, {"x": array(2, 3, 4)}) == Counter(Abs=1, Transpose=1)

@@ -13,6 +13,7 @@ from onnx import helper
 from ortflex_core.host import HostProgram
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
+from ortflex_core.runtime import require_runtime
 from ortflex_core.step import step_program
 from tests import models
 from tests.gradcheck import runner
@@ -200,3 +201,106 @@ def test_a_relu_goes_behind_the_pool() -> None:
     (relu,) = [n for n in made.values() if n.op_type == "Relu"]
     assert made[relu.input[0]].op_type == "MaxPool"
     both(model, x, np.ones((3, 1), np.float32), tolerance=0, reduction="sum")
+
+
+GELUS = {
+    "x·(½(1 + erf))": [
+        ("Mul", ["h", "root"], "t"),
+        ("Erf", ["t"], "e"),
+        ("Add", ["e", "one"], "f"),
+        ("Mul", ["f", "half"], "g"),
+        ("Mul", ["h", "g"], "y"),
+    ],
+    "x·(1 + erf(x/√2))·½": [
+        ("Div", ["h", "root2"], "t"),
+        ("Erf", ["t"], "e"),
+        ("Add", ["one", "e"], "f"),
+        ("Mul", ["h", "f"], "g"),
+        ("Mul", ["g", "half"], "y"),
+    ],
+    "(½x)·(1 + erf)": [
+        ("Mul", ["half", "h"], "k"),
+        ("Mul", ["root", "h"], "t"),
+        ("Erf", ["t"], "e"),
+        ("Add", ["e", "one"], "f"),
+        ("Mul", ["f", "k"], "y"),
+    ],
+}
+
+
+def gelu_net(nodes: list[tuple[str, list[str], str]], opset: int = 17) -> onnx.ModelProto:
+    rng = np.random.default_rng(4)
+    weights = {
+        "W1": rng.standard_normal((5, 7)),
+        "b1": rng.standard_normal(7),
+        "W2": rng.standard_normal((7, 2)),
+        "b2": rng.standard_normal(2),
+        "root": np.array(np.sqrt(0.5)),
+        "root2": np.array(np.sqrt(2.0)),
+        "one": np.array(1.0),
+        "half": np.array(0.5),
+    }
+    return models.model(
+        [
+            helper.make_node("Gemm", ["X", "W1", "b1"], ["h"]),
+            *(helper.make_node(kind, inputs, [out]) for kind, inputs, out in nodes),
+            helper.make_node("Gemm", ["y", "W2", "b2"], ["Y"]),
+        ],
+        [models.floats("X", "N", 5)],
+        [models.floats("Y", "N", 2)],
+        weights,
+        opset=opset,
+    )
+
+
+@pytest.mark.parametrize("form", GELUS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_gelu_by_its_error_function(form: str, optimizer: str) -> None:
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
+    x[0] *= 40  # far outside, where the bell is 0
+    found = both(gelu_net(GELUS[form]), x, y, optimizer=optimizer)
+    assert found["Erf"] == found["Exp"] == 1
+    if optimizer == "sgd":  # none of them by √½
+        assert found["Mul"] == 5
+
+
+def test_gelu_as_an_operator() -> None:
+    if require_runtime().max_opset < 20:
+        pytest.skip("this onnxruntime does not read opset 20")
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
+    model = gelu_net([("Gelu", ["h"], "y")], opset=20)
+    model.ir_version = 9
+    found = both(model, x, y)
+    assert found["Gelu"] == 0
+    assert found["Erf"] == 1
+
+
+def test_what_is_no_gelu_stays() -> None:
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (5, 2))
+    other = [*GELUS["x·(½(1 + erf))"]]
+    other[0] = ("Mul", ["h", "h"], "t")
+    both(gelu_net(other), x, y)
+    two = [*GELUS["x·(½(1 + erf))"]]
+    two[2] = ("Add", ["e", "half"], "f")
+    both(gelu_net(two), x, y)
+
+
+def test_the_gradient_of_a_transposed_factor_is_not_transposed() -> None:
+    """Scores q·kᵀ: k gets dSᵀ·q as it is."""
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((ROWS, 4, 5)).astype(np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["X", "Q"], ["q"]),
+        helper.make_node("MatMul", ["X", "K"], ["k"]),
+        helper.make_node("Transpose", ["k"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "t"], ["Y"]),
+    ]
+    weights = {name: rng.standard_normal((5, 3)) for name in "QK"}
+    model = models.model(
+        nodes, [models.floats("X", "N", 4, 5)], [models.floats("Y", "N", 4, 4)], weights
+    )
+    y = rng.standard_normal((ROWS, 4, 4)).astype(np.float32)
+    assert both(model, x, y, tolerance=1e-5)["Transpose"] == 2  # of k, and of dS
