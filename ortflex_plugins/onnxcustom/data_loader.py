@@ -10,9 +10,9 @@ import numpy as np
 from ortflex_core.errors import DataError
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.devices import (
+    borrowed,
     core_device,
     get_ort_device,
-    numpy_to_ort_value,
     ort_device_to_string,
 )
 
@@ -80,7 +80,7 @@ class OrtDataLoader:
 
     def _put(self, array: Array) -> Any:
         if ort_device_to_string(self.device) == "cpu":
-            return numpy_to_ort_value(array, self.device)  # looks at the array's memory
+            return borrowed(array)
         return core_device(self.device).put(array)
 
     def __getstate__(self) -> dict[str, Any]:

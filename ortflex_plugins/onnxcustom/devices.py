@@ -93,16 +93,18 @@ def core_device(device: Any) -> Device:
 
 
 def numpy_to_ort_value(array: Array, device: Any = None) -> Any:
-    """An ``OrtValue`` (of onnxruntime's C layer) with an array's values.
-
-    On the CPU it may look at the array's own memory: keep the array as long as the value.
+    """An ``OrtValue`` (of onnxruntime's C layer) with a copy of an array; None is the CPU.
 
     >>> import numpy as np
     >>> numpy_to_ort_value(np.ones((2, 3), np.float32)).shape()
     [2, 3]
     """
-    place = get_ort_device("cpu" if device is None else device)
-    return _native().OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), place)
+    return core_device("cpu" if device is None else device).put(np.asarray(array))
+
+
+def borrowed(array: Array) -> Any:
+    """An ``OrtValue`` that looks at an array's memory: keep the array as long."""
+    return _native().OrtValue.ortvalue_from_numpy(array, get_ort_device("cpu"))
 
 
 def own_values(vector: Any) -> list[Any]:

@@ -15,8 +15,8 @@ from ortflex_core.session import reason, session
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.base import BaseOnnxClass, save_graphs
 from ortflex_plugins.onnxcustom.devices import (
+    borrowed,
     core_device,
-    numpy_to_ort_value,
     own_vector,
     plain,
 )
@@ -234,7 +234,7 @@ class OrtGradientForwardBackwardFunction:
                 whole = np.asarray(value, order="C")
                 arrays.append(whole)
                 host = self._device.name == "cpu"
-                value = numpy_to_ort_value(whole) if host else self._device.put(whole)
+                value = borrowed(whole) if host else self._device.put(whole)
             out.append(plain(value))
         return out, arrays
 

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from ortflex_core.errors import DataError, ModelError
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
-from ortflex_plugins.onnxcustom.devices import ort_device_to_string
+from ortflex_plugins.onnxcustom.devices import core_device, ort_device_to_string
 from ortflex_plugins.onnxcustom.estimator import drawn, iterations, last
 from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, ConvergenceWarning
 from ortflex_plugins.onnxcustom.forward_backward import (
@@ -24,6 +24,7 @@ from ortflex_plugins.onnxcustom.learning_loss import BaseLearningLoss
 from ortflex_plugins.onnxcustom.learning_penalty import BaseLearningPenalty
 from ortflex_plugins.onnxcustom.optimizer import NotSupported
 from ortflex_plugins.onnxcustom.states import OrtValueState
+from ortflex_plugins.onnxcustom.updates import WholeUpdate, together
 from ortflex_plugins.onnxcustom.weights import get_train_initializer
 
 _SGD = "SGDOptimizer"
@@ -135,9 +136,12 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             )
         return TensorSpec.from_proto(outputs[0])
 
+    def _opset(self) -> int:
+        return next(o.version for o in self.model_onnx.opset_import if o.domain in ("", "ai.onnx"))
+
     def build_onnx_function(self, weighted: bool | None = None) -> None:
         """Make the graphs of loss, penalty and learning rate; ``weighted``: with sample weights."""
-        opset = next(o.version for o in self.model_onnx.opset_import if o.domain in ("", "ai.onnx"))
+        opset = self._opset()
         name = self.weight_name or ("weight" if weighted else None)
         dtype = self._output().numpy if len(self.model_onnx.graph.output) == 1 else np.float32
         kind: Any = {} if dtype == np.float32 else {"dtype": dtype}
@@ -205,8 +209,9 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         self.train_losses_: list[float] = []
         self.validation_losses_: list[float] | None = None if validation is None else []
         self.learning_rate.init_learning_rate()
+        whole = self._updating()
         for iteration in iterations(self.max_iter, self.verbose):
-            self.train_losses_.append(self._iteration(loader))
+            self.train_losses_.append(self._iteration(loader, whole))
             self.learning_rate.update_learning_rate(iteration)
             if validation is not None and (iteration + 1) % self.validation_every == 0:
                 assert self.validation_losses_ is not None
@@ -251,33 +256,65 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
                 f"{list(expected.shape())}: they need the same shape"
             )
 
-    def _iteration(self, loader: OrtDataLoader) -> float:
-        size = self.batch_size
+    def _updating(self) -> WholeUpdate | None:
+        """All weights' update in one graph, if nobody has written an update of their own."""
+        if not together(self.learning_rate, self.learning_penalty):
+            return None
+        velocities = self.get_state("grad") if self.needs_grad else []
+        return WholeUpdate(
+            self.learning_rate,
+            self.learning_penalty,
+            self.get_state(),
+            velocities,
+            self._opset(),
+            core_device(self.device),
+        )
+
+    def _iteration(self, loader: OrtDataLoader, whole: WholeUpdate | None) -> float:
         function, device = self.train_function_, self.device
         weights = self.get_state()
-        velocities = self.get_state("grad") if self.needs_grad else [None] * len(weights)
         losses: list[float] = []
         predicted = gradients = shape = None
         for batch in loader.iter_ortvalue():
             x, y = batch[:2]
             w = batch[2] if len(batch) == 3 else None
-            if list(x.shape()) != shape:
+            if x.shape() != shape:
                 predicted = gradients = None
             predicted = function.forward([x, *weights], True, predicted)
-            if list(x.shape()) != shape:
+            if x.shape() != shape:
                 self._check(y, predicted[0])
-                shape = list(x.shape())
+                shape = x.shape()
             loss, gradient = self.learning_loss.loss_gradient(device, y, predicted[0], weight=w)
-            loss = self.learning_penalty.penalty_loss(device, loss, *weights)
-            cost = self._finite(float(loss.numpy().item()), losses)
+            if whole is None:
+                loss = self.learning_penalty.penalty_loss(device, loss, *weights)
             gradients = function.backward([gradient], gradients)
-            for k, (weight, velocity) in enumerate(zip(weights, velocities, strict=True)):
-                slope = gradients[len(gradients) - len(weights) + k]
-                self.learning_penalty.update_weights(k, device, weight)
-                self.learning_rate.update_weights(k, device, weight, slope, size, velocity)
-            self._log("_iteration] loss=%g rate=%g", cost, self.learning_rate.value)
-            losses.append(cost / size)
+            slopes = [gradients[len(gradients) - len(weights) + k] for k in range(len(weights))]
+            cost = float(loss.numpy().item())
+            if self.exc:
+                self._finite(cost, losses)  # before the weights are gone, too
+            if whole is None:
+                self._update(weights, slopes)
+            else:
+                whole.run(slopes, self.batch_size)
+                weights = whole.weights
+                self.train_state_ = [None, *weights]
+                cost += whole.penalty()
+            cost = self._finite(cost, losses)
+            if self._logger is not None:
+                self._log("_iteration] loss=%g rate=%g", cost, self.learning_rate.value)
+            losses.append(cost / self.batch_size)
+        if whole is not None and self.needs_grad:
+            self.train_grad_state_ = [None, *whole.velocities[whole.current]]
         return float(np.mean(losses))
+
+    def _update(self, weights: list[Any], slopes: list[Any]) -> None:
+        """One weight after the other, by whatever the parts' classes say."""
+        velocities = self.get_state("grad") if self.needs_grad else [None] * len(weights)
+        for k, (weight, slope) in enumerate(zip(weights, slopes, strict=True)):
+            self.learning_penalty.update_weights(k, self.device, weight)
+            self.learning_rate.update_weights(
+                k, self.device, weight, slope, self.batch_size, velocities[k]
+            )
 
     def _finite(self, loss: float, before: list[float]) -> float:
         if np.isfinite(loss):

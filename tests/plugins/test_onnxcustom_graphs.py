@@ -1,0 +1,360 @@
+"""Batches and graphs of the older API: loaders, weights' names, losses inside, derivatives."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from ortflex_core.errors import ConfigError, DataError, ModelError
+from ortflex_core.runtime import require_runtime
+from ortflex_plugins.onnxcustom import (
+    DerivativeOptions,
+    ElasticLearningPenalty,
+    OrtDataLoader,
+    SquareLearningLoss,
+    add_loss_output,
+    get_ort_device,
+    get_train_initializer,
+    onnx_derivative,
+    onnx_rename_weights,
+    ort_device_to_string,
+)
+from tests import models
+
+RNG = np.random.default_rng(11)
+ROWS = 7
+P = RNG.standard_normal((ROWS, 1)).astype(np.float32)
+Y = RNG.standard_normal((ROWS, 1)).astype(np.float32)
+CLASSES = RNG.integers(0, 2, (ROWS, 1))
+W = RNG.uniform(0.5, 2, ROWS).astype(np.float32)
+
+
+def run(model: Any, feeds: dict[str, Any]) -> dict[str, Any]:
+    import onnxruntime
+
+    names = [o.name for o in model.graph.output]
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+class Places:
+    """What onnxruntime would be told."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def bind_input(self, name: str, device: Any, dtype: Any, shape: Any, pointer: int) -> None:
+        self.calls.append((name, pointer))
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_random_batches_are_consecutive_rows_of_everything() -> None:
+    X = np.arange(20, dtype=np.float32).reshape(10, 2)
+    np.random.seed(3)
+    loader = OrtDataLoader(X, np.arange(10), np.arange(10) * 10.0, batch_size=4)
+    seen = set()
+    for _ in range(40):
+        batches = list(loader.iter_ortvalue())
+        assert len(batches) == 3  # ⌈10 / 4⌉
+        for x, y, w in batches:
+            start = int(y.numpy()[0, 0])
+            rows = np.arange(start, start + 4)
+            assert y.shape() == [4, 1]
+            np.testing.assert_array_equal(x.numpy(), X[rows])
+            np.testing.assert_array_equal(w.numpy(), rows * 10)
+            seen.update(rows.tolist())
+    assert seen == set(range(10)), "the last row, too"
+
+
+def test_the_global_seed_decides() -> None:
+    X, y = np.zeros((30, 1), np.float32), np.arange(30)
+
+    def drawn() -> list[int]:
+        np.random.seed(7)
+        loader = OrtDataLoader(X, y, batch_size=5)
+        return [int(batch[1][0, 0]) for batch in loader.iter_numpy()]
+
+    np.random.seed(7)
+    expected = [int(np.random.randint(0, 26)) for _ in range(6)]
+    assert drawn() == drawn() == expected
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loaders_bind_what_they_iterate(weighted: bool) -> None:
+    X, y = RNG.standard_normal((9, 2, 3)), RNG.standard_normal(9)
+    loader = OrtDataLoader(
+        X, y, W[:1].repeat(9) if weighted else None, batch_size=4, random_iter=False
+    )
+    bind = Places()
+    names = ["X", "label", "weight"] if weighted else ["X", "label"]
+    sizes = list(loader.iter_bind(bind, [*names, "Learning_Rate"]))
+    assert sizes == [4, 4, 4]
+    expected = [
+        (name, array[start:].ctypes.data)
+        for start in (0, 4, 5)
+        for name, array in zip(names, loader.data_np, strict=True)
+    ]
+    assert bind.calls == expected
+    with pytest.raises(DataError, match="expected as many names"):
+        next(loader.iter_bind(bind, ["X"]))
+
+
+def test_small_data_are_one_batch() -> None:
+    X, y = np.zeros((3, 2), np.float32), np.arange(3)
+    for loader in (OrtDataLoader(X, y, batch_size=20), OrtDataLoader(X, y, batch_size=0)):
+        [(x, labels)] = loader.iter_ortvalue()
+        assert (x.shape(), labels.shape()) == ([3, 2], [3, 1])
+    twin = pickle.loads(pickle.dumps(loader))
+    assert repr(twin) == "OrtDataLoader(..., ..., batch_size=0, device='cpu')"
+    assert len(twin) == 3
+    assert len(twin.data_ort) == 2
+
+
+def test_loaders_refuse_lengths_that_differ() -> None:
+    with pytest.raises(DataError, match="X has 3 rows, y has 2"):
+        OrtDataLoader(np.zeros((3, 1)), np.zeros(2))
+    with pytest.raises(DataError, match=r"sample_weight has the shape \[3, 2\], expected \[3\]"):
+        OrtDataLoader(np.zeros((3, 1)), np.zeros(3), np.zeros((3, 2)))
+    with pytest.raises(ConfigError, match="got 'cpu2'"):
+        OrtDataLoader(np.zeros((3, 1)), np.zeros(3), device="cpu2")
+
+
+def test_devices() -> None:
+    for text, canonical in (
+        ("cpu", "cpu"),
+        ("gpu", "cuda"),
+        ("cuda:0", "cuda"),
+        ("gpu:2", "cuda:2"),
+    ):
+        assert ort_device_to_string(get_ort_device(text)) == canonical
+    with pytest.raises(TypeError, match="got int"):
+        get_ort_device(3)
+    with pytest.raises(TypeError, match="got str"):
+        ort_device_to_string("cpu")
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def test_renamed_weights_sort_like_the_file() -> None:
+    model = models.mlp((3,) + (2,) * 11)
+    before = [t.name for t in model.graph.initializer]
+    names = [t.name for t in onnx_rename_weights(model).graph.initializer]
+    assert names == sorted(names) == [f"I{k:02d}_{n}" for k, n in enumerate(before)]
+    onnx.checker.check_model(model, full_check=True)
+    x = RNG.standard_normal((4, 3)).astype(np.float32)
+    same = run(models.mlp((3,) + (2,) * 11), {"X": x})["Y"]
+    np.testing.assert_array_equal(run(model, {"X": x})["Y"], same)
+    assert list(get_train_initializer(model)) == names
+
+
+def test_renaming_follows_weights_into_subgraphs() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] X, bool c) => (float[N, 1] Y)
+        <float[2, 1] w = {1, 2}> {
+          Y = If (c) <then_branch = a () => (float[N, 1] ya) { ya = MatMul (X, w) },
+                      else_branch = b () => (float[N, 1] yb)
+                      { w2 = Neg (w)  yb = MatMul (X, w2) }>
+        }"""
+    )
+    renamed = onnx_rename_weights(copy.deepcopy(model))
+    x = np.array([[1, 10]], np.float32)
+    for c in (True, False):
+        feeds = {"X": x, "c": np.array(c)}
+        assert run(renamed, feeds)["Y"] == run(model, feeds)["Y"]
+
+
+def test_only_floats_are_trained() -> None:
+    model = models.linear()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([-1, 1]), "shape_tensor"))
+    found = get_train_initializer(model)
+    assert list(found) == ["coef", "intercept"]
+    value, tensor = found["coef"]
+    np.testing.assert_array_equal(value, onnx.numpy_helper.to_array(tensor))
+
+
+# ---------------------------------------------------------------------- graphs with losses
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("score", "options", "value"),
+    [
+        ("squared_error", {}, lambda e: e**2),
+        ("l2", {}, lambda e: e**2),
+        ("absolute_error", {}, np.abs),
+        ("l1", {}, np.abs),
+        ("elastic", {}, lambda e: 0.5 * np.abs(e) + 0.5 * e**2),
+        (
+            "elastic",
+            {"l1_weight": 0.1, "l2_weight": 0.9},
+            lambda e: 0.1 * np.abs(e) + 0.9 * e**2,
+        ),
+    ],
+)
+def test_loss_output(score: str, options: dict[str, float], value: Any, weighted: bool) -> None:
+    model = models.linear(3)
+    before = model.SerializeToString()
+    penalty = {"coef": {"l1": 0.2, "l2": 0.01}, "intercept": 0.5}
+    weight = "weight" if weighted else None
+    graph = add_loss_output(model, score, weight_name=weight, penalty=penalty, **options)
+    assert model.SerializeToString() == before
+    onnx.checker.check_model(graph, full_check=True)
+    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
+    feeds = {"X": x, "label": Y} | ({"weight": W} if weighted else {})
+    assert [i.name for i in graph.graph.input] == list(feeds)
+    out = run(graph, feeds)
+    assert list(out) == ["loss", "Y"]
+    coef, intercept = (a.astype(np.float64) for a, _ in get_train_initializer(model).values())
+    rows = value(x @ coef + intercept - Y)[:, 0] * (W if weighted else 1)
+    cost = 0.2 * np.abs(coef).sum() + 0.01 * (coef**2).sum() + 0.5 * (intercept**2).sum()
+    assert out["loss"].shape == (1, 1)
+    np.testing.assert_allclose(out["loss"], [[rows.sum() + cost]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_log_loss_output(weighted: bool) -> None:
+    model = models.model(
+        [
+            helper.make_node("MatMul", ["X", "coef"], ["label"]),  # as skl2onnx calls an output
+            helper.make_node("Softmax", ["label"], ["probabilities"], axis=1),
+        ],
+        [models.floats("X", "N", 3)],
+        [models.floats("label", "N", 2), models.floats("probabilities", "N", 2)],
+        {"coef": RNG.standard_normal((3, 2))},
+    )
+    weight = "weight" if weighted else None
+    graph = add_loss_output(model, "log", output_index=1, weight_name=weight, eps=0.2)
+    onnx.checker.check_model(graph, full_check=True)
+    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
+    feeds = {"X": x, "label": CLASSES} | ({"weight": W} if weighted else {})
+    out = run(graph, feeds)
+    p = np.clip(out["probabilities"].astype(np.float64), 0.2, 0.8)
+    p /= p.sum(1, keepdims=True)
+    rows = -np.log(p[np.arange(ROWS), CLASSES[:, 0]]) * (W if weighted else 1)
+    np.testing.assert_allclose(out["loss"], [[rows.mean()]], rtol=1e-5)
+    assert graph.graph.input[1].type.tensor_type.elem_type == onnx.TensorProto.INT64
+
+
+def test_loss_output_says_what_is_wrong() -> None:
+    model = models.linear()
+    with pytest.raises(ConfigError, match="did you mean 'squared_error'"):
+        add_loss_output(model, "square_error")
+    with pytest.raises(
+        ConfigError, match=r"unknown parameter 'l1_wait' .* did you mean 'l1_weight'"
+    ):
+        add_loss_output(model, "elastic", l1_wait=0.1)
+    with pytest.raises(ConfigError, match=r"which of the outputs \['amount', 'scores'\]"):
+        add_loss_output(models.two_headed())
+    with pytest.raises(ConfigError, match="'score' is no output; did you mean 'scores'"):
+        add_loss_output(models.two_headed(), output_index="score")
+    with pytest.raises(ConfigError, match="'koef' is no float initializer; did you mean 'coef'"):
+        add_loss_output(model, penalty={"koef": 0.1})
+    with pytest.raises(ModelError, match="a tensor 'coef' already"):
+        add_loss_output(model, weight_name="coef")
+
+
+# ---------------------------------------------------------------------- derivatives
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_derivative_is_the_gradient(fill: bool) -> None:
+    torch = pytest.importorskip("torch")
+    model = models.mlp((3, 4, 2))
+    options = DerivativeOptions.KeepOutputs | (DerivativeOptions.FillGrad if fill else 0)
+    made = onnx_derivative(model, options=options)
+    names = list(get_train_initializer(model))
+    assert [o.name for o in made.graph.output] == [f"{n}_grad" for n in ["X", *names]] + ["Y"]
+    inputs = ["X", *names] if fill else ["X", *names, "Y_grad"]
+    assert [i.name for i in made.graph.input] == inputs
+    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
+    seed = RNG.standard_normal((ROWS, 2)).astype(np.float32)
+    values = {"X": x} | {n: a for n, (a, _) in get_train_initializer(model).items()}
+    out = run(made, values if fill else {**values, "Y_grad": seed})
+    t = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in values.items()}
+    y = torch.tanh(t["X"] @ t["W1"] + t["b1"]) @ t["W2"] + t["b2"]
+    y.backward(torch.ones_like(y) if fill else torch.tensor(seed, dtype=torch.float64))
+    np.testing.assert_allclose(out["Y"], y.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for name, tensor in t.items():
+        np.testing.assert_allclose(out[f"{name}_grad"], tensor.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_derivative_options() -> None:
+    model = models.linear(2)
+    assert [o.name for o in onnx_derivative(model).graph.output] == [
+        "X_grad",
+        "coef_grad",
+        "intercept_grad",
+    ]
+    some = onnx_derivative(model, weights=["coef"], inputs=[])
+    assert [o.name for o in some.graph.output] == ["coef_grad"]
+    kept = onnx_derivative(model, options=DerivativeOptions.KeepYieldOp)
+    [node] = [n for n in kept.graph.node if n.op_type == "YieldOp"]
+    assert (list(node.input), list(node.output)) == (["Y"], ["Y_grad"])
+    assert [i.name for i in kept.graph.input] == ["X", "coef", "intercept"]
+    with pytest.raises(TypeError, match="expected a DerivativeOptions, got int"):
+        onnx_derivative(model, options=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="FillGrad needs KeepOutputs"):
+        onnx_derivative(model, options=DerivativeOptions.FillGrad)
+    both = DerivativeOptions.KeepYieldOp | DerivativeOptions.KeepOutputs
+    with pytest.raises(ConfigError, match="KeepYieldOp cannot be combined"):
+        onnx_derivative(model, options=both)
+
+
+def test_derivative_of_a_loss(tmp_path: Path) -> None:
+    model = add_loss_output(models.linear(3))
+    path = str(tmp_path / "grad.onnx")
+    made = onnx_derivative(
+        model, options=DerivativeOptions.Loss, loss="loss", label="label", path_name=path
+    )
+    assert onnx.load(path) == made
+    assert [o.name for o in made.graph.output] == ["X_grad", "loss", "Y"]
+    x = RNG.standard_normal((ROWS, 3)).astype(np.float32)
+    out = run(made, {"X": x, "label": Y})
+    coef, intercept = (
+        a.astype(np.float64) for a, _ in get_train_initializer(models.linear(3)).values()
+    )
+    error = x @ coef + intercept - Y
+    np.testing.assert_allclose(out["X_grad"], 2 * error @ coef.T, rtol=1e-5, atol=1e-5)
+    for options, text in (
+        ({"loss": "loss", "label": "label"}, "path_name: needed"),
+        ({"loss": "los", "label": "label", "path_name": path}, "did you mean 'loss'"),
+        (
+            {"loss": "loss", "label": "label", "path_name": path, "weights": ["coef"]},
+            "only inputs are possible",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            onnx_derivative(model, options=DerivativeOptions.Loss, **options)  # type: ignore[arg-type]
+
+
+def test_graphs_are_written_to_files(tmp_path: Path) -> None:
+    penalty = ElasticLearningPenalty()
+    penalty.build_onnx_function(15, "cpu", 1)
+    saved = penalty.save_onnx_graph(str(tmp_path), prefix="my_")
+    assert sorted(Path(f).name for f in saved.values()) == [
+        "my_ElasticLPenalty.penalty_grad_onnx_.onnx",
+        "my_ElasticLPenalty.penalty_onnx_.onnx",
+    ]
+    assert onnx.load(saved["penalty_onnx_"]) == penalty.penalty_onnx_
+    with pytest.warns(UserWarning, match="exists already"):
+        penalty.save_onnx_graph(str(tmp_path), prefix="my_")
+    with pytest.raises(OSError, match="does not exist"):
+        penalty.save_onnx_graph(str(tmp_path / "nowhere"))
+
+
+def test_opsets_beyond_the_runtime_are_not_asked_for() -> None:
+    loss = SquareLearningLoss()
+    loss.build_onnx_function(10_000, "cpu", None)
+    assert loss.loss_grad_onnx_.opset_import[0].version == require_runtime().max_opset
