@@ -167,7 +167,7 @@ for name, environment in ENVIRONMENTS.items():
                 reason = f"no Python {environment.python} was found"
                 report.write_text(json.dumps(one_line(f"tests({name})", "skipped", reason)))
                 session.skip(reason)
-            extras = (environment.extra, "sklearn", "plot", "dev")
+            extras = (environment.extra, "sklearn", "plot", "tensorboard", "dev")
             prepare(session, *extras, with_torch=environment.with_torch, pins=environment.pins)
             if EXAMPLE_PLUGIN.is_dir():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
