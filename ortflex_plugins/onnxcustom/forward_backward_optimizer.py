@@ -137,7 +137,8 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         return TensorSpec.from_proto(outputs[0])
 
     def _opset(self) -> int:
-        return next(o.version for o in self.model_onnx.opset_import if o.domain in ("", "ai.onnx"))
+        imported = self.model_onnx.opset_import
+        return int(next(o.version for o in imported if o.domain in ("", "ai.onnx")))
 
     def build_onnx_function(self, weighted: bool | None = None) -> None:
         """Make the graphs of loss, penalty and learning rate; ``weighted``: with sample weights."""
