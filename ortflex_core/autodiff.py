@@ -139,6 +139,15 @@ class Rules:
 
     table: dict[tuple[str, str], list[tuple[int, Rule | None]]] = attrs.field(factory=dict)
     rounding: set[tuple[str, str]] = attrs.field(factory=set)
+    libraries: list[str | Callable[[], str]] = attrs.field(factory=list)
+
+    def kernels(self, library: str | Callable[[], str]) -> None:
+        """Declare a custom-operator library of onnxruntime, or a function that gives its path.
+
+        It has the kernels of operators outside the standard; every session loads it from the moment
+        on at which the family is.
+        """
+        self.libraries.append(library)
 
     def straight_through(self, *op_types: str, domain: str = "") -> None:
         """Declare operators whose first output, whole numbers, stands for real ones.

@@ -261,7 +261,13 @@ class Plugins:
             registry.entry(name)
         from ortflex_core.autodiff import RuleTable
 
-        return RuleTable({name: registry.load(name) for name in registry.names()}, order)
+        families = {name: registry.load(name) for name in registry.names()}
+        for family in families.values():
+            for library in family.libraries:
+                from ortflex_core.session import use_library
+
+                use_library(library() if callable(library) else library)
+        return RuleTable(families, order)
 
 
 def _normalize(name: str) -> str:

@@ -1,8 +1,9 @@
 """Sessions on programs: made once per structure, shared, with one thread unless told otherwise.
 
-The cache of programs and sessions is the only process-wide state of ortflex. It is bounded and
-locked, its entries are immutable (weights and bindings belong to engines), and a forked child starts
-anew, because a session's threads do not survive a fork.
+The cache of programs and sessions is the only process-wide state of ortflex, beside the list of
+libraries that sessions load. It is bounded and locked, its entries are immutable (weights and
+bindings belong to engines), and a forked child starts anew, because a session's threads do not
+survive a fork.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from ortflex_core.errors import GraphError, MissingKernel
+from ortflex_core.errors import GraphError, MissingKernel, PluginError
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device
 from ortflex_core.types import Array
@@ -36,6 +37,32 @@ _UNREGISTERED = re.compile(r"([\w.:]+)\(-?\d*\) is not a registered function/op"
 _cache: OrderedDict[Hashable, Any] = OrderedDict()
 T = TypeVar("T")
 _lock = threading.Lock()
+_libraries: dict[str, None] = {}
+
+
+def use_library(path: str | os.PathLike[str]) -> None:
+    """Have every session from now on load a custom-operator library of onnxruntime.
+
+    A library is code: only code can name one, never a model or a recipe. A family of gradient rules
+    does it by ``RULES.kernels(path)``.
+
+    Raises:
+        PluginError: onnxruntime cannot load it.
+    """
+    import onnxruntime
+
+    name = os.fspath(path)
+    if name in _libraries:
+        return
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(name)
+    except Exception as error:  # onnxruntime raises classes of its own, made in C++
+        raise PluginError(
+            f"onnxruntime {onnxruntime.__version__} cannot load the custom-operator library "
+            f"{name!r}: {reason(error)}"
+        ) from error
+    with _lock:
+        _libraries[name] = None
 
 
 def session_options(threads: int) -> Any:
@@ -47,6 +74,8 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    for library in tuple(_libraries):
+        options.register_custom_ops_library(library)
     return options
 
 

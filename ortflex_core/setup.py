@@ -109,8 +109,9 @@ def resolve(
         Unsupported: the device is not there.
     """
     check_version(model, runtime)
-    probe.complete(model)
     errors = Problems()
+    rules = errors.collect(lambda: plugins.rules(gradients))  # which may bring kernels along
+    probe.complete(model)
     errors.extend(check_numbers(counts, learning_rate, seed, reduction, batch_norm))
     errors.extend(wrong_updates := list(grouping.problems(updates)))
     get = plugins.component
@@ -127,7 +128,6 @@ def resolve(
     ]
     backends = errors.collect(lambda: _backends(plugins, backend))
     requests = errors.collect(lambda: problem.loss_requests(model, loss, plugins)) or []
-    rules = errors.collect(lambda: plugins.rules(gradients))
     choices: list[Choice] = []
     if requests:
         seen = [r.predicted for r in requests]

@@ -16,6 +16,7 @@ from ortflex_core.autodiff import Rules, RuleTable, gradients
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import build
 from ortflex_core.schemas import schema
+from ortflex_core.session import session_options
 from ortflex_core.testing import running
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array, Shape, onnx_dtype
@@ -209,9 +210,7 @@ def _session(model: onnx.ModelProto, case: GradientCase) -> Any:
     """A session of onnxruntime, or None where it has no kernel for what the gradient needs."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
+    options = session_options(1)
     try:
         return onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]

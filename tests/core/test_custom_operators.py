@@ -1,0 +1,122 @@
+"""Custom-operator libraries: named by code, loaded by every session, refused by their name."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ortflex_core import session
+from ortflex_core.autodiff import Rules
+from ortflex_core.errors import PluginError, Unsupported
+from ortflex_core.registry import Entry, Plugins
+from ortflex_core.runtime import require_runtime
+from ortflex_core.trainer import Trainer
+from tests.training import plugins
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The libraries that session options are given, in the order of the calls."""
+    calls: list[str] = []
+    real = onnxruntime.SessionOptions
+
+    class Options(real):  # type: ignore[misc, valid-type]
+        def register_custom_ops_library(self, path: str) -> None:
+            calls.append(path)
+
+    monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
+    monkeypatch.setattr(session, "_libraries", {})
+    return calls
+
+
+def test_a_library_that_is_not_there_is_named() -> None:
+    with pytest.raises(PluginError, match=r"cannot load the custom-operator library '/none/x\.so'"):
+        session.use_library(Path("/none/x.so"))
+    session.session_options(1)  # and is forgotten
+
+
+def test_every_session_loads_what_was_named_once(loaded: list[str]) -> None:
+    session.session_options(1)
+    assert loaded == []
+    session.use_library("one.so")
+    session.use_library("one.so")
+    session.use_library("other.so")
+    del loaded[:]
+    session.session_options(1)
+    assert loaded == ["one.so", "other.so"]
+
+
+def test_a_family_brings_its_library_along(loaded: list[str]) -> None:
+    family = Rules()
+    family.kernels("direct.so")
+    family.kernels(lambda: "asked.so")
+    found = with_family(family)
+    assert loaded == []  # listing plugins loads nothing
+    found.rules()
+    assert loaded == ["direct.so", "asked.so"]
+
+
+def with_family(family: Rules) -> Plugins:
+    class Point(EntryPoint):
+        def load(self) -> Any:
+            return family
+
+    point = Point("custom", "nowhere:RULES", "ortflex.gradients")
+    entry = Entry("gradients", "custom", "nowhere:RULES", "tests", "1", point)
+    return Plugins([*(e for registry in plugins() for e in registry), entry])
+
+
+MODEL = """<ir_version: 8, opset_import: ["": 17, "ai.onnx.contrib": 1]>
+g (float[N, 2] X) => (float[N, 1] Y) <float[2, 1] w = {0.5, -0.25}>
+{ z = MatMul(X, w)  Y = ai.onnx.contrib.OrtflexCube(z) }"""
+
+
+@pytest.mark.parametrize("backend", ["fused", "training_agent"])
+def test_an_operator_of_a_library_is_trained_or_refused(backend: str) -> None:
+    extensions = pytest.importorskip("onnxruntime_extensions")
+    if plugins()["backends"].load(backend).available(require_runtime()):
+        pytest.skip(f"{backend} is not available here")
+
+    @extensions.onnx_op(  # type: ignore[untyped-decorator]
+        op_type="OrtflexCube",
+        inputs=[extensions.PyOp.dt_float],
+        outputs=[extensions.PyOp.dt_float],
+    )
+    def kernel(x: Any) -> Any:
+        return x**3
+
+    family = Rules()
+    family.kernels(extensions.get_library_path)
+
+    @family.rule("OrtflexCube", domain="ai.onnx.contrib")
+    def cube(op: Any, node: Any, g: Any) -> Any:
+        return [3 * node.inputs[0] * node.inputs[0] * g]
+
+    x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    trainer = Trainer(
+        onnx.parser.parse_model(MODEL),
+        loss="squared_error",
+        backend=backend,
+        learning_rate=0.1,
+        progress=False,
+        plugins=with_family(family),
+    )
+    if backend != "fused":
+        with pytest.raises(Unsupported, match="OrtflexCube"):
+            trainer.step((x, y))
+        return
+    w = np.array([[0.5], [-0.25]])
+    z = x @ w
+    slope = x.T @ (2 * (z**3 - y) * 3 * z**2 / len(x))
+    loss = trainer.step((x, y))
+    np.testing.assert_allclose(loss, np.square(z**3 - y).mean(), rtol=1e-5)
+    np.testing.assert_allclose(trainer.get_state()["w"], w - 0.1 * slope, rtol=1e-5)
+    now = x @ trainer.get_state()["w"]
+    np.testing.assert_allclose(trainer.predict(x), now**3, rtol=1e-4, atol=1e-6)
