@@ -1,0 +1,94 @@
+"""The pages docs/howto/write-a-*.md, followed word by word: commands run, files written, tests passed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from ortflex_plugins.cli.main import main
+from tests.plugins.conformance_installed import PYTEST, ROOT, install, run
+
+PAGES = sorted((ROOT / "docs" / "howto").glob("write-a*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+FILE = re.compile(r"# (\S+/\S+\.py)\n")
+EXTENSIONS = "onnxruntime_extensions"
+
+
+@attrs.define
+class Reader:
+    """Somebody who does what a page says, in a folder of their own."""
+
+    folder: Path
+    tested: list[str] = attrs.field(factory=list)
+    without: bool = False
+    """Whether the rest of the page needs something that is not installed here."""
+
+    def read(self, page: Path) -> None:
+        self.without = False
+        for language, text in BLOCK.findall(page.read_text("utf-8")):
+            if language == "bash":
+                for line in text.splitlines():
+                    if not self.without:
+                        self.type(line)
+            elif self.without:
+                continue
+            elif language == "python" and (found := FILE.match(text)):
+                path = self.folder / found[1]
+                # Files of the package take the place of what new-plugin wrote.
+                assert path.exists(), f"{page.name}: {found[1]} is none of the files there are"
+                path.write_text(text, "utf-8")
+
+    def type(self, line: str) -> None:
+        command, *words = shlex.split(line)
+        if command == "ortflex":
+            done = CliRunner().invoke(main, words)
+            assert done.exit_code == 0, f"{line}: {done.output}"
+        elif [command, *words] == ["pip", "install", "onnxruntime-extensions"]:
+            self.without = importlib.util.find_spec(EXTENSIONS) is None
+        elif [command, *words[:2]] == ["pip", "install", "-e"]:
+            assert (self.folder / words[2].removesuffix("[test]") / "pyproject.toml").is_file()
+        elif command == "pytest":
+            self.tested += words
+        else:
+            raise AssertionError(f"nobody knows how to run {line!r}")
+
+
+def test_there_is_a_page_for_what_people_write() -> None:
+    names = {p.stem.removeprefix("write-a-").removeprefix("write-an-") for p in PAGES}
+    assert names == {"loss", "optimizer", "gradient-rule", "backend", "callback"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_no_formula_is_longer_than_fifteen_lines(page: Path) -> None:
+    for text in (t for kind, t in BLOCK.findall(page.read_text("utf-8")) if kind == "python"):
+        for body in re.findall(
+            r"^ *def (?:(?!test_)\w)+\(.*?(?=^\S|^ *@|^ *def |\Z)", text, re.M | re.S
+        ):
+            assert len(body.strip().splitlines()) <= 15, body
+
+
+def test_followed_word_by_word_every_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
+    for page in PAGES:
+        reader.read(page)
+    packages = sorted({p.parent for p in tmp_path.glob("*/pyproject.toml")})
+    for package in packages:
+        assert package.name in reader.tested, f"{package.name} is never tested"
+        install(package, tmp_path / "site")
+    done = run(
+        [*PYTEST, "--import-mode=importlib", *sorted(set(reader.tested))],
+        tmp_path,
+        tmp_path / "site",
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert len(packages) >= 4
+    assert re.search(r"\d+ passed", done.stdout)
