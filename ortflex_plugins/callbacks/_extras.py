@@ -1,0 +1,20 @@
+"""Packages that a callback needs and ortflex does not bring."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ortflex_core.errors import ConfigError
+
+
+def require(callback: str, package: str, extra: str) -> None:
+    """Refuse to make a callback whose package is not there; nothing is imported.
+
+    Raises:
+        ConfigError: what to install.
+    """
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"the callback {callback!r} needs {package}, which is not installed: "
+            f"pip install 'ortflex[{extra}]'"
+        )

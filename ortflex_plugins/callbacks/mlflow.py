@@ -1,0 +1,196 @@
+"""The callback ``mlflow``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.errors import ConfigError, OrtflexError
+from ortflex_core.hookspecs import hook
+from ortflex_core.recipe_parts import Parts, plain
+from ortflex_plugins.callbacks._extras import require
+
+if TYPE_CHECKING:
+    from ortflex_core.checkpoint import Saved
+    from ortflex_core.trainer import Trainer
+    from ortflex_core.types import Progress
+
+_log = logging.getLogger("ortflex")
+_LONGEST = 500  # what older stores take of a parameter
+
+
+@attrs.define(kw_only=True)
+class Mlflow:
+    """Tracks a training as a run of MLflow: its parameters, its History, the trained model.
+
+    Metrics are the columns of the History over finished steps. The model is an artifact of a training
+    that did not fail. A training that is resumed goes on with its run. A store that cannot be reached
+    while the training runs costs its entries, not the training.
+
+    Raises:
+        ConfigError: mlflow is not installed (extra ``mlflow``), or the store cannot be opened.
+
+    >>> Mlflow(experiment="digits").experiment  # doctest: +SKIP
+    'digits'
+
+    Source: mlflow.tracking.MlflowClient; no global state of MLflow is touched.
+    """
+
+    experiment: str = attrs.field(default="ortflex", metadata={"help": "the experiment's name"})
+    run: str | None = attrs.field(
+        default=None, metadata={"help": "the run's name; not set: MLflow finds one"}
+    )
+    uri: str | None = attrs.field(
+        default=None,
+        metadata={
+            "help": "where the store is; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder"
+        },
+    )
+    model: bool = attrs.field(default=True, metadata={"help": "keep the trained model as well"})
+    _client: Any = attrs.field(default=None, init=False, repr=False, eq=False)
+    _id: str | None = attrs.field(default=None, init=False)
+    _outcome: str = attrs.field(default="FINISHED", init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Look for the package."""
+        require("mlflow", "mlflow", "mlflow")
+
+    @property
+    def run_id_(self) -> str | None:
+        """The run of the last training."""
+        return self._id
+
+    @hook
+    def train_start(self, trainer: Trainer, progress: Progress) -> None:
+        """Open the store and begin a run, or go on with the one of the checkpoint."""
+        from mlflow.tracking import MlflowClient
+
+        self._outcome = "FINISHED"
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or _local(trainer.folder)
+        try:
+            self._client = MlflowClient(uri)
+            if not (progress.step or progress.epoch) or not self._goes_on():
+                self._id = self._begin(trainer, uri)
+        except Exception as error:  # of the store's client, its database or the network
+            raise ConfigError(
+                f"mlflow: the store {uri!r} cannot be used: {type(error).__name__}: {error}"
+            ) from error
+
+    def _goes_on(self) -> bool:
+        if self._id is None:
+            return False
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.update_run(self._id, status="RUNNING")
+        except MlflowException:  # of another store, or deleted
+            return False
+        return True
+
+    def _begin(self, trainer: Trainer, uri: str) -> str:
+        from mlflow.entities import Param, RunTag
+
+        known = self._client.get_experiment_by_name(self.experiment)
+        if known is None:
+            files = (trainer.folder / "mlflow-artifacts").absolute().as_uri()
+            place = files if uri.startswith("sqlite:") else None
+            experiment = self._client.create_experiment(self.experiment, artifact_location=place)
+        else:
+            experiment = known.experiment_id
+        run = self._client.create_run(experiment, run_name=self.run).info.run_id
+        params = [Param(name, text[:_LONGEST]) for name, text in _parameters(trainer).items()]
+        about = {"ortflex.backend": trainer.backend_, "ortflex.runtime": trainer.runtime}
+        tags = [RunTag(name, str(value)) for name, value in about.items()]
+        self._client.log_batch(run, params=params, tags=tags)
+        return str(run)
+
+    @hook
+    def epoch_end(self, progress: Progress, record: Mapping[str, float]) -> None:
+        """The epoch's line of the History."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(_allowed(column), float(value), now, progress.step)
+            for column, value in record.items()
+            if column != "epoch"
+        ]
+        with _tolerant("the metrics of an epoch"):
+            self._client.log_batch(self._id, metrics=metrics)
+
+    @hook
+    def exception(self, error: BaseException) -> None:
+        """How the run ended."""
+        self._outcome = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+
+    @hook(trylast=True)
+    def train_end(self, trainer: Trainer) -> None:
+        """Keep the model, when early stopping has gone back to the best, and end the run."""
+        if self._client is None:
+            return
+        with _tolerant("the end of the run"):
+            if self.model and self._outcome != "FAILED":
+                with tempfile.TemporaryDirectory() as folder:
+                    trainer.export(Path(folder) / "model.onnx")
+                    self._client.log_artifacts(self._id, folder, "model")
+            self._client.set_terminated(self._id, self._outcome)
+        self._client = None
+
+    @hook
+    def checkpoint_saving(self, saved: Saved) -> None:
+        """Keep the run's number."""
+        saved.put("mlflow", {"run": self._id})
+
+    @hook
+    def checkpoint_loading(self, saved: Saved) -> None:
+        """Go on with that run."""
+        values = saved.get("mlflow")
+        if values is not None:
+            self._id = values["run"]
+
+
+def _local(folder: Path) -> str:
+    return f"sqlite:///{(folder / 'mlflow.db').absolute().as_posix()}"
+
+
+def _allowed(name: str) -> str:
+    """The name with what MLflow allows in one."""
+    return re.sub(r"[^\w\-./: ]", "_", name)
+
+
+def _parameters(trainer: Trainer) -> dict[str, str]:
+    """The Trainer's arguments as texts: ``optimizer.beta1``; objects by what they say they are."""
+    parts, out = Parts(trainer.plugins), dict[str, str]()
+
+    def put(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                put(f"{name}.{key}", inner)
+        else:
+            out[_allowed(name)] = str(value)
+
+    for name, value in trainer.arguments.items():
+        if value is None or value == ():
+            continue
+        try:
+            put(name, plain(parts.spell_out(name, value)))
+        except (OrtflexError, TypeError):
+            out[name] = repr(value)
+    return out
+
+
+@contextmanager
+def _tolerant(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of the store's client, its database or the network
+        _log.warning("mlflow: %s could not be written: %s: %s", what, type(error).__name__, error)

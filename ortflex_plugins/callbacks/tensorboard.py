@@ -1,0 +1,108 @@
+"""The callback ``tensorboard``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.component import number
+from ortflex_core.hookspecs import hook
+from ortflex_plugins.callbacks._extras import require
+
+if TYPE_CHECKING:
+    from ortflex_core.trainer import Trainer
+    from ortflex_core.types import Progress
+
+
+# With slots an object could not leave out one of its hooks.
+@attrs.define(kw_only=True, slots=False)
+class Tensorboard:
+    """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
+
+    ``epoch/<column>`` is the History, ``weights/<parameter>`` the weights, both over finished steps.
+    With ``steps`` there are ``step/loss``, ``step/penalty`` and ``step/rate`` of every so many steps,
+    too. A training that is resumed goes on in the same folder, and what had been written of steps
+    that are made again is hidden.
+
+    Raises:
+        ConfigError: tensorboardX is not installed (extra ``tensorboard``).
+        ValueError: a number is negative.
+
+    >>> Tensorboard(folder="logs", steps=100).folder  # doctest: +SKIP
+    'logs'
+
+    Source: tensorboardX.SummaryWriter, whose files ``tensorboard --logdir`` shows.
+    """
+
+    folder: str = attrs.field(
+        default="tensorboard", metadata={"help": "relative to the run folder, if there is one"}
+    )
+    steps: int = attrs.field(
+        default=0,
+        validator=number(ge=0),
+        metadata={"help": "of which steps costs are written; 0: none"},
+    )
+    histograms: int = attrs.field(
+        default=1, validator=number(ge=0), metadata={"help": "after how many epochs; 0: never"}
+    )
+    graph: bool = attrs.field(default=True, metadata={"help": "write the model's graph as well"})
+    _writer: Any = attrs.field(default=None, init=False, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Look for the package; leave the hook of steps to those who want it."""
+        require("tensorboard", "tensorboardX", "tensorboard")
+        if not self.steps:
+            self.steps_end = None  # type: ignore[assignment,method-assign]
+
+    @hook
+    def train_start(self, trainer: Trainer, progress: Progress) -> None:
+        """Open the files, and write what is there before the first step."""
+        from tensorboardX import SummaryWriter
+
+        fresh = progress.step == 0 and progress.epoch == 0
+        place = str(trainer.folder / self.folder)
+        self._writer = SummaryWriter(place, purge_step=None if fresh else progress.step + 1)
+        if fresh:
+            if self.graph:
+                from ortflex_plugins.callbacks._tensorboard_graph import graph_def
+
+                self._writer.file_writer.add_onnx_graph(graph_def(trainer.model.proto))
+            self._weights(trainer, 0)
+
+    @hook
+    def steps_end(
+        self,
+        progress: Progress,
+        losses: Sequence[float],
+        penalties: Sequence[float],
+        rates: Sequence[float],
+    ) -> None:
+        """Costs and rate of the steps whose turn it is."""
+        first = progress.step - len(losses) + 1
+        for k, values in enumerate(zip(losses, penalties, rates, strict=True)):
+            if (first + k) % self.steps == 0:
+                for name, value in zip(("loss", "penalty", "rate"), values, strict=True):
+                    self._writer.add_scalar(f"step/{name}", value, first + k)
+
+    @hook
+    def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> None:
+        """The epoch's line of the History, and the weights."""
+        for column, value in record.items():
+            if column != "epoch":
+                self._writer.add_scalar(f"epoch/{column}", value, progress.step)
+        if self.histograms and progress.epoch % self.histograms == 0:
+            self._weights(trainer, progress.step)
+        self._writer.flush()
+
+    @hook
+    def train_end(self) -> None:
+        """Close the files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _weights(self, trainer: Trainer, step: int) -> None:
+        for name, array in trainer.get_state().items() if self.histograms else ():
+            self._writer.add_histogram(f"weights/{name}", array, step)
