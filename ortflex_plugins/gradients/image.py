@@ -37,6 +37,8 @@ def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if x.rank is None:
         raise NoGradientRule("on a tensor of unknown rank")
     whole = full(op, g, y)
+    if _stays(node):
+        return [whole, None, None, None]
     factors = _repeats(node)
     if factors is not None:
         mean = op.AveragePool(whole, kernel_shape=factors, strides=factors)
@@ -44,6 +46,18 @@ def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     for axis in _resized(node):
         whole = _along(op, whole, _matrix(op, node, axis), axis)
     return [whole, None, None, None]
+
+
+def _stays(node: NodeView) -> bool:
+    """Whether nothing changes its size: onnxruntime then copies, whatever the scales."""
+    x, y = node.inputs[0], node.outputs[0]
+    sizes = None if x.shape is None or y.shape is None else known(x.shape)
+    return sizes is not None and sizes == known(y.shape)
+
+
+def _crops(node: NodeView) -> bool:
+    crops = node.coordinate_transformation_mode == "tf_crop_and_resize"
+    return crops and _given(node, 1) is not None
 
 
 def _axes(node: NodeView) -> list[int]:
@@ -84,7 +98,7 @@ def _repeats(node: NodeView) -> list[int] | None:
 def _resized(node: NodeView) -> list[int]:
     """The axes along which anything changes, as far as the graph's builder can tell."""
     x, y = node.inputs[0], node.outputs[0]
-    scales, crops = _given(node, 2), node.coordinate_transformation_mode == "tf_crop_and_resize"
+    scales, crops = _given(node, 2), _crops(node)
     _check_aspect(node)
     found = []
     for k, axis in enumerate(_axes(node)):
@@ -128,7 +142,9 @@ def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
     x, y = node.inputs[0], node.outputs[0]
     rank, k = max(2, x.rank), _axes(node).index(axis)
     size = x.shape[axis]
-    scales, roi = _given(node, 2), _given(node, 1)
+    scales = _given(node, 2)
+    if scales is not None and _may_stay(node, k, axis):
+        return _matrix_beside(op, node, k, axis)
     before = op.constant([size]) if isinstance(size, int) else _sizes(op, x, axis)
     if isinstance(size, int):
         unit = op.constant(np.eye(size, dtype=np.float32).reshape([1] * (rank - 2) + [size] * 2))
@@ -138,11 +154,8 @@ def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
         unit = op.Unsqueeze(unit, axes=list(range(rank - 2))) if rank > 2 else unit
     unit = op.Cast(unit, to=x.dtype)
     settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
-    if node.coordinate_transformation_mode == "tf_crop_and_resize" and roi is not None:
-        half = len(_axes(node))
-        ends = [op.Cast(op.Gather(roi, op.constant([j])), to=FLOAT) for j in (k, k + half)]
-        none = [op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1)]
-        settings["roi"] = op.Concat(none[0], ends[0], none[1], ends[1], axis=0)
+    if _crops(node):
+        settings["roi"] = _region(op, node, k, rank)
     if scales is not None:
         scale = op.Gather(scales, op.constant([k]))
         settings["scales"] = op.Concat(op.constant(np.ones(rank - 1, np.float32)), scale, axis=0)
@@ -151,6 +164,44 @@ def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
         settings["sizes"] = op.Concat(*first, before, _sizes(op, y, axis), axis=0)
     matrix = op.Resize(unit, **settings)
     return op.Squeeze(matrix, axes=list(range(rank - 2))) if rank > 2 else matrix  # type: ignore[no-any-return]
+
+
+def _region(op: Ops, node: NodeView, k: int, rank: int) -> Tensor:
+    """What is cut out along the last of ``rank`` axes."""
+    roi, half = node.inputs[1], len(_axes(node))
+    ends = [op.Cast(op.Gather(roi, op.constant([j])), to=FLOAT) for j in (k, k + half)]
+    none = [op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1)]
+    return op.Concat(none[0], ends[0], none[1], ends[1], axis=0)  # type: ignore[no-any-return]
+
+
+def _may_stay(node: NodeView, k: int, axis: int) -> bool:
+    """Whether an axis can keep its size although its scale is not 1, as 3 times 1.2 does."""
+    x, y, scales = node.inputs[0], node.outputs[0], node.inputs[2]
+    size = x.shape[axis]
+    if isinstance(size, int) and y.shape is not None and isinstance(y.shape[axis], int):
+        return bool(y.shape[axis] == size)
+    return scales.constant is None or 1 < float(scales.constant[k]) < 2
+
+
+def _matrix_beside(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
+    """The matrix of an axis beside one that does grow, for onnxruntime copies where none does."""
+    x, y, scales = node.inputs[0], node.outputs[0], node.inputs[2]
+    count = _sizes(op, x, axis)
+    unit = op.Cast(
+        op.EyeLike(op.Expand(op.constant(0.0), op.Concat(count, count, axis=0))), to=x.dtype
+    )
+    settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
+    if _crops(node):
+        settings["roi"] = _region(op, node, k, 4)
+    factors = op.Concat(
+        op.constant(np.array([1, 1, 2], np.float32)), op.Gather(scales, op.constant([k])), axis=0
+    )
+    rows = op.Resize(op.Unsqueeze(unit, axes=[1, 2]), scales=factors, **settings)
+    matrix = op.Squeeze(op.Gather(rows, op.constant(0), axis=2), axes=[1])
+    if known(x.shape) is not None and y.shape is not None and known(y.shape) is not None:
+        return matrix  # type: ignore[no-any-return]
+    same = op.Equal(op.ReduceMax(op.Abs(dims(op, x) - dims(op, y)), keepdims=0), 0)
+    return op.Where(same, op.EyeLike(matrix), matrix)  # type: ignore[no-any-return]
 
 
 def _sizes(op: Ops, x: Tensor, axis: int) -> Tensor:

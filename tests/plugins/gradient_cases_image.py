@@ -62,6 +62,7 @@ RESIZE = [
     resize("linear-sizes", (2, 1, 4, 3), sizes=[2, 1, 3, 5], mode="linear"),
     resize("linear-3d", (1, 1, 2, 3, 2), [1, 1, 2, 1.5, 2], mode="linear"),
     resize("linear-plain", (3, 4), [2, 0.8], mode="linear"),
+    resize("linear-grows-by-less-than-one", (1, 1, 2, 2), [1, 1, 1.25, 2], mode="linear"),
     resize("cubic-down", (1, 1, 5, 6), sizes=[1, 1, 3, 3], mode="cubic"),
     resize("cubic-excluded", (1, 1, 3, 3), [1, 1, 2, 2], mode="cubic", exclude_outside=1),
     resize("cubic-coefficient", (1, 1, 3, 3), [1, 1, 2, 2], mode="cubic", cubic_coeff_a=-0.5),

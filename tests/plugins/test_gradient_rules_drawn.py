@@ -35,7 +35,7 @@ for path in sorted(Path(__file__).parent.glob("gradient_draws_*.py")):
 RULED = {name: entries[0][0] for (_, name), entries in rules_with_a_gradient()}
 """The opset of each operator's first rule."""
 FEW = int(os.environ.get("ORTFLEX_TEST_DRAWS", "5"))
-MANY = 60
+MANY = int(os.environ.get("ORTFLEX_TEST_DRAWS", "60"))
 # Copies, and casts to a type that is known by then, are gone before anything is differentiated.
 GONE = {"Identity", "CastLike"}
 

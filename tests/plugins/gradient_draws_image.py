@@ -1,0 +1,236 @@
+"""Draws of the operators that resize images, cut them out or read them between their points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+
+from ortflex_core.types import Array
+from tests.gradcheck import forward
+from tests.plugins.gradient_cases import Case
+from tests.plugins.gradient_cases_image import sampled
+from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, shapes, tenths, torch
+from tests.tracing import NEWEST
+
+DRAWS = Draws()
+
+
+def linear(formula: Any, shape: tuple[int, ...], opset: int) -> Any:
+    """The formula in float64, as the matrix that the installed runtime multiplies with.
+
+    Runtimes differ in what they read at a tie; the gradient must be of what this one computes.
+    """
+    zeros = np.zeros(shape, np.float32)
+    function = forward(formula, {"x": zeros}, opset)
+    columns = []
+    origin = function({"x": zeros})
+    for k in range(zeros.size):
+        unit = zeros.copy()
+        unit.reshape(-1)[k] = 1
+        columns.append((function({"x": unit}) - origin).astype(float))
+    matrix = np.stack(columns, axis=-1)
+    return lambda x: origin + matrix @ x.reshape(-1)
+
+
+PLACES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "tf_crop_and_resize"]
+
+
+@DRAWS.of("Resize")
+def resize(draw: Draw, operator: str) -> Case:
+    mode = draw(st.sampled_from(["nearest", "linear", "cubic"]))
+    n = 2 if mode == "cubic" else draw(st.integers(1, 3))
+    sizes = draw(shapes(n, n, side=4))
+    shape = (draw(st.integers(1, 2)), draw(st.integers(1, 2)), *sizes)
+    place = draw(st.sampled_from(PLACES))
+    options: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": place}
+    since = 13
+    if mode == "nearest":
+        rounded = ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"]
+        options["nearest_mode"] = draw(st.sampled_from(rounded))
+    if mode == "cubic" and draw(st.booleans()):
+        options["cubic_coeff_a"] = -draw(tenths(3, 9))
+    if mode == "cubic" and place != "tf_crop_and_resize" and draw(st.booleans()):
+        options["exclude_outside"] = 1
+    inputs: dict[str, Any] = {}
+    axes = list(range(len(shape)))
+    if draw(st.integers(0, 3)) == 0 and place != "tf_crop_and_resize":
+        axes, since = list(draw(st.permutations(range(2, 2 + n)))), 18
+        options["axes"] = axes
+    target = [d if k < 2 else draw(st.integers(1, 6)) for k, d in enumerate(shape)]
+    if draw(st.booleans()):
+        inputs["sizes"] = np.array([target[a] for a in axes])
+    else:
+        # Sizes that are whole even after rounding, so that nobody can be of two minds.
+        scales = [1.0 if a < 2 else (target[a] + 0.25) / shape[a] for a in axes]
+        inputs["scales"] = np.array(scales, np.float32)
+    if place == "tf_crop_and_resize":
+        rest = [(draw(tenths(-3, 4)) + 0.03, draw(tenths(6, 13)) + 0.03) for _ in range(n)]
+        inputs["roi"] = np.array(
+            [0, 0, *(a for a, _ in rest), 1, 1, *(b for _, b in rest)], np.float32
+        )
+        options["extrapolation_value"] = 1.5
+
+    def formula(op: Any, x: Any) -> Any:
+        return op.Resize(x, **inputs, **options)
+
+    in_torch = None
+    if mode != "nearest" and "axes" not in options and "sizes" in inputs and n < 3:
+        same = {"pytorch_half_pixel": False, "half_pixel": False, "align_corners": True}
+        name = {("linear", 1): "linear", ("linear", 2): "bilinear", ("cubic", 2): "bicubic"}[
+            mode, n
+        ]
+        usual = not {"cubic_coeff_a", "exclude_outside"} & set(options)
+        # Of a single place each has its own idea, and −1 for the last one is nobody's.
+        large = all(t > 1 for t in target[2:])
+        if place in same and usual and large:
+            in_torch = (
+                lambda x: torch.nn.functional.interpolate(  # noqa: E731
+                    x, target[2:], mode=name, align_corners=same[place]
+                )
+            )
+    fields = {"torch": in_torch} if in_torch and place != "align_corners" else {}
+    opset = min(max(since, 13), NEWEST)
+    known = {"oracle": linear(formula, shape, opset)} if since <= NEWEST else {}
+    return drawn(
+        f"Resize {options} {inputs}",
+        formula,
+        {"x": numbers(draw, shape)},
+        since=since,
+        needs_rank=True,
+        dtypes=F32,
+        **known,
+        **fields,
+    )
+
+
+@DRAWS.of("GridSample")
+def grid_sample(draw: Draw, operator: str) -> Case:
+    mode = draw(st.sampled_from(["linear", "nearest", "cubic"]))
+    n = 2 if mode == "cubic" else draw(st.integers(2, 3))
+    padding = draw(st.sampled_from(["zeros", "border", "reflection"]))
+    corners = draw(st.integers(0, 1))
+    batch, count = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    sizes, places = draw(shapes(n, n, side=4, smallest=2)), draw(shapes(n, n, side=2))
+    # Beyond the second turn onnxruntime's own reflection of 1.16 goes astray.
+    points = numbers(draw, (batch, *places, n), -1.6, 1.6, salt=1)
+    new = n == 3 or draw(st.booleans())
+    name = mode if new else {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    options = {"mode": name, "padding_mode": padding, "align_corners": corners}
+    arrays = {"x": numbers(draw, (batch, count, *sizes)), "grid": points}
+    held = points.astype(np.float32)
+    if mode == "nearest":  # the grid has no slope
+        arrays.pop("grid")
+
+    def formula(op: Any, x: Any, grid: Any = None) -> Any:
+        return op.GridSample(x, op.constant(held, x.dtype) if grid is None else grid, **options)
+
+    def oracle(x: Array, grid: Any = held.astype(float)) -> Array:
+        return sampled(x, grid, f"{mode}-{padding}", corners)  # type: ignore[no-any-return]
+
+    def in_torch(x: Any, grid: Any = None) -> Any:
+        given = torch.tensor(held, dtype=x.dtype) if grid is None else grid
+        how = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+        return torch.nn.functional.grid_sample(x, given, how, padding, bool(corners))
+
+    return drawn(
+        f"GridSample {options}",
+        formula,
+        arrays,
+        oracle=oracle,
+        torch=in_torch,
+        since=20 if new else 16,
+        until=99 if new else 19,
+        needs_rank=True,
+        dtypes=F32,
+    )
+
+
+@DRAWS.of("AffineGrid")
+def affine_grid(draw: Draw, operator: str) -> Case:
+    n, corners = draw(st.integers(2, 3)), draw(st.integers(0, 1))
+    size = [
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 2)),
+        *draw(shapes(n, n, side=3, smallest=2)),
+    ]
+    return drawn(
+        f"AffineGrid {size} {corners}",
+        lambda op, t: op.AffineGrid(t, size, align_corners=corners),
+        {"t": numbers(draw, (size[0], n, n + 1))},
+        since=20,
+        torch=lambda t: torch.nn.functional.affine_grid(t, size, align_corners=bool(corners)),
+    )
+
+
+@DRAWS.of("Col2Im")
+def col2im(draw: Draw, operator: str) -> Case:
+    batch, count = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    kernel, strides, dilations, pads, image, blocks = ([] for _ in range(6))
+    for _ in range(2):
+        k, s, d, a, b = (
+            draw(st.integers(low, high)) for low, high in ((1, 3), (1, 2), (1, 2), (0, 1), (0, 1))
+        )
+        span = d * (k - 1) + 1
+        size = max(1, span - a - b) + draw(st.integers(0, 3))
+        values = (k, s, d, (a, b), size, (size + a + b - span) // s + 1)
+        for column, value in zip(
+            (kernel, strides, dilations, pads, image, blocks), values, strict=True
+        ):
+            column.append(value)
+    flat = [p[0] for p in pads] + [p[1] for p in pads]
+    options = {"strides": strides, "dilations": dilations, "pads": flat}
+    shape = (batch, count * int(np.prod(kernel)), int(np.prod(blocks)))
+
+    def formula(op: Any, x: Any) -> Any:
+        return op.Col2Im(x, image, kernel, **options)
+
+    def in_torch(x: Any) -> Any:
+        whole = [i + a + b for i, (a, b) in zip(image, pads, strict=True)]
+        y = torch.nn.functional.fold(x, whole, kernel, dilations, 0, strides)
+        return y[(..., *(slice(a, a + i) for i, (a, _) in zip(image, pads, strict=True)))]
+
+    return drawn(
+        f"Col2Im {image} {kernel} {options}",
+        formula,
+        {"x": numbers(draw, shape)},
+        since=18,
+        dtypes=F32,
+        torch=in_torch,
+        **({"oracle": linear(formula, shape, 18)} if NEWEST >= 18 else {}),
+    )
+
+
+@DRAWS.of("RoiAlign")
+def roi_align(draw: Draw, operator: str) -> Case:
+    """Regions inside and outside of the image."""
+    count, batch = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    shape = (batch, draw(st.integers(1, 2)), *draw(shapes(2, 2, side=5, smallest=2)))
+    corners = [[draw(tenths(-20, 70)) + 0.03 for _ in range(2)] for _ in range(count)]
+    regions = np.array(
+        [[x, y, x + draw(tenths(3, 60)), y + draw(tenths(3, 60))] for x, y in corners], np.float32
+    )
+    index = np.array([draw(st.integers(0, batch - 1)) for _ in range(count)])
+    options = {
+        "output_height": draw(st.integers(1, 2)),
+        "output_width": draw(st.integers(1, 2)),
+        "sampling_ratio": draw(st.integers(1, 2)),
+        "spatial_scale": draw(st.sampled_from([1.0, 0.5])),
+        "coordinate_transformation_mode": draw(
+            st.sampled_from(["half_pixel", "output_half_pixel"])
+        ),
+    }
+
+    def formula(op: Any, x: Any) -> Any:
+        places = op.CastLike(op.constant(regions), x)
+        return op.RoiAlign(x, places, op.constant(index), **options)
+
+    return drawn(
+        f"RoiAlign {options} {regions.tolist()}",
+        formula,
+        {"x": numbers(draw, shape)},
+        oracle=linear(formula, shape, 16),
+        since=16,
+        dtypes=F32,
+    )
