@@ -10,6 +10,11 @@ import ortflex_core
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "examples"))
 
+# Pages of examples that were renamed since would be documents without a place.
+for page in (HERE / "gallery").glob("plot_*.rst"):
+    if not (HERE / "examples" / f"{page.stem}.py").exists():
+        page.unlink()
+
 project = "ortflex"
 copyright = "the developers of ortflex"
 version = release = ortflex_core.__version__
@@ -38,12 +43,51 @@ html_show_sourcelink = False
 html_theme_options = {
     "navbar_align": "left",
     "show_prev_next": False,
-    "secondary_sidebar_items": ["page-toc"],
+    # None beside the examples: code is wide.
+    "secondary_sidebar_items": {
+        f"{section}/*": ["page-toc"]
+        for section in ("tutorial", "howto", "reference", "explanation")
+    }
+    | {"gallery/*": []},
 }
+
+ORDER = (
+    "plot_linear_regression.py",
+    "plot_linear_regression_in_detail.py",
+    "plot_linear_regression_in_detail_gpu.py",
+    "plot_neural_network.py",
+    "plot_neural_network_gpu.py",
+    "plot_benchmark_backends.py",
+    "plot_linear_regression_forward_backward.py",
+    "plot_neural_network_forward_backward.py",
+    "plot_neural_network_nesterov.py",
+    "plot_benchmark_forward_backward.py",
+    "plot_nesterov_and_penalty.py",
+    "plot_log_loss_benchmark.py",
+    "plot_torch_layer.py",
+    "plot_torch_benchmark.py",
+    "plot_numpy_beside_onnxruntime.py",
+    "plot_finetune_convolutional.py",
+    "plot_grid_search.py",
+    "plot_training_graphs.py",
+)
+"""The pages of the gallery: each speaks of those before."""
+
+
+class InOrder:
+    """The place of a page."""
+
+    def __init__(self, folder: str) -> None:
+        pass
+
+    def __call__(self, name: str) -> int:
+        return ORDER.index(name)
+
 
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
     "gallery_dirs": "gallery",
+    "within_subsection_order": InOrder,
     "filename_pattern": r"/plot_",
     "ignore_pattern": r"(example_tools|demo|demo_picture|make_digits_classifier)\.py$",
     "capture_repr": ("_repr_html_",),

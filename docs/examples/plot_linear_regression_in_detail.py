@@ -25,8 +25,8 @@ y = X @ truth + 0.3 + 0.1 * rng.standard_normal((320, 1)).astype(np.float32)
 # A graph with a loss
 # -------------------
 #
-# ``Y = X · coef + intercept`` and the mean of its squared error. The label is one more input, the loss the
-# output that is differentiated.
+# ``Y = X · coef + intercept`` and the mean of its squared error. The label is one more input, the loss
+# the output that is differentiated.
 
 weights = {"coef": np.zeros((3, 1), np.float32), "intercept": np.zeros(1, np.float32)}
 model = onnx.parser.parse_model(
@@ -85,8 +85,8 @@ def training_session():
 # The same without it
 # -------------------
 #
-# :func:`ortflex_core.gradient_model` writes the gradient of the loss as a graph of standard operators; two
-# nodes for each weight subtract it. The new weights are outputs.
+# :func:`ortflex_core.gradient_model` writes the gradient of the loss as a graph of standard operators;
+# two nodes for each weight subtract it. The new weights are outputs.
 
 
 def by_hand():

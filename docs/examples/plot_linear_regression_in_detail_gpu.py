@@ -2,9 +2,10 @@
 Linear regression in detail, on a GPU
 =====================================
 
-The training of the page before, its data and weights on a GPU. What changes is who owns the memory: batches
-are copied to the device, everything else is bound to memory that stays there, and the loss comes back when
-somebody looks at it. Without a GPU the page binds main memory instead; nothing else is different.
+The training of the page before, its data and weights on a GPU. What changes is who owns the memory:
+batches are copied to the device, everything else is bound to memory that stays there, and the loss comes
+back when somebody looks at it. Without a GPU the page binds main memory instead; nothing else is
+different.
 """
 
 import time
@@ -50,8 +51,8 @@ with_loss = model(
 # What is bound
 # -------------
 #
-# Memory on the device, which a session reads and writes where it is. onnxruntime remembers addresses only: who
-# binds memory has to keep it.
+# Memory on the device, which a session reads and writes where it is. onnxruntime remembers addresses
+# only: who binds memory has to keep it.
 
 alive = []
 
@@ -78,7 +79,8 @@ def bound(session, inputs, outputs):
 
 
 # %%
-# With TrainingSession the weights are inside: a batch, the rate and the loss are bound, once for all steps.
+# With TrainingSession the weights are inside: a batch, the rate and the loss are bound, once for all
+# steps.
 
 
 def training_session():
@@ -109,9 +111,9 @@ def training_session():
 
 
 # %%
-# In a graph made by hand each weight has two places that take turns: one is read, the other written. Binding
-# an output over its own input would save one, and gives wrong results where the update runs before the last
-# reader of the old value.
+# In a graph made by hand each weight has two places that take turns: one is read, the other written.
+# Binding an output over its own input would save one, and gives wrong results where the update runs
+# before the last reader of the old value.
 
 
 def by_hand():

@@ -34,7 +34,6 @@ model = to_onnx(network, X[:1], target_opset=17, options={"zipmap": False})
 # The loss sees the scores before the softmax, and the class labels come from the file.
 
 device = best_device()
-print("device:", device)
 trainer = Trainer(
     model,
     loss="softmax_cross_entropy",

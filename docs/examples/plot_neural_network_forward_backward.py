@@ -2,10 +2,10 @@
 A neural network, forward and backward on a GPU
 ===============================================
 
-The loop of the page before, for a network of scikit-learn and on a GPU; without one the page runs on the CPU,
-and says so. Then ``backend="training_agent"``, which keeps everything on the device: forward and backward by
-onnxruntime's ``TrainingAgent``, and our graphs for the loss and the update. Where there is no onnxruntime-training,
-``fused`` takes its place.
+The loop of the page before, for a network of scikit-learn and on a GPU; without one the page runs on the
+CPU, and says so. Then ``backend="training_agent"``, which keeps everything on the device: forward and
+backward by onnxruntime's ``TrainingAgent``, and our graphs for the loss and the update. Where there is no
+onnxruntime-training, ``fused`` takes its place.
 """
 
 import time

@@ -2,8 +2,8 @@
 The graphs that training uses, drawn
 ====================================
 
-A model, its gradient, and the graph of a whole training step: forward, loss, backward and update in
-their own colours. ``ortflex graph model.onnx -o graph.svg`` draws the same from the command line.
+A model, its gradient, and the graph of a whole training step: forward, loss, backward and update in their
+own colours. ``ortflex graph model.onnx -o graph.svg`` draws the same from the command line.
 """
 
 import matplotlib.pyplot as plt
@@ -11,7 +11,7 @@ import numpy as np
 from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer, gradient_model
+from ortflex_core import Trainer, compose, gradient_model, updates
 from ortflex_plugins.pictures import draw, draw_step
 
 rng = np.random.default_rng(0)
@@ -56,6 +56,43 @@ trainer = Trainer(
 )
 trainer.step((rng.standard_normal((8, 4)).astype(np.float32), np.ones((8, 1), np.float32)))
 draw_step(trainer)
+
+# %%
+# The four graphs of forward and backward
+# ---------------------------------------
+#
+# Where onnxruntime's ``TrainingAgent`` runs the model (``backend="training_agent"``), a step is not one
+# graph but four: the model's gradient, the loss and its gradient by what was predicted, the penalty and
+# its gradient, and the update. The first is made by onnxruntime there; here is ours, which computes the
+# same.
+
+problem = trainer.problem
+four = {
+    "model and gradient": gradient_model(model, wrt=["W1", "b1", "W2", "b2"]),
+    "loss": compose.loss_program(problem).proto(),
+    "penalty": compose.penalty_program(problem).proto(),
+    "update": updates.update_program(problem, penalized=["W1", "W2"]).proto(),
+}
+figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
+bars = axes.barh(list(four), [len(made.graph.node) for made in four.values()])
+axes.bar_label(bars)
+axes.invert_yaxis()
+axes.set_xlabel("nodes")
+
+# %%
+# The loss and its gradient: predictions and labels in, what goes into the backward pass out.
+
+draw(four["loss"])
+
+# %%
+# The penalty and its gradient.
+
+draw(four["penalty"])
+
+# %%
+# The update, of all weights at once.
+
+draw(four["update"])
 
 # %%
 # The graphs in use
