@@ -13,24 +13,26 @@ from typing import Any
 
 from ortflex_core.errors import GraphError
 
-OPERATORS: Mapping[str, Callable[..., float]] = {
-    "Add": lambda a, b: a + b,
-    "Sub": lambda a, b: a - b,
-    "Mul": lambda a, b: a * b,
-    "Div": lambda a, b: a / b,
-    "Pow": lambda a, b: a**b,
-    "Neg": lambda a: -a,
-    "Abs": abs,
-    "Sqrt": math.sqrt,
-    "Exp": math.exp,
-    "Log": math.log,
-    "Reciprocal": lambda a: 1.0 / a,
-    "Min": min,
-    "Max": max,
-    "Floor": lambda a: float(math.floor(a)),
-    "Identity": lambda a: a,
+OPERATORS: Mapping[str, str] = {
+    "Add": "{} + {}",
+    "Sub": "{} - {}",
+    "Mul": "{} * {}",
+    "Div": "{} / {}",
+    "Pow": "{} ** {}",
+    "Neg": "-{}",
+    "Abs": "abs({})",
+    "Sqrt": "sqrt({})",
+    "Exp": "exp({})",
+    "Log": "log({})",
+    "Reciprocal": "1.0 / {}",
+    "Min": "min({all})",
+    "Max": "max({all})",
+    "Floor": "float(floor({}))",
+    "Identity": "{}",
 }
-"""The ONNX operators that have a meaning on the host."""
+"""The ONNX operators that have a meaning on the host, as Python says it."""
+_FILE = "<host scalars>"
+_NAMES = {name: getattr(math, name) for name in ("sqrt", "exp", "log", "floor", "inf", "nan")}
 
 
 class Host:
@@ -136,48 +138,45 @@ class HostProgram:
     """
 
     def __init__(self, expressions: Sequence[Host]) -> None:
-        self._cells: list[Any] = []
-        self._symbols: list[tuple[int, str]] = []
-        self._code: list[tuple[int, Callable[..., float], tuple[int, ...], Host]] = []
-        self._known: dict[Any, int] = {}
-        self._results = [self._place(e) for e in expressions]
-        self.symbols = frozenset(name for _, name in self._symbols)
+        # A function of Python, a line an operator: a graph of many steps has hundreds of them.
+        self._lines: list[str] = []
+        self._origins: list[Host] = []
+        self._known: dict[Host, str] = {}
+        results = [self._place(e) for e in expressions]
+        self.symbols = frozenset(e.args[0] for e in self._known if e.op == "symbol")
+        body = [*self._lines, f"return [{', '.join(results)}]"]
+        source = "def program(values):\n" + "".join(f" {line}\n" for line in body)
+        names: dict[str, Any] = dict(_NAMES)
+        exec(compile(source, _FILE, "exec"), names)
+        self._program: Callable[[Mapping[str, float]], list[float]] = names["program"]
 
-    def _place(self, value: Host | float) -> int:
-        # Numbers are keyed apart from expressions, and -0.0 apart from 0.0.
-        key: Any = value if isinstance(value, Host) else ("number", repr(value))
-        if key in self._known:
-            return self._known[key]
+    def _place(self, value: Host | float) -> str:
+        """The name of the line that computes a value, or the number."""
         if not isinstance(value, Host):
-            cell = self._cell(value)
-        elif value.op == "symbol":
-            cell = self._cell(math.nan)
-            self._symbols.append((cell, value.args[0]))
-        else:
-            places = tuple(self._place(a) for a in value.args)
-            cell = self._cell(math.nan)
-            self._code.append((cell, OPERATORS[value.op], places, value))
-        self._known[key] = cell
-        return cell
-
-    def _cell(self, value: float) -> int:
-        self._cells.append(value)
-        return len(self._cells) - 1
+            return f"({value!r})"
+        if value not in self._known:
+            if value.op == "symbol":
+                line = f"values[{value.args[0]!r}]"
+            else:
+                places = [self._place(a) for a in value.args]
+                line = OPERATORS[value.op].format(*places, all=", ".join(places))
+            self._known[value] = f"v{len(self._lines)}"
+            self._lines.append(f"{self._known[value]} = {line}")
+            self._origins.append(value)
+        return self._known[value]
 
     def __call__(self, values: Mapping[str, float]) -> list[float]:
         """The values of the expressions, in their order."""
-        cells = self._cells
         try:
-            for cell, name in self._symbols:
-                cells[cell] = values[name]
+            return self._program(values)
         except KeyError as error:
             raise GraphError(f"no value was given for the host scalar {error}") from error
-        for cell, function, places, expression in self._code:
-            try:
-                cells[cell] = function(*[cells[p] for p in places])
-            except (ArithmeticError, ValueError) as error:
-                used = {name: values[name] for name in expression.symbols}
-                raise GraphError(
-                    f"the host scalar {expression!r} is undefined at {used}: {error}"
-                ) from error
-        return [cells[p] for p in self._results]
+        except (ArithmeticError, ValueError) as error:
+            trace = error.__traceback__
+            assert trace is not None
+            assert trace.tb_next is not None
+            expression = self._origins[trace.tb_next.tb_lineno - 2]
+            used = {name: values[name] for name in expression.symbols}
+            raise GraphError(
+                f"the host scalar {expression!r} is undefined at {used}: {error}"
+            ) from error

@@ -179,21 +179,33 @@ class Rebuild:
                 continue
             last = self.resolved(self.outputs[f"new/{name}"])
             while tensor is not None and tensor is not last:
-                tensor = self._next_row(tensor, readers.get(tensor, []))
-            if tensor is last and last not in readers:  # an average would read it
+                tensor = self._next_row(tensor, readers)
+            if tensor is last and all(self._stacks(n, readers) for n in readers.get(last, ())):
                 out.add(name)
         return out
 
-    def _next_row(self, tensor: Tensor, readers: Sequence[Node]) -> Tensor | None:
+    def _next_row(self, tensor: Tensor, readers: Mapping[Tensor, list[Node]]) -> Tensor | None:
         updated = None
-        for node in readers:
-            if node.op_type == "Gemm" and node.inputs[2:] == (tensor,):
+        for node in readers.get(tensor, []):
+            if self._stacks(node, readers) or (
+                node.op_type == "Gemm" and node.inputs[2:] == (tensor,)
+            ):
                 continue
             subtracts = node.op_type == "Sub" and node.inputs[0] is tensor
             if updated is not None or not subtracts or self.row_sum(node.inputs[1]) is None:
                 return None
             updated = node.outputs[0]
         return updated
+
+    def _stacks(self, node: Node, readers: Mapping[Tensor, list[Node]]) -> bool:
+        """Whether a node puts vectors together only for a Reshape, which takes rows as well."""
+        if node.op_type != "Concat" or node.attributes["axis"].i != 0:
+            return False
+        after = readers.get(node.outputs[0], [])
+        return all(
+            n.op_type == "Reshape" and n.inputs[1] is not None and n.inputs[1].constant is not None
+            for n in after
+        )
 
     def row_sum(self, tensor: Tensor | None) -> Tensor | None:
         """X of ReduceSum(x, axis 0) of a matrix with a number of rows that is known."""

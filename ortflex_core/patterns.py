@@ -171,6 +171,14 @@ def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
     return build.make("Gemm", [ones, build.value(bare), left], left.dtype, left.shape, alpha=-scale)
 
 
+def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Vectors that have become rows [1, n] are stacked as [k, n]; what follows is a Reshape."""
+    first, before = inputs[0], node.inputs[0]
+    if first is None or before is None or first.shape is None or first.rank == before.rank:
+        return None
+    return build.make("Concat", inputs, first.dtype, (len(inputs), *first.shape[1:]), axis=0)
+
+
 def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """Σ a·b of columns [B, 1] is aᵀb, of vectors [B] their product; Σ x·x is ReduceSumSquare(x)."""
     product = build.source(node.inputs[0], "Mul")
@@ -313,5 +321,9 @@ FIRST: Mapping[str, Pattern] = {
 }
 """By operator, for the first walk."""
 
-SECOND: Mapping[str, Pattern] = {"ReduceSum": _sum_of_rows, "Sub": _rows_subtracted}
+SECOND: Mapping[str, Pattern] = {
+    "Concat": _stacked_rows,
+    "ReduceSum": _sum_of_rows,
+    "Sub": _rows_subtracted,
+}
 """For the second walk, which knows the rows."""

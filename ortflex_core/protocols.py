@@ -142,11 +142,25 @@ class Constraint(Component, abc.ABC):
 
 @attrs.frozen(kw_only=True)
 class Average(Component, abc.ABC):
-    """A mean of the weights along the training, which predictions and exports use instead of them."""
+    """A mean of the weights along the training, which predictions and exports use instead of them.
 
-    @abc.abstractmethod
+    A running mean overrides ``share``, anything else ``update``.
+    """
+
+    def share(self, op: Ops, step: Any) -> Any:
+        """How much of the weight a running mean takes in: ``a ← a + share · (w − a)``.
+
+        ``step`` is a host scalar, 1 at the first update, and so must the share be; it is 0 to 1.
+        None, as here: the mean is none that runs.
+        """
+        return None
+
     def update(self, op: Ops, average: Tensor, weight: Tensor, step: Any) -> Tensor:
-        """The average after a step; ``step`` is a host scalar, 1 at the first update."""
+        """The average after a step."""
+        share = self.share(op, step)
+        if share is None:
+            raise NotImplementedError(f"{type(self).__name__} overrides neither share nor update")
+        return average + share * (weight - average)  # type: ignore[no-any-return]
 
 
 @attrs.frozen(kw_only=True)

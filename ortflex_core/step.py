@@ -21,7 +21,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.program import Program, build
 from ortflex_core.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.shortcuts import Shortcuts
-from ortflex_core.updates import symbols
+from ortflex_core.updates import AVERAGE, symbols
 
 
 def step_program(
@@ -43,23 +43,29 @@ def step_program(
         plain: leave out every pass, and the rate out of the gradients: slower, as a reference.
     """
     trace = problem.trace()
+    slots = {
+        f"{s}/{p}": trace.input(f"{s}/{p}", spec.dtype, spec.shape)
+        for s, p in problem.slots
+        for spec in (problem.model.initializers[p],)
+    }
+    suffixes = [f"@{k}" for k in range(steps)] if steps > 1 else [""]
+    shares = updates.shares(problem, suffixes) if steps > 1 and not plain else None
+    means = {} if shares is None else {p: slots.pop(f"{AVERAGE}/{p}") for p in problem.parameters}
     now = _Now(
-        compose.parameter_inputs(trace, problem),
-        {
-            f"{s}/{p}": trace.input(f"{s}/{p}", spec.dtype, spec.shape)
-            for s, p in problem.slots
-            for spec in (problem.model.initializers[p],)
-        },
-        compose.buffer_inputs(trace, problem),
+        compose.parameter_inputs(trace, problem), slots, compose.buffer_inputs(trace, problem)
     )
     factor = None if plain else gradient_factor(problem)
     if rows is not None and not plain:
         trace.shortcuts = Shortcuts()
     outputs: dict[str, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
-    for k in range(steps):
-        suffix = f"@{k}" if steps > 1 else ""
+    versions = []
+    for suffix in suffixes:
         now = _step(trace, problem, now, suffix, rows, factor, outputs, replaced)
+        versions.append(now.weights)
+    if shares is not None:
+        moved = updates.averaged(trace, means, versions, shares)
+        outputs.update({f"new/{AVERAGE}/{name}": tensor for name, tensor in moved.items()})
     for group in (now.weights, now.slots, now.buffers):
         outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
     if plain:
@@ -154,7 +160,11 @@ def _step(
     bounded = updates.clipped(trace, problem, totals, 1.0 if here is None else here)
     for name, total in bounded.items():
         weight = now.weights[name]
-        own = {s: now.slots[f"{s}/{name}"] for s in problem.slots_of(name)}
+        own = {
+            s: now.slots[f"{s}/{name}"]
+            for s in problem.slots_of(name)
+            if f"{s}/{name}" in now.slots
+        }
         if here is None:
             after = updates.updated(trace, problem, name, weight, total, own, suffix)
         else:

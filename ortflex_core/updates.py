@@ -6,9 +6,9 @@ tensors are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -207,7 +207,10 @@ def updated(
     slots: Mapping[str, Tensor],
     suffix: str = "",
 ) -> dict[str, Tensor]:
-    """One parameter after optimizer, constraint and average: ``new/<name>``, ``new/<slot>/<name>``."""
+    """One parameter after optimizer, constraint and average: ``new/<name>``, ``new/<slot>/<name>``.
+
+    Without the slot of the average, that is left to :func:`averaged`.
+    """
     updating = problem.updating
     group = updating.group(name)
     rate, step = Host.symbol(f"rate{suffix}"), Host.symbol(f"step{suffix}")
@@ -230,11 +233,52 @@ def updated(
             constraint = symbolic(term.constraint, symbols(term.prefix, term.constraint))
             out[f"new/{name}"] = constraint.apply(trace.op, out[f"new/{name}"])
             _check(out, weight, f"the constraint {term.constraint.name!r}")
-    if updating.average is not None:
+    if updating.average is not None and AVERAGE in slots:
         average = symbolic(updating.average, symbols(AVERAGE, updating.average))
         moved = average.update(trace.op, slots[AVERAGE], out[f"new/{name}"], step)
         out[f"new/{AVERAGE}/{name}"] = moved
         _check(out, weight, f"the average {updating.average.name!r}")
+    return out
+
+
+def shares(problem: Problem, suffixes: Sequence[str]) -> list[Any] | None:
+    """The shares of a running mean in several steps, host scalars; None where it is none."""
+    if problem.updating.average is None:
+        return None
+    average = symbolic(problem.updating.average, symbols(AVERAGE, problem.updating.average))
+    op = problem.trace().op
+    found = [average.share(op, Host.symbol(f"step{suffix}")) for suffix in suffixes]
+    return found if all(isinstance(s, Host | float | int) for s in found) else None
+
+
+def averaged(
+    trace: Trace,
+    before: Mapping[str, Tensor],
+    weights: Sequence[Mapping[str, Tensor]],
+    shares: Sequence[Any],
+) -> dict[str, Tensor]:
+    """Running means after several steps at once, by parameter.
+
+    ``a ← Π (1 − sₖ) · a + Σ sₖ · Π_{j>k} (1 − sⱼ) · wₖ`` with the shares s of the steps: one product
+    of a row of host scalars and the stacked weights, where step by step it would be three operators
+    each.
+    """
+    op = trace.op
+    rest: Any = 1.0
+    factors: list[Any] = []
+    for share in reversed(shares):
+        factors.insert(0, share * rest)
+        rest = (1 - share) * rest
+    row = {
+        dtype: op.Concat(*(op.Reshape(trace.bind(f, dtype), [1, 1]) for f in factors), axis=1)
+        for dtype in {tensor.dtype for tensor in before.values()}
+    }
+    out = {}
+    for name, tensor in before.items():
+        shape = [*(tensor.shape or ())]
+        versions = [w[name] if shape else op.Reshape(w[name], [1]) for w in weights]
+        stack = op.Reshape(op.Concat(*versions, axis=0), [len(versions), -1])
+        out[name] = rest * tensor + op.Reshape(op.MatMul(row[tensor.dtype], stack), shape)
     return out
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.ops import Ops
 from ortflex_core.protocols import Average
 
 
@@ -29,7 +29,6 @@ class Ema(Average):
 
     decay: float = hyper(default=0.999, validator=number(ge=0, lt=1), help="what stays, a step")
 
-    def update(self, op: Ops, average: Tensor, weight: Tensor, step: Any) -> Tensor:
-        """``a + share·(w − a)``, the share being 1 at the first step and 1 − decay from then on."""
-        share = 1 - self.decay * op.Min(step - 1, 1.0)
-        return average + share * (weight - average)  # type: ignore[no-any-return]
+    def share(self, op: Ops, step: Any) -> Any:
+        """1 at the first step and 1 − decay from then on."""
+        return 1 - self.decay * op.Min(step - 1, 1.0)

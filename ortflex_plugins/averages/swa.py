@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.ops import Ops
 from ortflex_core.protocols import Average
 
 
@@ -34,10 +34,9 @@ class Swa(Average):
     start: float = hyper(default=1, validator=number(ge=1), help="the first step that counts")
     every: float = hyper(default=1, validator=number(ge=1), help="steps between two that count")
 
-    def update(self, op: Ops, average: Tensor, weight: Tensor, step: Any) -> Tensor:
-        """``a + share·(w − a)``, the share of the n-th that counts being 1/n, of others 0."""
+    def share(self, op: Ops, step: Any) -> Any:
+        """1/n at the n-th step that counts, 0 at others, and 1 before the first."""
         past = op.Floor((step - self.start) / self.every)
         counts = past - op.Floor((step - 1 - self.start) / self.every)
         early = op.Min(op.Max(self.start - step, 0.0), 1.0)
-        share = op.Max(counts / (op.Max(past, 0.0) + 1), early)
-        return average + share * (weight - average)  # type: ignore[no-any-return]
+        return op.Max(counts / (op.Max(past, 0.0) + 1), early)

@@ -22,7 +22,7 @@ from tests.training import every_backend, make, plugins, regression, same
 STEPS = 20
 
 
-def trainer(backend: str, **options: Any) -> Trainer:
+def trainer(backend: Any, **options: Any) -> Trainer:
     if backend == "training_session":
         pytest.skip("TrainingSession updates the weights itself")
     settings = {"optimizer": "momentum", "learning_rate": 0.05, "epochs": 1, "batch_size": 8}
@@ -168,6 +168,20 @@ def test_weights_stay_where_a_constraint_wants_them(backend: str) -> None:
 
     close(made.get_state(), torch_run(after_step=after))
     assert made.get_state()["W1"].min() == 0
+
+
+@pytest.mark.parametrize(
+    "average", [{"name": "ema", "decay": 0.7}, {"name": "swa", "start": 5, "every": 3}]
+)
+def test_averages_of_several_steps_at_once_are_those_of_one_by_one(average: dict[str, Any]) -> None:
+    def means(steps: int) -> dict[str, Any]:
+        backend = {"name": "fused", "steps_per_run": steps}
+        made = trainer(backend, averaging=average, optimizer="sgd", epochs=2)
+        return fitted(made).get_state(averaged=True)
+
+    one, several = means(1), means(7)
+    for name, array in one.items():
+        np.testing.assert_allclose(several[name], array, rtol=1e-5, atol=1e-6)
 
 
 @every_backend
