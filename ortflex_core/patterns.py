@@ -136,6 +136,15 @@ def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
     return _gemm_of(build, node, [a, b], addend, node.outputs[0], 1.0)
 
 
+def _divided(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Division by a host scalar is multiplication by its reciprocal, which takes less time."""
+    x, divisor = inputs
+    if x is None or divisor is None or divisor.host is None or x.host is not None:
+        return None
+    factor = build.trace.bind(1.0 / divisor.host, divisor.dtype)
+    return build.make("Mul", [x, factor], x.dtype, node.outputs[0].shape)
+
+
 def _is_row(shape: Shape | None, product: Shape | None) -> bool:
     """Whether a shape is [n] or [1, n] beside a product [m, n]."""
     if not shape or not product or len(product) != 2 or len(shape) > 2:
@@ -309,6 +318,7 @@ def _is(tensor: Tensor, value: float) -> bool:
 
 FIRST: Mapping[str, Pattern] = {
     "Add": _add,
+    "Div": _divided,
     "Gemm": _gemm,
     "Log": _logarithm,
     "Max": _maximum,

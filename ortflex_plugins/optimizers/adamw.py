@@ -49,9 +49,15 @@ class AdamW(Optimizer):
         step: Any,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Both corrections are taken out of the tensors: numerator and denominator times c₂."""
-        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
-        v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
+        """Both corrections are taken out of the tensors: numerator and denominator times c₂.
+
+        The gradient is used once, times a scalar that a step graph can put into its seed. (The
+        second scalar divides, because two that multiply would be made one again.)
+        """
+        root = op.Sqrt(1 - self.beta2)
+        g = root * gradient
+        m = self.beta1 * slots["m"] + g / (root / (1 - self.beta1))
+        v = self.beta2 * slots["v"] + g * g
         c2 = op.Sqrt(1 - self.beta2**step)
         size = rate * c2 / (1 - self.beta1**step)
         kept = (1 - rate * self.weight_decay) * weight

@@ -287,3 +287,10 @@ def test_transpositions_meet() -> None:
         }
 
     assert both(formula, {"x": array(2, 3, 4)}) == Counter(Abs=1, Transpose=1)
+
+
+def test_division_by_a_host_scalar_multiplies() -> None:
+    def formula(op: Ops, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+        return {"host": x / Host.symbol("rate"), "tensor": x / y, "over": Host.symbol("rate") / x}
+
+    assert both(formula, {"x": A, "y": array(6, 4)}) == Counter(Mul=1, Div=2)

@@ -14,7 +14,7 @@ from ortflex_core.host import HostProgram
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.runtime import require_runtime
-from ortflex_core.step import step_program
+from ortflex_core.step import gradient_factor, step_program
 from tests import models
 from tests.gradcheck import runner
 from tests.training import make
@@ -304,3 +304,14 @@ def test_the_gradient_of_a_transposed_factor_is_not_transposed() -> None:
     )
     y = rng.standard_normal((ROWS, 4, 4)).astype(np.float32)
     assert both(model, x, y, tolerance=1e-5)["Transpose"] == 2  # of k, and of dS
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_scalar_of_the_gradient_is_its_seed(optimizer: str) -> None:
+    rng = np.random.default_rng(8)
+    x, y = (rng.standard_normal((ROWS, n)).astype(np.float32) for n in (6, 1))
+    problem = problem_of(models.mlp(), x, y, optimizer=optimizer)
+    assert gradient_factor(problem) is not None
+    penalized = {"penalty": {"name": "l2"}}
+    for options in ({}, penalized):
+        both(models.mlp(), x, y, optimizer=optimizer, **options)
