@@ -77,6 +77,17 @@ def head(pieces: Pieces, rows: int) -> Columns:
     return joined(found)
 
 
+def usual_buffer(columns: Columns) -> int:
+    """Rows of a shuffle buffer of 64 MiB, from some rows of the data.
+
+    >>> usual_buffer(Columns(inputs={"X": np.zeros((2, 1024), np.float32)}))
+    16384
+    """
+    rows = max(columns.rows, 1)
+    taken = sum(array.nbytes for _, array in columns)
+    return max(1, BUFFER_BYTES * rows // max(taken, 1))
+
+
 def fitting(pieces: Pieces) -> Columns | Pieces:
     """What fits into the shuffle buffer is read at once, and is arrays like any others."""
     return head(pieces, pieces.buffer) if rows_of(pieces) <= pieces.buffer else pieces

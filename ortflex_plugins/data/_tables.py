@@ -192,7 +192,7 @@ def _stack(arrays: Sequence[Array]) -> Array:
     """Columns side by side; some rows at a time, so that what is written stays in the cache."""
     rows = len(arrays[0])
     out = np.empty((rows, len(arrays)), np.result_type(*arrays))
-    step = max(1, 2**18 // max(1, out.itemsize * len(arrays)))
+    step = max(1, 2**20 // max(1, out.itemsize * len(arrays)))
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         for k, array in enumerate(arrays):

@@ -44,13 +44,15 @@ class _RecordBatches(Reader):
     ending = "arrow"
 
     def look(self, file: Path) -> tuple[Any, list[int]]:
-        """The batches have to be opened for their lengths: mapped, and one column only."""
+        """The batches have to be opened for their lengths, but only the narrowest of their columns."""
         import pyarrow
 
-        with pyarrow.memory_map(str(file)) as mapped:
-            narrow = pyarrow.ipc.IpcReadOptions(included_fields=[0])
-            schema = pyarrow.ipc.open_file(mapped).schema
-            opened = pyarrow.ipc.open_file(mapped, options=narrow)
+        with pyarrow.OSFile(str(file)) as raw:
+            schema = pyarrow.ipc.open_file(raw).schema
+            widths = [_width(kind) for kind in schema.types]
+            field = widths.index(min(widths, default=0)) if widths else 0
+            narrow = pyarrow.ipc.IpcReadOptions(included_fields=[field])
+            opened = pyarrow.ipc.open_file(raw, options=narrow)
             sizes = [opened.get_batch(k).num_rows for k in range(opened.num_record_batches)]
             return schema, sizes
 
@@ -67,3 +69,11 @@ class _RecordBatches(Reader):
             opened = pyarrow.ipc.open_file(raw, options=options)
             if group < opened.num_record_batches:
                 yield opened.get_batch(group)
+
+
+def _width(kind: Any) -> int:
+    """Bytes of a value; many where it has no fixed size."""
+    try:
+        return int(kind.byte_width)
+    except ValueError:
+        return 2**30
