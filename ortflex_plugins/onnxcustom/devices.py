@@ -11,16 +11,22 @@ import numpy as np
 from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Device
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime import Runtime, require_runtime
 from ortflex_core.types import Array
 
 _NAMES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}
 
 
 @functools.cache
+def this_runtime() -> Runtime:
+    """The runtime of this environment, checked once: the check takes its time."""
+    return require_runtime()
+
+
+@functools.cache
 def _native() -> Any:
-    """Onnxruntime's C layer, after the check that it can be imported at all (which takes its time)."""
-    require_runtime()
+    """The C layer of onnxruntime, after the check that it can be imported at all."""
+    this_runtime()
     from onnxruntime.capi import _pybind_state
 
     return _pybind_state

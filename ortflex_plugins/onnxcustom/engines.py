@@ -17,12 +17,11 @@ from ortflex_core.model import Model, Rewrite, find_nodes, reads
 from ortflex_core.ops import FLOATS, Trace
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Device, LayerBackend, Passes, Value
-from ortflex_core.runtime import require_runtime
 from ortflex_core.session import open_session, reason, session_options
 from ortflex_core.types import numpy_dtype
 from ortflex_core.vjp import gradient_model
 from ortflex_plugins.layers.splitting import split
-from ortflex_plugins.onnxcustom.devices import own_values, own_vector, plugins
+from ortflex_plugins.onnxcustom.devices import own_values, own_vector, plugins, this_runtime
 
 _AGENT = "training_agent"
 _log = logging.getLogger("ortflex")
@@ -52,7 +51,7 @@ class AgentEngine:
     name = _AGENT
 
     def __init__(self, model: Model, weights: Sequence[str], device: Device) -> None:
-        runtime = require_runtime()
+        runtime = this_runtime()
         specs = {s.name: s for s in model.inputs} | {n: model.initializers[n] for n in weights}
         self.names = tuple(specs)
         self.gradients = tuple(n for n, s in specs.items() if s.dtype in FLOATS)
@@ -205,7 +204,7 @@ def engine_for(model: Model, weights: Sequence[str], device: Device) -> ForwardB
     kinds = ("BatchNormalization", "Dropout")  # which the agent would put into training mode
     modal = any(find_nodes(model.internal.graph, k) for k in kinds)
     try:
-        if not modal and not _agent().available(require_runtime()):
+        if not modal and not _agent().available(this_runtime()):
             return AgentEngine(model, weights, device)
     except OrtflexError as error:  # operators that it gets wrong, or has no gradient of
         _log.info("TrainingAgent cannot run the model, the gradient graph does: %s", error)

@@ -21,8 +21,8 @@ from ortflex_core.model import OLDEST_OPSET
 from ortflex_core.ops import Ops, Tensor, Trace
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Loss, Penalty
-from ortflex_core.runtime import require_runtime
-from ortflex_plugins.onnxcustom.devices import plugins
+from ortflex_core.session import shared_program
+from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 
 _ROWS = ("rows", "columns")
 
@@ -64,7 +64,7 @@ class ClippedLogLoss(Loss):
 
 def new_trace(opset: int) -> Trace:
     """An empty graph at an opset, or at the nearest one that formulas and runtime know."""
-    return Trace({"": max(OLDEST_OPSET, min(opset, require_runtime().max_opset))})
+    return Trace({"": max(OLDEST_OPSET, min(opset, this_runtime().max_opset))})
 
 
 def _weight(trace: Trace, name: str | None, dtype: int) -> Tensor | None:
@@ -85,6 +85,13 @@ def loss_gradient_program(
     dtype: int = TensorProto.FLOAT,
 ) -> Program:
     """``Y = factor·Σ w·l`` of shape [1], and ``Y_grad``, its gradient by the predictions."""
+    key = ("loss_grad", loss, opset, weight, factor, labels, dtype)
+    return shared_program(key, lambda: _loss_gradient(loss, opset, weight, factor, labels, dtype))
+
+
+def _loss_gradient(
+    loss: Loss, opset: int, weight: str | None, factor: float, labels: int, dtype: int
+) -> Program:
     trace = new_trace(opset)
     op = trace.op
     expected = trace.input("X1", labels, _ROWS)
@@ -116,6 +123,11 @@ def loss_scores_program(
     dtype: int = TensorProto.FLOAT,
 ) -> Program:
     """``Y = Σ w·l`` over each row's columns, of shape [rows, 1]."""
+    key = ("loss_score", loss, opset, weight, labels, dtype)
+    return shared_program(key, lambda: _loss_scores(loss, opset, weight, labels, dtype))
+
+
+def _loss_scores(loss: Loss, opset: int, weight: str | None, labels: int, dtype: int) -> Program:
     trace = new_trace(opset)
     expected = trace.input("X1", labels, _ROWS)
     predicted = trace.input("X2", dtype, _ROWS)
@@ -130,6 +142,11 @@ def penalty_program(
     penalty: Penalty, opset: int, tensors: int, dtype: int = TensorProto.FLOAT
 ) -> Program:
     """``Y = loss + Σ_k Σ cost(W_k)``, of shape [1]."""
+    key = ("penalty", penalty, opset, tensors, dtype)
+    return shared_program(key, lambda: _penalty(penalty, opset, tensors, dtype))
+
+
+def _penalty(penalty: Penalty, opset: int, tensors: int, dtype: int) -> Program:
     trace = new_trace(opset)
     op = trace.op
     total: Any = op.Reshape(trace.input("loss", dtype, None), np.array([-1]))

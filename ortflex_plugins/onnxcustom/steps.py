@@ -21,13 +21,12 @@ from ortflex_core.model import Model
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import require_runtime
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array, TensorSpec, onnx_dtype
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.buffers import Scalar, Twins, check_state
 from ortflex_plugins.onnxcustom.base import save_graphs
-from ortflex_plugins.onnxcustom.devices import plugins
+from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 
 _RATE = "Learning_Rate"
 _log = logging.getLogger("ortflex")
@@ -291,7 +290,7 @@ def session_program(steps: Steps) -> Program:
 
 def against_session(steps: Steps) -> list[str]:
     """Why TrainingSession cannot rightly train a model; empty if it can."""
-    runtime = require_runtime()
+    runtime = this_runtime()
     if not runtime.has_training_session:
         return [f"{runtime} has no TrainingSession"]
     kinds = steps.model.initializers

@@ -9,7 +9,7 @@ from ortflex_core.binder import Binder, HostVector
 from ortflex_core.host import Host
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Device, Value
-from ortflex_core.session import session
+from ortflex_core.session import session, shared_program
 from ortflex_core.types import TensorSpec, numpy_dtype
 from ortflex_plugins.backends.buffers import Scalar
 from ortflex_plugins.onnxcustom.functions import new_trace
@@ -60,7 +60,11 @@ class WholeUpdate:
         self.current = 0
         self.versions = (list(weights), [_like(v, device) for v in weights])
         self.velocities = (list(velocities), [_like(v, device) for v in velocities])
-        self._program = self._make([_spec(v) for v in weights], opset)
+        specs = tuple(_spec(v) for v in weights)
+        kinds = (type(rate), getattr(rate, "nesterov", None), type(penalty))
+        self._program = shared_program(
+            ("update", kinds, specs, opset), lambda: self._make(specs, opset)
+        )
         constants = {k: float(getattr(o, k, 0.0)) for o, k in self._constants()}
         self._hosts = HostVector(self._program, device, constants)
         self._cost = device.empty([], numpy_dtype(weights[0].element_type()))
