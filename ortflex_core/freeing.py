@@ -33,16 +33,9 @@ def freed(model: ModelProto, label: str, large: Mapping[str, Array]) -> ModelPro
     Raises:
         ModelError: the inputs disagree about the batch, or the graph depends on its size.
     """
-    inputs = [i for i in graph_inputs(model) if i.name not in large]
-    sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
+    sizes = batch_sizes(model, label, large)
     if not sizes:
         return model
-    if len(set(sizes.values())) > 1:
-        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ModelError(
-            f"{label}: free_batch=True wants inputs that agree about the batch, but {found}; export "
-            "the model again with a dynamic batch dimension"
-        )
     batch = next(iter(sizes.values()))
     out = ModelProto()
     out.CopyFrom(model)
@@ -55,6 +48,23 @@ def freed(model: ModelProto, label: str, large: Mapping[str, Array]) -> ModelPro
     _reshape(out, list(sizes), batch, _rows(model))
     _verify(model, out, label, batch, list(sizes), large)
     return out
+
+
+def batch_sizes(model: ModelProto, label: str, large: Mapping[str, Array]) -> dict[str, int]:
+    """The fixed first dimensions of inputs.
+
+    Raises:
+        ModelError: they are not the same.
+    """
+    inputs = [i for i in graph_inputs(model) if i.name not in large]
+    sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ModelError(
+            f"{label}: free_batch=True wants inputs that agree about the batch, but {found}; export "
+            "the model again with a dynamic batch dimension"
+        )
+    return sizes
 
 
 def _rows(model: ModelProto) -> dict[str, int]:

@@ -88,6 +88,8 @@ class Model:
         self._initializers = {t.name: t for t in (*internal.graph.initializer, *large)}
         values = {t.name: self.initializer(t.name) for t in large}
         if self.free_batch or self.opset < OLDEST_OPSET:
+            if self.free_batch:
+                freeing.batch_sizes(internal, self.label, values)
             self._inferred(internal)  # before it is run
         if self.free_batch:
             internal = freeing.freed(internal, self.label, values)
@@ -377,7 +379,7 @@ def _infer(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+        inferred = _infer_strictly(bare).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise ModelError(f"{label}: types and shapes cannot be inferred: {error}") from error
     specs = {}
@@ -390,6 +392,27 @@ def _infer(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
     for tensor in proto.graph.initializer:
         specs[tensor.name] = TensorSpec(tensor.name, tensor.data_type, tuple(tensor.dims))
     return specs
+
+
+def _infer_strictly(bare: ModelProto) -> ModelProto:
+    """Inference that refuses shapes that do not fit: older runtimes end the process over them.
+
+    Types that are not known, behind operators that nobody declared, are no reason; nor is what a
+    file says of its inner tensors, which nobody needs to be right.
+    """
+    infer, failed = onnx.shape_inference.infer_shapes, onnx.shape_inference.InferenceError
+    try:
+        return infer(bare, strict_mode=True, data_prop=True)
+    except failed:
+        alone = ModelProto()
+        alone.CopyFrom(bare)
+        del alone.graph.value_info[:]
+        try:
+            return infer(alone, strict_mode=True, data_prop=True)
+        except failed as error:
+            if "[ShapeInferenceError]" in str(error).partition("Inference error(s):")[2]:
+                raise
+    return infer(bare, data_prop=True)
 
 
 def _one_batch(values: dict[str, TensorSpec], graph: GraphProto) -> dict[str, TensorSpec]:

@@ -158,8 +158,8 @@ def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
     if tensor.HasField("raw_data") and not text:
         wanted, unit = bytes_of(tensor), "bytes"
         # Asking for the bytes copies them; of many it is enough that they are not fewer.
-        large = wanted > _COPIED
-        there = min(wanted, tensor.ByteSize()) if large else len(tensor.raw_data)
+        enough = wanted > _COPIED and tensor.ByteSize() >= wanted
+        there = wanted if enough else len(tensor.raw_data)
     else:
         values = [f for f in _FIELDS if len(getattr(tensor, f))]
         wanted, unit = _values(tensor), "values"

@@ -1,0 +1,498 @@
+"""Models from strangers: nothing outside their folder is read, nothing is taken on trust."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from ortflex_core import modelfile
+from ortflex_core.errors import GraphError, ModelError, OrtflexError
+from ortflex_core.model import Model
+from tests import models
+from tests.training import make, regression, same
+
+node = helper.make_node
+posix = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
+
+
+# Data outside of the file -------------------------------------------------------------------------
+
+
+def outside(location: str, offset: int = 0, length: int | None = None) -> ModelProto:
+    """``linear()`` whose matrix, of 20 bytes, is in another file."""
+    model = models.linear()
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    said = {"location": location, "offset": str(offset)}
+    said |= {} if length is None else {"length": str(length)}
+    for key, value in said.items():
+        tensor.external_data.add(key=key, value=value)
+    return model
+
+
+def in_attribute(location: str) -> ModelProto:
+    """The same matrix as the value of a Constant."""
+    model = outside(location)
+    tensor = model.graph.initializer[0]
+    model.graph.node.insert(0, node("Constant", [], [tensor.name], value=tensor))
+    del model.graph.initializer[0]
+    return model
+
+
+def in_branch(location: str) -> ModelProto:
+    """The same matrix as an initializer of a subgraph."""
+    model = outside(location)
+    tensor = model.graph.initializer[0]
+    shape = [models.floats("inner", 5, 1)]
+    branch = helper.make_graph([node("Identity", ["coef"], ["inner"])], "b", [], shape, [tensor])
+    made = node("If", ["yes"], ["coef"], then_branch=branch, else_branch=branch)
+    branch_names = ("coef", "matrix")
+    for attribute in made.attribute:
+        attribute.g.initializer[0].name = branch_names[1]
+        attribute.g.node[0].input[0] = branch_names[1]
+    model.graph.node.insert(0, made)
+    del model.graph.initializer[0]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    return model
+
+
+PLACES = [outside, in_attribute, in_branch]
+SECRET = np.arange(5, dtype=np.float32).tobytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a model, beside a file that is none of its business."""
+    (tmp_path / "secret.bin").write_bytes(SECRET)
+    (tmp_path / "model").mkdir()
+    return tmp_path / "model"
+
+
+def saved(folder: Path, model: ModelProto) -> Path:
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("huge", [2**30, 0], ids=["read", "mapped"])
+@pytest.mark.parametrize("location", ["../secret.bin", "{}/../secret.bin", "x/../../secret.bin"])
+def test_external_data_stay_in_the_folder(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Callable[[str], ModelProto],
+    huge: int,
+    location: str,
+) -> None:
+    monkeypatch.setattr(modelfile, "HUGE", huge)
+    path = saved(folder, place(location.format(folder)))
+    with pytest.raises(ModelError, match=r"leads out of the model's folder|bytes outside"):
+        Model(path)
+
+
+@posix
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("what", ["file", "folder", "chain", "circle"])
+def test_links_that_lead_out_of_the_folder(
+    folder: Path, place: Callable[[str], ModelProto], what: str
+) -> None:
+    location = "link"
+    if what == "file":
+        (folder / "link").symlink_to(folder / "../secret.bin")
+    elif what == "folder":
+        (folder / "link").symlink_to(folder.parent)
+        location = "link/secret.bin"
+    elif what == "chain":
+        (folder / "link").symlink_to("other")
+        (folder / "other").symlink_to("../secret.bin")
+    else:
+        (folder / "link").symlink_to("link")
+    path = saved(folder, place(location))
+    with pytest.raises(ModelError, match=r"leads out of the model's folder|'link', where|link"):
+        Model(path)
+
+
+@posix
+def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
+    (folder / "w.bin").write_bytes(SECRET)
+    (folder / "link").symlink_to("w.bin")
+    for place in PLACES:
+        model = Model(saved(folder, place("link")))
+        assert SECRET in model.proto.SerializeToString()
+
+
+@posix
+def test_a_pipe_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(ModelError, match="'pipe', where 'coef' is, is no ordinary file"):
+        Model(saved(folder, outside("pipe")))
+    with pytest.raises(ModelError, match="it is a pipe"):
+        Model(folder / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("location", "offset", "length", "text"),
+    [
+        ("w.bin", -4, None, "'coef' needs 20 from -4 on|where makes no sense"),
+        ("w.bin", 4, None, "has 20 bytes, 'coef' needs 20 from 4 on"),
+        ("w.bin", 2**62, None, "'coef' needs 20 from 4611686018427387904 on"),
+        ("w.bin", 0, 8, "of which it claims 8"),
+        ("w.bin", 0, -1, "of which it claims -1|where makes no sense"),
+        ("", 0, None, "is no ordinary file"),
+        (".", 0, None, "is no ordinary file"),
+        ("nothing.bin", 0, None, "No such file"),
+        ("w.bin\0.txt", 0, None, "null"),
+        ("n" * 65536, 0, None, "too long|where makes no sense"),
+    ],
+)
+def test_places_that_make_no_sense(
+    folder: Path, location: str, offset: int, length: int | None, text: str
+) -> None:
+    (folder / "w.bin").write_bytes(SECRET)
+    with pytest.raises(ModelError, match=text):
+        Model(saved(folder, outside(location, offset, length)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_without_a_path_nothing_is_read_from_the_current_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: Callable[[str], ModelProto]
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    for source in (place("secret.bin"), place("secret.bin").SerializeToString()):
+        with pytest.raises(ModelError, match=r"of '(coef|matrix)' are in another file; pass"):
+            Model(source)
+
+
+def test_external_data_are_trained_as_before(folder: Path) -> None:
+    whole = models.linear()
+    (folder / "w.bin").write_bytes(b"head" + whole.graph.initializer[0].raw_data + b"tail")
+    x, y = regression(rows=20)
+    trainers = [make(m, epochs=1) for m in (whole, saved(folder, outside("w.bin", 4, 20)))]
+    for trainer in trainers:
+        trainer.fit(x, y)
+    same(trainers[1].get_state(), trainers[0].get_state(), 0)
+
+
+# Sizes --------------------------------------------------------------------------------------------
+
+
+def claimed(*dims: int, **fields: Any) -> TensorProto:
+    """A tensor that says it has a shape, whatever its data."""
+    return TensorProto(name="coef", data_type=TensorProto.FLOAT, dims=dims, **fields)
+
+
+def holding(tensor: TensorProto, place: str) -> ModelProto:
+    model = models.linear()
+    if place == "initializer":
+        model.graph.initializer[0].CopyFrom(tensor)
+        return model
+    made = outside("nowhere") if place == "attribute" else in_branch("nowhere")
+    if place == "attribute":
+        made = in_attribute("nowhere")
+        made.graph.node[0].attribute[0].t.CopyFrom(tensor)
+        return made
+    for attribute in made.graph.node[0].attribute:
+        attribute.g.initializer[0].CopyFrom(tensor)
+        attribute.g.initializer[0].name = "matrix"
+    return made
+
+
+@pytest.mark.parametrize("place", ["initializer", "attribute", "branch"])
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (claimed(2**40, raw_data=b"1234"), "that takes 4398046511104 bytes, 4 are there"),
+        (claimed(2**40, float_data=[1.0]), "that takes 1099511627776 values, 1 are there"),
+        (claimed(2**40), "that takes 1099511627776 values, 0 are there"),
+        # Their product is 0 in 64 bits.
+        (claimed(2**32, 2**32, raw_data=b""), f"that takes {2**66} bytes, 0 are there"),
+        (claimed(-1, raw_data=b"1234"), "has a negative size"),
+        (claimed(5, 1, raw_data=bytes(24)), "that takes 20 bytes, 24 are there"),
+    ],
+)
+def test_tensors_that_claim_more_than_they_bring(
+    tensor: TensorProto, text: str, place: str
+) -> None:
+    with pytest.raises(ModelError, match=text):
+        Model(holding(tensor, place))
+
+
+def test_large_tensors_are_compared_without_being_copied() -> None:
+    """Their bytes are counted, which is enough to know that there are not fewer."""
+    model = models.linear(300, 200)
+    Model(model)
+    model.graph.initializer[0].dims[0] = 301
+    with pytest.raises(ModelError, match="that takes 240800 bytes"):
+        Model(model)
+
+
+def computed(*nodes: onnx.NodeProto, **weights: Any) -> ModelProto:
+    """``Y = X @ coef``, plus what the nodes make of almost nothing, added up."""
+    tail = [
+        node("MatMul", ["X", "coef"], ["XW"]),
+        node("ReduceMax", ["much"], ["most"], keepdims=0),
+        node("Add", ["XW", "most"], ["Y"]),
+    ]
+    weights = {"coef": np.ones((5, 1)), **weights}
+    return models.model(
+        [*nodes, *tail], [models.floats("X", "N", 5)], [models.floats("Y", "N", 1)], weights
+    )
+
+
+FEW = TensorProto(data_type=TensorProto.FLOAT, dims=[1], float_data=[0.5])
+BOMBS = {
+    "fill": computed(
+        node("ConstantOfShape", ["n"], ["much"], value=FEW), n=np.array([2**20, 2**20])
+    ),
+    "expand": computed(node("Expand", ["one", "n"], ["much"]), one=np.ones(1), n=np.array([2**40])),
+    "tile": computed(
+        node("Tile", ["one", "n"], ["much"]), one=np.ones((1, 1)), n=np.array([2**20, 2**20])
+    ),
+    "range": computed(
+        node("Range", ["zero", "n", "step"], ["much"]),
+        zero=np.float32(0),
+        n=np.float32(2**40),
+        step=np.float32(1),
+    ),
+    "pad": computed(
+        node("Pad", ["one", "n"], ["much"]), one=np.ones(1), n=np.array([2**39, 2**39])
+    ),
+    "random": computed(node("RandomNormal", [], ["much"], shape=[2**40])),
+    "product": computed(
+        node("MatMul", ["a", "b"], ["much"]), a=np.ones((40000, 1)), b=np.ones((1, 40000))
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_tensors_out_of_all_proportion_are_never_made(what: str) -> None:
+    with pytest.raises(ModelError, match=r"the tensor 'much' would take \d+ bytes"):
+        Model(BOMBS[what])
+
+
+def test_loops_without_an_end_are_not_begun() -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {{2}}, int64 n = {{{2**40}}}> {{
+            m = MatMul(x, w)
+            y = Loop(n, , m) <body = b (int64 i, bool go, float[N, 1] s) => (bool on, float[N, 1] t) {{
+                on = Identity(go)  t = Tanh(s)
+            }}>
+        }}"""
+    )
+    with pytest.raises(ModelError, match=r"has 1099511627776 iterations, more than the 1000000"):
+        Model(model)
+
+
+def test_an_input_of_any_size_is_nobodys_memory() -> None:
+    """Old models are run once to compare them; nobody makes up a terabyte for that."""
+    model = models.linear()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2**40
+    model.opset_import[0].version = 11
+    with pytest.raises(ModelError, match="no values can be made up for the input X"):
+        Model(model)
+
+
+# Graphs -------------------------------------------------------------------------------------------
+
+
+def repeated(nodes: int) -> bytes:
+    """A model with so many nodes, put together from its bytes."""
+    head = models.linear()
+    one = node("Relu", ["XW"], ["r"]).SerializeToString()
+    body = head.graph.SerializeToString() + (b"\x0a" + bytes([len(one)]) + one) * nodes
+    head.ClearField("graph")
+    size, length = len(body), b""
+    while size:
+        length += bytes([size & 127 | (128 if size > 127 else 0)])
+        size >>= 7
+    return head.SerializeToString() + b"\x3a" + length + body
+
+
+@pytest.mark.parametrize("nodes", [100_001, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_very_many_nodes_are_refused_at_once(nodes: int) -> None:
+    with pytest.raises(ModelError, match=f"has {nodes + 2} nodes, more than the 100000"):
+        Model(repeated(nodes))
+
+
+def calling(levels: int, calls: int, last: str = "Tanh") -> ModelProto:
+    """Functions that each call the next one several times."""
+    made = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "f": 1]> '
+        "g (float[N, 1] x) => (float[N, 1] y) <float[1, 1] w = {2}> { m = MatMul(x, w) y = f.f0(m) }"
+    )
+    for k in range(levels):
+        inner = f"f{k + 1}" if k < levels - 1 else last
+        domain = "f" if k < levels - 1 or last != "Tanh" else ""
+        names = ["a", *(f"v{c}" for c in range(calls))]
+        nodes = [node(inner, [a], [b], domain=domain) for a, b in pairwise(names)]
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+        made.functions.append(helper.make_function("f", f"f{k}", ["a"], [names[-1]], nodes, opsets))
+    return made
+
+
+def test_functions_that_multiply_are_counted_before_they_are_written_out() -> None:
+    with pytest.raises(ModelError, match=f"its functions written out, has {1 + 10**9} nodes"):
+        Model(calling(levels=9, calls=10))
+    assert len(Model(calling(levels=3, calls=3)).internal.graph.node) >= 27
+
+
+def test_functions_that_call_themselves_or_very_deep() -> None:
+    with pytest.raises(ModelError, match="the function 'f0' calls itself"):
+        Model(calling(levels=3, calls=1, last="f0"))
+    with pytest.raises(ModelError, match="functions call each other 33 levels deep"):
+        Model(calling(levels=100, calls=1))
+
+
+def nested(levels: int) -> ModelProto:
+    """An If in an If in an If, whose conditions are known only when it runs."""
+    inner = [node("Tanh", ["m"], ["out"])]
+    for _ in range(levels):
+        branch = helper.make_graph(inner, "b", [], [models.floats("out", None, 1)])
+        inner = [node("If", ["yes"], ["out"], then_branch=branch, else_branch=branch)]
+    inner[0].output[0] = "Y"
+    head = [
+        node("MatMul", ["X", "coef"], ["m"]),
+        node("ReduceMax", ["m"], ["top"], keepdims=0),
+        node("Less", ["top", "bound"], ["yes"]),
+    ]
+    return models.model(
+        [*head, *inner],
+        [models.floats("X", "N", 5)],
+        [models.floats("Y", "N", 1)],
+        {"coef": np.ones((5, 1)), "bound": np.float32(100)},
+    )
+
+
+def test_subgraphs_too_deep_are_refused() -> None:
+    with pytest.raises(ModelError, match="subgraphs are more than 8 levels deep"):
+        Model(nested(9))
+    make(nested(3), backend="fused", epochs=1).fit(*regression(rows=8))
+
+
+def changed(change: Callable[[ModelProto], Any]) -> ModelProto:
+    model = models.linear()
+    change(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda m: m.graph.sparse_initializer.add(), "has sparse initializers"),
+        (
+            lambda m: m.graph.node[0].attribute.add(
+                name="alpha", ref_attr_name="c", type=onnx.AttributeProto.FLOAT
+            ),
+            "refers to a function's, but is in none",
+        ),
+        (
+            lambda m: m.graph.initializer[0].segment.SetInParent(),
+            "is a segment of a tensor",
+        ),
+    ],
+)
+def test_what_is_refused_by_its_kind(change: Callable[[ModelProto], Any], text: str) -> None:
+    with pytest.raises(ModelError, match=text):
+        Model(changed(change))
+
+
+def test_names_that_are_not_utf_8() -> None:
+    source = (
+        models.linear().SerializeToString().replace(b"product", b"\xff\xfe\xff\xfe\xff\xfe\xff")
+    )
+    with pytest.raises(ModelError, match="is not UTF-8"):
+        Model(source)
+
+
+# What was found by mutants ------------------------------------------------------------------------
+
+
+def dropping(ratio: Any) -> ModelProto:
+    return models.model(
+        [
+            node("MatMul", ["X", "coef"], ["m"]),
+            node("Dropout", ["m", "ratio", "on"], ["Y"], name="drop"),
+        ],
+        [models.floats("X", "N", 5)],
+        [models.floats("Y", "N", 1)],
+        {"coef": np.ones((5, 1)), "ratio": np.asarray(ratio, np.float32), "on": np.array(True)},
+    )
+
+
+@pytest.mark.parametrize("ratio", [1.0, [0.5, 0.5], []])
+def test_a_dropout_that_is_none_names_the_node(ratio: Any) -> None:
+    with pytest.raises(OrtflexError, match=r"Dropout.*drop"):
+        make(dropping(ratio), backend="fused").fit(*regression(rows=8))
+
+
+def test_a_node_that_is_not_what_its_operator_asks_for_is_named() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 3] x) => (float[N, 3] y) <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
+            h = MatMul(x, w)  parts = SplitToSequence <axis = 7> (h)
+            zero = Constant <value = int64 {0}> ()  y = SequenceAt(parts, zero)
+        }"""
+    )
+    model.graph.node[1].name = "cut"
+    x = np.ones((4, 3), np.float32)
+    with pytest.raises(OrtflexError, match=r"SplitToSequence 'cut' is not as|axis"):
+        make(model, backend="fused").fit(x, x)
+
+
+@pytest.mark.parametrize("opset", [17, 11])
+def test_shapes_that_do_not_fit_never_reach_the_runtime(opset: int) -> None:
+    """onnxruntime 1.19 ends the process over a convolution of a matrix."""
+    model = models.conv_net()
+    del model.graph.input[0].type.tensor_type.shape.dim[2:]
+    model.opset_import[0].version = opset
+    with pytest.raises(ModelError, match=r"types and shapes cannot be inferred.*\n?.*Conv"):
+        Model(model)
+
+
+def test_what_a_file_says_of_inner_tensors_need_not_be_right() -> None:
+    model = models.mlp()
+    model.graph.value_info.append(models.floats("m1", 1, 77))
+    make(model, epochs=1).fit(*regression(rows=20, features=6))
+
+
+def test_element_types_that_there_are_none_of() -> None:
+    model = models.linear()
+    model.graph.input[0].type.tensor_type.elem_type = 999
+    with pytest.raises(OrtflexError, match=r"999|type"):
+        make(model, backend="fused").fit(*regression(rows=8))
+
+
+def test_constants_that_are_malformed_are_not_folded() -> None:
+    from ortflex_core.folding import fold
+
+    assert fold("Gather", [np.arange(3), np.array(7)], {}) is None
+    assert fold("Squeeze", [np.ones((2, 1)), np.array(1)], {}) is None
+    assert fold("Squeeze", [np.ones((2, 1)), np.array([1])], {}).tolist() == [1, 1]
+
+
+def test_a_rule_that_fails_says_which_and_where() -> None:
+    from ortflex_core.autodiff import Rules, RuleTable, gradients
+    from ortflex_core.ops import Trace
+
+    rules = Rules()
+
+    @rules.rule("Tanh")
+    def tanh(op: Any, n: Any, g: Any) -> Any:
+        return [g * n.inputs[1]]
+
+    trace = Trace({"": 17})
+    x = trace.input("x", np.float32, (2,))
+    with pytest.raises(
+        GraphError, match="rule for Tanh of the family 'mine' fails on the node Tanh"
+    ):
+        gradients([(trace.op.Tanh(x), None)], [x], RuleTable({"mine": rules}))
