@@ -40,7 +40,10 @@ def _immutable(value: Any) -> Any:
 
 
 _COMPONENT = "a name, or a table with the key name and parameters"
-_SOURCE = "a path (.npz, .csv, a folder of .npy), or a table with the key name and parameters"
+_SOURCE = (
+    "a path (.npz, .csv, .parquet, .arrow, a folder of .npy, .parquet or .arrow), or a table with the "
+    "key name and parameters"
+)
 
 
 @attrs.frozen(kw_only=True)

@@ -185,10 +185,17 @@ class Parts:
         return made
 
     def _reader(self, name: str, path: str) -> str:
-        """The source that reads a path: called as its ending, and npy for folders."""
+        """The source that reads a path: called as its ending, or that of the files in a folder."""
         ending = Path(path).suffix.removeprefix(".").lower()
         if is_there(path) and Path(path).is_dir():
-            return "npy"
+            inside = {file.suffix.removeprefix(".").lower() for file in Path(path).iterdir()}
+            known = sorted(inside & set(self.plugins["data"].names()))
+            if len(known) > 1:
+                raise ConfigError(
+                    f"{name}: the folder {path!r} has .{known[0]} and .{known[1]} files; choose a "
+                    "source: {name = …, path = …}"
+                )
+            return known[0] if known else "npy"
         if not is_there(path) and "://" not in path:
             raise ConfigError(f"{name}: there is no file or folder {path!r}")
         if ending == "npy":
