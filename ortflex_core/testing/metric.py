@@ -128,8 +128,8 @@ class MetricKit(ComponentKit):
             metrics=[component],
         )
         got = trainer.evaluate(scores, expected)
-        require(component.name in got, f"evaluate reports {sorted(got)}")
-        close(got[component.name], result(component, expected, scores, None), 1e-5, "the metric")
+        require(component.column in got, f"evaluate reports {sorted(got)}")
+        close(got[component.column], result(component, expected, scores, None), 1e-5, "the metric")
 
 
 def result(metric: Metric, expected: Array, predicted: Array, weight: Array | None) -> float:

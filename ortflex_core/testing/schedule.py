@@ -136,9 +136,11 @@ def progress(step: int, epochs: int = EPOCHS, rows: int = ROWS) -> Progress:
 
 def _counting(schedule: Schedule, by: Unit) -> Schedule:
     """The schedule, and those inside it, in another unit."""
-    inner: dict[str, Any] = {
-        f.name: _counting(value, by)
-        for f in attrs.fields(type(schedule))
-        if isinstance(value := getattr(schedule, f.name), Schedule)
-    }
+    inner: dict[str, Any] = {}
+    for field in attrs.fields(type(schedule)):
+        value = getattr(schedule, field.name)
+        if isinstance(value, Schedule):
+            inner[field.name] = _counting(value, by)
+        elif isinstance(value, tuple) and any(isinstance(v, Schedule) for v in value):
+            inner[field.name] = tuple(_counting(v, by) for v in value)
     return attrs.evolve(schedule, by=by, **inner)
