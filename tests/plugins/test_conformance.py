@@ -32,7 +32,12 @@ from ortflex_core.testing.running import plugins
 from tests.plugins import conformance_references
 
 # What has no default, and other values than those that the references are made for.
-PARAMETERS: dict[str, dict[str, Any]] = {"multi_step": {"milestones": [3, 5]}}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "multi_step": {"milestones": [3, 5]},
+    "sequential": {"schedules": [{"name": "warmup", "length": 3}, "exponential"], "milestones": [5]},
+    "chained": {"schedules": ["exponential", {"name": "step", "size": 4}]},
+    "sklearn": {"score": "mean_absolute_error"},
+}
 
 
 def ours(kind: str) -> Any:
