@@ -46,7 +46,8 @@ class Environment(NamedTuple):
 
 
 ENVIRONMENTS = {
-    "session": Environment("session", "3.11", with_torch=True),
+    # Later versions of pyarrow want numpy 2.
+    "session": Environment("session", "3.11", with_torch=True, pins=("pyarrow<23",)),
     "agent": Environment("agent", "3.11", with_torch=True),
     "stock": Environment("stock", "3.11", with_torch=True, sample="1"),
     "stock-3.13": Environment("stock", "3.13", with_torch=False),
@@ -167,7 +168,7 @@ for name, environment in ENVIRONMENTS.items():
                 reason = f"no Python {environment.python} was found"
                 report.write_text(json.dumps(one_line(f"tests({name})", "skipped", reason)))
                 session.skip(reason)
-            extras = (environment.extra, "sklearn", "plot", "tensorboard", "dev")
+            extras = (environment.extra, "sklearn", "plot", "tensorboard", "parquet", "dev")
             prepare(session, *extras, with_torch=environment.with_torch, pins=environment.pins)
             if EXAMPLE_PLUGIN.is_dir():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
@@ -210,7 +211,7 @@ def run_peers(session: nox.Session) -> None:
     """Microseconds a step beside all peers; WORKLOADS="W1 W5" chooses, as PEERS="torch,jax scan" does."""
     if PYTHONS["3.11"] is None:
         session.skip("no Python 3.11 was found")
-    prepare(session, "stock", "sklearn", with_torch=True)
+    prepare(session, "stock", "sklearn", "parquet", with_torch=True)
     arguments = []
     for peer, other in (("jax step", "jax"), ("jax scan", "jax"), ("on-device", "agent")):
         python = Path(session.virtualenv.location).parent / f"bench-{other}" / "bin" / "python"
@@ -222,7 +223,7 @@ def run_peers(session: nox.Session) -> None:
         chosen = text.replace(",", " ").split() if option == "workload" else text.split(",")
         arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
     session.run("python", "-m", "benchmarks", "peers", *arguments, *session.posargs)
-    for table in ("estimators", "features", "layers", "growth"):
+    for table in ("estimators", "features", "layers", "growth", "data"):
         session.run("python", "-m", "benchmarks", table)
 
 
