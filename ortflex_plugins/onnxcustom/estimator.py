@@ -64,6 +64,16 @@ class BaseEstimator(BaseOnnxClass):
         self.build_onnx_function()
         return self
 
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks its estimators: y is needed."""
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=True),
+            input_tags=InputTags(),
+        )
+
     max_iter: int
     validation_every: float
 

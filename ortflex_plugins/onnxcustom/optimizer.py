@@ -134,8 +134,9 @@ class OrtGradientOptimizer(BaseEstimator):
             ConvergenceError: the loss is not finite any more.
         """
         start = self.get_state() if self.warm_start and self._is_fitted() else None
-        steps = self._create()
+        self._check_model()
         names = self._names(sample_weight is not None)
+        steps = self._create()
         data = self._arrays(X, y, sample_weight)
         loader = OrtDataLoader(*data, batch_size=self.batch_size, device=self.device)
         validation = None if X_val is None else self._validation(X_val, y_val)
@@ -157,22 +158,28 @@ class OrtGradientOptimizer(BaseEstimator):
         self.trained_coef_ = steps.get_state()
         return self
 
-    def _create(self) -> Steps:
+    def _check_model(self) -> None:
         if self.training_optimizer_name != _SGD:
             raise NotSupported(
                 f"training_optimizer_name: {self.training_optimizer_name!r}; there is {_SGD!r} only. "
                 "Other optimizers are ortflex_core.Trainer's"
             )
-        names = list(self.weights_to_train)
-        check_weights(self.model_onnx, names, ordered=False)
+        check_weights(self.model_onnx, list(self.weights_to_train), ordered=False)
         outputs = [o.name for o in self.model_onnx.graph.output]
         if self.loss_output_name not in outputs:
             raise ModelError(
                 f"loss_output_name: {self.loss_output_name!r} is no output of the model; "
                 f"{nearest(self.loss_output_name, outputs)}. add_loss_output(model) adds a loss"
             )
-        model, device = Model(self.model_onnx), core_device(self.device)
-        return steps_for(model, names, self.loss_output_name, device, self.saved_gradient)
+
+    def _create(self) -> Steps:
+        return steps_for(
+            Model(self.model_onnx),
+            list(self.weights_to_train),
+            self.loss_output_name,
+            core_device(self.device),
+            self.saved_gradient,
+        )
 
     def _specs(self) -> list[TensorSpec]:
         known = {t.name for t in self.model_onnx.graph.initializer}

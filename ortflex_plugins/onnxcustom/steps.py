@@ -309,7 +309,10 @@ def steps_for(
     """TrainingSession where it is and can, else the fused step."""
     reasons = against_session(Steps(model, weights, loss, device))
     if not reasons:
-        return SessionSteps(model, weights, loss, device, saved_gradient)
+        try:
+            return SessionSteps(model, weights, loss, device, saved_gradient)
+        except GraphError as error:
+            reasons = [str(error)]
     _log.info("TrainingSession cannot train the model, the fused step does: %s", reasons[0])
     return FusedSteps(model, weights, loss, device, saved_gradient)
 

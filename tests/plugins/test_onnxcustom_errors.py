@@ -1,0 +1,210 @@
+"""What the older API refuses, and forward and backward by hand."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import ortflex_plugins.onnxcustom as api
+from ortflex_core.errors import ConfigError, DataError, ModelError
+from ortflex_plugins.onnxcustom import (
+    ConvergenceError,
+    ConvergenceWarning,
+    LearningRateSGDNesterov,
+    OrtGradientForwardBackward,
+    OrtGradientForwardBackwardOptimizer,
+    OrtGradientOptimizer,
+    add_loss_output,
+    onnx_rename_weights,
+)
+from tests import models
+
+RNG = np.random.default_rng(2)
+ROWS = 33
+X = RNG.standard_normal((ROWS, 3)).astype(np.float32)
+Y = (X @ [[1.0], [-2.0], [0.5]] + 3).astype(np.float32)
+W = RNG.uniform(0.5, 1.5, ROWS).astype(np.float32)
+NAMES = ["coef", "intercept"]
+BOTH = pytest.mark.parametrize("way", ["inside", "beside"])
+
+
+def trainer(way: str, weighted: bool = False, **options: Any) -> Any:
+    """A linear regression with the loss inside its graph, or beside it."""
+    model = models.linear(3)
+    options = {"max_iter": 4, "learning_rate": 0.05, **options}
+    if way == "beside":
+        return OrtGradientForwardBackwardOptimizer(model, NAMES, **options)
+    weight = "weight" if weighted else None
+    return OrtGradientOptimizer(add_loss_output(model, weight_name=weight), NAMES, **options)
+
+
+def fitted(way: str, seed: int = 0, **options: Any) -> Any:
+    np.random.seed(seed)
+    return trainer(way, **options).fit(X, Y)
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@BOTH
+@pytest.mark.parametrize("use_numpy", [False, True])
+def test_divergence_is_an_error(way: str, use_numpy: bool) -> None:
+    session = trainer(way, max_iter=100, learning_rate=1e4)
+    options = {"use_numpy": use_numpy} if way == "inside" else {}
+    np.random.seed(0)
+    with pytest.raises(ConvergenceError, match=r"A smaller learning.rate may help"):
+        session.fit(X, Y, **options)
+
+
+def test_divergence_may_be_a_warning() -> None:
+    session = trainer("beside", max_iter=30, learning_rate=1e4, exc=False)
+    with pytest.warns(ConvergenceWarning, match="the gradient descent has failed"):
+        session.fit(X, Y)
+    assert np.isnan(session.train_losses_[-1])
+
+
+def test_velocity_is_not_for_graphs_with_the_loss_inside() -> None:
+    with pytest.raises(NotImplementedError, match="LearningRateSGDNesterov needs one"):
+        trainer("inside", learning_rate="Nesterov")
+    with pytest.raises(NotImplementedError, match="needs one"):
+        trainer("inside").set_params(learning_rate="Nesterov")
+
+
+@BOTH
+def test_only_sgd(way: str) -> None:
+    with pytest.raises(NotImplementedError, match="'AdamOptimizer'; there is 'SGDOptimizer' only"):
+        fitted(way, training_optimizer_name="AdamOptimizer")
+
+
+def test_data_that_do_not_fit() -> None:
+    with pytest.raises(DataError, match="the model has no input for it"):
+        trainer("inside").fit(X, Y, W)
+    with pytest.raises(DataError, match="asks for sample weights"):
+        trainer("inside", weighted=True).fit(X, Y)
+    with pytest.raises(DataError, match="X has 33 rows, y has 32"):
+        trainer("beside").fit(X, Y[1:])
+    with pytest.raises(DataError, match=r"predicts \[10, 1\], the labels are \[10, 2\]"):
+        trainer("beside").fit(X, Y.repeat(2, axis=1))
+
+
+@BOTH
+def test_float64_data_are_taken(way: str) -> None:
+    losses = []
+    for x, y in ((X, Y), (X.astype(np.float64), Y[:, 0].astype(np.float64))):
+        np.random.seed(0)
+        losses.append(trainer(way).fit(x, y).train_losses_)
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("learning_rate", [0.1, LearningRateSGDNesterov(0.05)])
+def test_float64_models_are_trained(learning_rate: Any) -> None:
+    model = models.linear(3)
+    for tensor in model.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    options: dict[str, Any] = {"max_iter": 60, "learning_rate": learning_rate}
+    session = OrtGradientForwardBackwardOptimizer(model, NAMES, **options).fit(X, Y)
+    assert session.score(X, Y) > -1e-2
+    if not isinstance(learning_rate, LearningRateSGDNesterov):
+        inside = OrtGradientOptimizer(add_loss_output(model), NAMES, **options).fit(X, Y)
+        assert inside.score(X, Y) > -1e-2
+        assert inside.get_state()["coef"].dtype == np.float64
+
+
+def test_models_that_do_not_fit() -> None:
+    mlp = models.mlp((3, 2, 1))
+    with pytest.raises(ModelError, match="onnx_rename_weights"):
+        OrtGradientForwardBackwardOptimizer(mlp, sorted(api.get_train_initializer(mlp))).fit(X, Y)
+    with pytest.raises(ValueError, match="'A' is no float initializer"):
+        OrtGradientForwardBackwardOptimizer(mlp, ["A"]).fit(X, Y)
+    with pytest.raises(ModelError, match="should have the inputs X, label"):
+        OrtGradientOptimizer(mlp, ["W1"], loss_output_name="Y").fit(X, Y)
+    with pytest.raises(ModelError, match="add_loss_output"):
+        OrtGradientOptimizer(mlp, ["W1"]).fit(X, Y)
+    heads = models.two_headed()
+    with pytest.raises(ModelError, match="should have one input, it has left, right"):
+        OrtGradientForwardBackwardOptimizer(heads, ["shared"]).fit(X, Y)
+
+
+# ---------------------------------------------------------------------- forward and backward
+
+
+def test_forward_and_backward_take_anything() -> None:
+    from ortflex_plugins.onnxcustom.devices import own_vector
+
+    model = models.linear(3)
+    made = OrtGradientForwardBackward(model, debug=True)
+    cls = made.cls_type_
+    assert cls._onx_inp == cls._grad_input_names == ["X", "coef", "intercept"]
+    assert cls._onx_out == cls._bw_fetches_names == ["X_grad", "coef_grad", "intercept_grad"]
+    assert (cls._input_names, cls._output_names) == (["X"], ["Y"])
+    assert cls._weights_to_train == NAMES
+    coef, intercept = (made.get_initializer(n) for n in NAMES)
+    given = [X, coef, intercept]
+    values = [api.numpy_to_ort_value(a) for a in given]
+    seed = RNG.standard_normal((ROWS, 1)).astype(np.float32)
+    for form in (given, values, own_vector(values)):
+        instance = made.new_instance()
+        expected = X @ coef + intercept
+        for training in (False, True):
+            [out] = [v.numpy() for v in instance.forward(form, training=training)]
+            np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
+        found = [v.numpy() for v in instance.backward([seed])]
+        for a, b in zip(found, [seed @ coef.T, X.T @ seed, seed.sum(0)], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    twin = pickle.loads(pickle.dumps(made))
+    assert repr(twin) == "OrtGradientForwardBackward(...)"
+    assert twin.new_instance().forward(given)[0].shape() == [ROWS, 1]
+
+
+def test_several_passes_wait_and_outputs_outlive_the_way_back() -> None:
+    instance = OrtGradientForwardBackward(onnx_rename_weights(models.mlp((3, 4, 1)))).new_instance()
+    weights = [a for a, _ in api.get_train_initializer(models.mlp((3, 4, 1))).values()]
+    ones = np.ones((ROWS, 1), np.float32)
+    first = instance.forward([X, *weights], training=True)
+    before = first[0].numpy().copy()
+    second = instance.forward([2 * X, *weights], training=True)
+    gradients_of_second = instance.backward([ones])[0].numpy().copy()
+    gradients_of_first = instance.backward([ones])[0].numpy().copy()
+    np.testing.assert_array_equal(first[0].numpy(), before)
+    assert not np.allclose(second[0].numpy(), before)
+    w1, b1, w2, _ = (w.astype(np.float64) for w in weights)
+    for x, found in ((X, gradients_of_first), (2 * X, gradients_of_second)):
+        h = np.tanh(x @ w1 + b1)
+        np.testing.assert_allclose(found, (1 - h**2) * w2.T @ w1.T, rtol=1e-4, atol=1e-5)
+
+
+def test_forward_and_backward_say_what_is_missing() -> None:
+    instance = OrtGradientForwardBackward(models.linear(3)).new_instance()
+    with pytest.raises(RuntimeError, match="no forward pass waits"):
+        instance.backward([Y])
+    with pytest.raises(DataError, match=r"inputs: expected 3 \(X, coef, intercept\), got 1"):
+        instance.forward([X])
+    with pytest.raises(DataError, match="inputs: 'coef' is None"):
+        instance.forward([X, None, None])
+    with pytest.raises(ConfigError, match="expected some of CPUExecutionProvider"):
+        OrtGradientForwardBackward(models.linear(3), providers=["NONE"])
+
+
+def test_large_frozen_tensors_are_fed() -> None:
+    model = models.mlp((40, 60, 1))
+    x = RNG.standard_normal((9, 40)).astype(np.float32)
+    y = x[:, :1]
+    names = ["W2", "b2"]
+    session = OrtGradientForwardBackwardOptimizer(model, names, max_iter=40, learning_rate=0.02)
+    session.fit(x, y)
+    inside = OrtGradientOptimizer(add_loss_output(model), names, max_iter=40, learning_rate=0.02)
+    inside.fit(x, y)
+    w1, b1 = (api.get_train_initializer(model)[n][0] for n in ("W1", "b1"))
+    for one in (session, inside):
+        state = one.trained_coef_
+        w2, b2 = (np.array(state[n] if one is inside else state[n].numpy()) for n in names)
+        rows = (np.tanh(x @ w1 + b1) @ w2 + b2 - y)[:, 0] ** 2
+        np.testing.assert_allclose(one.losses(x, y), rows, rtol=1e-3, atol=1e-4)
+        assert one.train_losses_[-1] < one.train_losses_[0]
