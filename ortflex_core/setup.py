@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -206,7 +207,7 @@ def check_numbers(
             other = "'auto' or " if name == "threads" else ""
             yield f"{name}: expected {other}an integer >= 1, got {value!r}"
     good = isinstance(rate, int | float | np.number) and not isinstance(rate, bool)
-    if rate is not None and not (good and 0 < rate <= np.finfo(float).max):
+    if rate is not None and not (good and 0 < rate <= sys.float_info.max):
         yield f"learning_rate: expected a finite number > 0, got {rate!r}"
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         yield f"seed: expected an integer >= 0, got {seed!r}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.errors import ConfigError, OrtflexError
+from ortflex_core.errors import MALFORMED, ConfigError, OrtflexError
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
 from ortflex_plugins.pictures.scene import COLORS, clean
@@ -37,14 +37,16 @@ def report(folder: Path) -> str:
     history = _history(folder / "history.csv")
     versions = _json(folder / "versions.json")
     measures = _json(folder / "measures.json")
-    parts = [
-        _summary(history, versions),
-        _curves(history, measures),
-        _weights(measures),
-        _graph(folder),
-        _recipe(recipe),
-        _versions(versions),
-    ]
+    try:
+        shown = [_summary(history, versions), _curves(history, measures), _weights(measures)]
+    except OrtflexError:
+        raise
+    except MALFORMED as error:
+        raise ConfigError(
+            f"history.csv or measures.json of {str(folder)!r} is not as `ortflex train` writes it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    parts = [*shown, _graph(folder), _recipe(recipe), _versions(versions)]
     return html.page(f"Training {folder.resolve().name}", "\n".join(parts))
 
 
@@ -60,7 +62,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{str(path)!r}: expected an object, got {type(found).__name__}")
