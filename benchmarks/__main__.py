@@ -8,12 +8,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import sys
 
-from benchmarks import backends, estimators, features, growth, layers, peers_table
+from benchmarks import backends, data, estimators, features, growth, layers, peers_table
 
 TABLES = {
     "backends": backends.main,
     "peers": peers_table.main,
     "growth": growth.main,
+    "data": data.main,
     "estimators": estimators.main,
     "features": features.main,
     "layers": layers.main,

@@ -135,6 +135,7 @@ class ArrayBatches:
         denominators: Sequence[float | Array],
         batch_size: int,
     ) -> None:
+        self.waited = 0.0  # nobody waits for memory
         self.columns = columns
         self.rows = len(next(iter(columns.values())))
         self.batch_size = min(batch_size, self.rows)

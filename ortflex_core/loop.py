@@ -20,8 +20,9 @@ import numpy as np
 from ortflex_core.data import Batch
 from ortflex_core.display import Display
 from ortflex_core.errors import ConfigError, TrainingDiverged
+from ortflex_core.keeping import Good
 from ortflex_core.protocols import Engine, Losses, Schedule
-from ortflex_core.types import Array, History, Position, Progress
+from ortflex_core.types import History, Position, Progress
 
 _log = logging.getLogger("ortflex")
 
@@ -31,6 +32,9 @@ _BLOCK = 256
 
 class Source(Protocol):
     """Batches, epoch after epoch."""
+
+    waited: float
+    """Seconds that steps waited for data that a thread reads."""
 
     @property
     def steps(self) -> int | None:
@@ -104,7 +108,7 @@ class Loop:
         self.progress = beginning(plan.source, plan.accumulate, plan.epochs)
         self._records: list[dict[str, float]] = []
         self._interrupted = False
-        self._good: tuple[dict[str, Array], ...] | None = None
+        self._good = Good()
         self._recent: list[float] = []
         self._stop = False
         self._rate = math.nan
@@ -189,21 +193,14 @@ class Loop:
         return hook(progress=self.progress, **values) if hook is not None else None
 
     def _keep(self) -> None:
-        """Copy the state if it is good; if not, go back to the last that was."""
-        engine = self.engine
-        state = engine.state()
-        bad = [name for name, array in state.items() if not np.isfinite(array).all()]
-        if bad:
-            self._give_up(f"the parameter {bad[0]!r} is not finite any more", self.progress.step)
-        self._good = (state, engine.slots(), engine.buffers())
+        """Keep the state if it is good; if not, go back to the last that was."""
+        bad = self._good.keep(self.engine)
+        if bad is not None:
+            self._give_up(f"the parameter {bad!r} is not finite any more", self.progress.step)
 
     def _give_up(self, what: str, step: int) -> None:
         back = "the state at the start is kept"
-        if self._good is not None:
-            state, slots, buffers = self._good
-            self.engine.load(state)
-            self.engine.load_slots(slots)
-            self.engine.load_buffers(buffers)
+        if self._good.back():
             back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
         recent = ", ".join(f"{v:.4g}" for v in self._recent[-5:]) or "none"
         raise TrainingDiverged(
