@@ -110,6 +110,17 @@ def test_links_lead_to_files(page: Path) -> None:
     assert not missing
 
 
+def test_every_example_has_its_place_and_says_its_versions() -> None:
+    order = re.findall(
+        r'^    "(plot_\w+\.py)",$', (ROOT / "docs" / "conf.py").read_text("utf-8"), re.M
+    )
+    examples = {p.name: p.read_text("utf-8") for p in (ROOT / "docs/examples").glob("plot_*.py")}
+    assert sorted(order) == sorted(examples)
+    for name, text in examples.items():
+        assert re.search(r"^show_versions\(.*\)\n\Z", text, re.M), name
+        assert "plt." in text, name
+
+
 def test_readme_names_what_there_is() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     ours = [
