@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from ortflex_core.host import Host
+from ortflex_core.host import OPERATORS, Host, HostProgram
 from ortflex_core.program import Program
 from ortflex_core.protocols import Average
 from ortflex_core.testing import running
@@ -78,23 +79,38 @@ class AverageKit(ComponentKit):
                 got = run(component, at, at, step)
                 close(got, at, 1e-5, f"the average of weights of {number:g} at step {step}")
 
+    def test_share(self, component: Average) -> None:
+        """Where there is a share, it is between 0 and 1, and ``update`` is nothing else."""
+        share = running.hosted(component).share(_HostOps(), Host.symbol("step"))
+        if share is None:
+            return
+        number = HostProgram([share])
+        average, weight = weights()[:2]
+        for step in (1, 2, 3, 1000):
+            [part] = number({**component.hyper_values(), "step": step})
+            require(0 <= part <= 1, f"the share of step {step} is {part}")
+            wanted = average + part * (weight - average)
+            got = run(component, average, weight, step)
+            close(got, wanted, 1e-9, f"update and share at step {step}")
+
     def test_backends(self, component: Average) -> None:
-        """On every backend that takes it, the averages of three steps are those of its weights."""
-        x, y = running.regression(rows=12)
-        model = running.linear_model()
+        """On every backend that takes it, the average of a training is that of its weights."""
+        x, y = running.regression(rows=20)
+        model, rate = running.linear_model(), 0.05
+        now = wanted = running.weights_of(model)
+        for step in range(1, 11):
+            at = slice(4 * (step - 1) % 20, 4 * (step - 1) % 20 + 4)
+            slopes = running.linear_gradients(now, x[at], y[at])
+            now = {n: a - rate * slopes[n] for n, a in now.items()}
+            wanted = {n: run(component, a, now[n], step) for n, a in wanted.items()}
 
         def train(backend: str) -> None:
-            trainer = running.trainer(model, averaging=component, backend=backend)
-            wanted = running.weights_of(model)
-            for step in range(1, 4):
-                at = slice(4 * step - 4, 4 * step)
-                trainer.step((x[at], y[at]))
-                now = trainer.get_state()
-                wanted = {
-                    n: run(component, a, now[n].astype(np.float64), step) for n, a in wanted.items()
-                }
+            trainer = running.trainer(
+                model, averaging=component, backend=backend, learning_rate=rate, epochs=2
+            )
+            trainer.fit(x, y)
             for name, array in trainer.get_state(averaged=True).items():
-                close(array, wanted[name], 1e-5, f"the average of {name} on {backend}")
+                close(array, wanted[name], 1e-4, f"the average of {name} on {backend}")
 
         running.on_every_backend(train, f"the average {component.name}")
 
@@ -114,6 +130,15 @@ class AverageKit(ComponentKit):
 def weights() -> list[Array]:
     """The weight at the start and after each of six steps."""
     return list(np.random.default_rng(1).normal(size=(7, 4, 3)))
+
+
+class _HostOps:
+    """The operators that have a meaning for host scalars."""
+
+    def __getattr__(self, op_type: str) -> Any:
+        if op_type not in OPERATORS:
+            raise AttributeError(f"{op_type} has no meaning on the host")
+        return partial(Host.apply, op_type)
 
 
 def program(average: Average, weight: Array) -> Program:

@@ -54,7 +54,7 @@ class CallbackKit(ComponentKit):
     def test_hooks(self, component: Any) -> None:
         """Its hooks are hooks: known names, known arguments, and at least one of them."""
         marked = [n for n in dir(component) if hasattr(getattr(component, n), "ortflex_impl")]
-        forgotten = [n for n in NAMES if hasattr(component, n) and n not in marked]
+        forgotten = [n for n in NAMES if callable(getattr(component, n, None)) and n not in marked]
         require(not forgotten, f"{', '.join(forgotten)}: the decorator @hook is missing")
         running.trainer(running.linear_model(), callbacks=[component])  # asks for all of them
 

@@ -267,23 +267,23 @@ CONSTRAINTS = [
 
 @attrs.frozen(kw_only=True)
 class Lag(Average):
-    """``a ← a + share·(w − a)``."""
+    """``a ← a + lag·(w − a)``."""
 
     name: ClassVar[str] = "lag"
-    share: float = hyper(default=0.25, validator=number(ge=0, le=1))
+    lag: float = hyper(default=0.25, validator=number(ge=0, le=1))
 
     def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return average + self.share * (weight - average)
+        return average + self.lag * (weight - average)
 
 
 class LagOther(Lag):
     def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return weight + self.share * (average - weight)
+        return weight + self.lag * (average - weight)
 
 
 class LagSum(Lag):
     def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return average + self.share * weight
+        return average + self.lag * weight
 
 
 class LagRounded(Lag):
@@ -295,7 +295,24 @@ class LagProduct(Lag):
     """The geometric mean, by logarithms."""
 
     def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
-        return op.Exp((1 - self.share) * op.Log(average) + self.share * op.Log(weight))
+        return op.Exp((1 - self.lag) * op.Log(average) + self.lag * op.Log(weight))
+
+
+class LagTwoMinds(Lag):
+    """Its share is not what its update does."""
+
+    def share(self, op: Any, step: Any) -> Any:
+        return 1 - self.lag
+
+    def update(self, op: Any, average: Any, weight: Any, step: Any) -> Any:
+        return Lag.update(self, op, average, weight, step)
+
+
+class LagFar(Lag):
+    update = Average.update
+
+    def share(self, op: Any, step: Any) -> Any:
+        return self.lag * step
 
 
 class LagFloat32(Lag):
@@ -318,9 +335,11 @@ AVERAGES = [
     Planted("test_it_is_a_mean", LagSum(), "leaves what it is the mean of"),
     Planted("test_float64", LagRounded(), "accuracy of float32"),
     Planted("test_weights_of_0_and_100", LagProduct(), "weights of -100 at step 1"),
+    Planted("test_share", LagTwoMinds(), "update and share at step 1"),
+    Planted("test_share", LagFar(), "the share of step 1000 is 250"),
     Planted("test_backends", LagFloat32(), "the average of .* on"),
     Planted("test_determinism", LagNoisy(), "differs from one run to the next"),
-    Planted("test_hyperparameters_are_symbols", LagUnused(), "does not use share"),
+    Planted("test_hyperparameters_are_symbols", LagUnused(), "does not use lag"),
 ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,7 @@ import pytest
 from ortflex_core.testing import (
     AverageKit,
     BackendKit,
-    CallbackKit,
     ConstraintKit,
-    DataSourceKit,
     DeviceKit,
     GradientCase,
     GradientKit,
@@ -34,7 +31,10 @@ from tests.plugins import conformance_references
 # What has no default, and other values than those that the references are made for.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "multi_step": {"milestones": [3, 5]},
-    "sequential": {"schedules": [{"name": "warmup", "length": 3}, "exponential"], "milestones": [5]},
+    "sequential": {
+        "schedules": [{"name": "warmup", "length": 3}, "exponential"],
+        "milestones": [5],
+    },
     "chained": {"schedules": ["exponential", {"name": "step", "size": 4}]},
     "sklearn": {"score": "mean_absolute_error"},
 }
@@ -223,141 +223,6 @@ class TestBackends(BackendKit):
     @pytest.fixture(params=ours("backends"))
     def component(self, request: Any) -> Any:
         return made(request.param)
-
-
-# Data sources ------------------------------------------------------------------------------------
-
-X = np.arange(12, dtype=np.float64).reshape(6, 2)
-Y = np.linspace(-1, 1, 6)
-
-
-class TestNpz(DataSourceKit):
-    @pytest.fixture
-    def component(self, tmp_path: Path) -> Any:
-        np.savez(tmp_path / "data.npz", X=X, y=Y)
-        return plugins().component("data", {"name": "npz", "path": str(tmp_path / "data.npz")})
-
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
-
-
-class TestNpy(DataSourceKit):
-    @pytest.fixture
-    def component(self, tmp_path: Path) -> Any:
-        for name, array in (("X", X), ("y", Y)):
-            np.save(tmp_path / f"{name}.npy", array)
-        return plugins().component("data", {"name": "npy", "path": str(tmp_path)})
-
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
-
-
-class TestCsv(DataSourceKit):
-    @pytest.fixture
-    def component(self, tmp_path: Path) -> Any:
-        rows = "\n".join(f"{a},{b},{y}" for (a, b), y in zip(X, Y, strict=True))
-        (tmp_path / "data.csv").write_text(f"a,b,y\n{rows}\n")
-        given = {"name": "csv", "path": str(tmp_path / "data.csv"), "target": "y"}
-        return plugins().component("data", given)
-
-    @pytest.fixture
-    def reference(self) -> Any:
-        return {"X": X, "y": Y}
-
-
-class TestLine(DataSourceKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        pytest.importorskip("ortflex_example")
-        return plugins().component("data", {"name": "example_line", "rows": 5})
-
-    @pytest.fixture
-    def reference(self) -> Any:
-        rng = np.random.default_rng(0)
-        x = rng.standard_normal((5, 3)).astype(np.float32)
-        y = x.mean(axis=1, keepdims=True) + 0.1 * rng.standard_normal((5, 1))
-        return {"X": x, "y": y}
-
-
-# Callbacks ---------------------------------------------------------------------------------------
-
-
-class TestEarlyStopping(CallbackKit):
-    watches = False
-
-    @pytest.fixture
-    def component(self) -> Any:
-        given = {"name": "early_stopping", "patience": 2, "min_delta": 100.0}
-        return plugins().component("callbacks", given)
-
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            assert len(history) == 3  # one that is the best, two that are no better
-            assert component.best_epoch_ == 0
-
-        return check
-
-
-class TestCheckpoint(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("callbacks", {"name": "checkpoint", "keep": 2})
-
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            found = sorted(p.name for p in (trainer.folder / "checkpoints").iterdir())
-            assert found == ["best", "step-000000009", "step-000000012"]
-
-        return check
-
-
-class TestCsvLog(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("callbacks", "csv_log")
-
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            lines = (trainer.folder / "log.csv").read_text().splitlines()
-            assert len(lines) == 1 + len(history)
-            assert lines[0].split(",") == history.columns
-
-        return check
-
-
-class TestEpochLine(CallbackKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return plugins().component("callbacks", "epoch_line")
-
-    @pytest.fixture
-    def effect(self, capsys: Any) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            assert capsys.readouterr().out.splitlines()[-1].startswith("epoch 4: loss ")
-
-        return check
-
-
-class TestStopAfter(CallbackKit):
-    watches = False
-
-    @pytest.fixture
-    def component(self) -> Any:
-        pytest.importorskip("ortflex_example")
-        return plugins().component("callbacks", {"name": "example_stop", "steps": 8})
-
-    @pytest.fixture
-    def effect(self) -> Any:
-        def check(component: Any, trainer: Any, history: Any) -> None:
-            assert len(history) == 3
-            assert history["rows"][-1] == 8
-
-        return check
 
 
 # Gradient rules: the tables of tests/plugins/test_gradient_rules.py ask far more ------------------
