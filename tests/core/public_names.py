@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         ),
         "ortflex_plugins.estimators": (),
         "ortflex_plugins.layers": (),
+        "ortflex_plugins.onnxcustom": (),
     },
     "Plugins": {
         "ortflex_core.component": ("Component", "hyper", "number", "one_of"),
@@ -63,7 +65,9 @@ def lines(module: str, names: tuple[str, ...]) -> list[str]:
     for name in names or loaded.__all__:
         try:
             value = getattr(loaded, name)
-        except ImportError:  # torch's layer, where torch is not
+        except ImportError:
+            if name != "OrtLayer":  # torch is not everywhere
+                raise
             continue
         out += list(_described(name, value))
     return out
@@ -76,6 +80,9 @@ def _described(name: str, value: Any) -> Iterator[str]:
     # A kit is inherited; which checks it has is no promise.
     if value.__module__.startswith("ortflex_core.testing"):
         yield name
+        return
+    if issubclass(value, Enum):
+        yield from (name, *(f"{name}.{member}" for member in value.__members__))
         return
     own = issubclass(value, Exception) or getattr(value, "_is_protocol", False)
     yield name if own else f"{name}({_arguments(value)})"

@@ -29,6 +29,7 @@ from ortflex_plugins.onnxcustom import (
 from ortflex_plugins.onnxcustom.engines import AgentEngine, GraphEngine
 from ortflex_plugins.onnxcustom.steps import FusedSteps, SessionSteps
 from tests import models
+from tests.training import make
 
 RNG = np.random.default_rng(5)
 ROWS, SIZE, ITERATIONS = 23, 5, 6
@@ -211,6 +212,27 @@ def test_log_loss_is_a_mean_and_divided_once_more() -> None:
     trainer.fit(X, CLASSES, W)
     same(trainer.train_losses_, losses)
     same([trainer.get_state()[n] for n in names], weights)
+
+
+def test_a_trainer_does_the_same() -> None:
+    model = models.mlp(MLP)
+    names = list(get_train_initializer(model))
+    graph = add_loss_output(model, penalty={"W1": {"l1": 0.2, "l2": 0.5}})
+    rate = LearningRateSGD(0.1, learning_rate="constant")
+    old = OrtGradientOptimizer(
+        graph, names, batch_size=ROWS, max_iter=8, learning_rate=rate, warm_start=True
+    ).fit(X, Y)
+    new = make(
+        model,
+        backend="fused",
+        penalty={"W1": {"l1": 0.2 / ROWS, "l2": 0.5 / ROWS}},
+        learning_rate=0.1,
+        batch_size=ROWS,
+        epochs=8,
+    )
+    new.fit(X, Y)
+    same(old.train_losses_, new.train_losses_)
+    same(old.get_state().values(), new.get_state().values())
 
 
 # ---------------------------------------------------------------------- forward and backward
