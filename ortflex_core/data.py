@@ -127,7 +127,10 @@ def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, 
 def _array(value: Any, what: str) -> Array:
     if hasattr(value, "toarray"):
         raise DataError(f"{what} is a sparse matrix; make it dense: {what}.toarray()")
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    except Exception as error:  # of whoever makes the array: torch on another device, ragged lists
+        raise DataError(f"{what} cannot be made an array: {error}") from error
     if array.ndim == 0:
         raise DataError(f"{what} is a single value, expected one row at least: {array!r}")
     return array

@@ -1,0 +1,110 @@
+"""torch's DataLoader as data: what it collates is trained on, and a resume is exact or refused."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.errors import DataError
+from ortflex_core.hookspecs import hook
+from ortflex_core.iterables import Batches
+from tests import models
+from tests.training import make, plugins, regression, same
+
+torch = pytest.importorskip("torch")
+X, Y = regression(rows=50, features=6)
+OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 8, "learning_rate": 0.05}
+
+
+def loader(**options: Any) -> Any:
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(data, batch_size=8, **options)
+
+
+class Named(torch.utils.data.Dataset):  # type: ignore[misc]
+    """Samples as mappings."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"X": X[row], "y": Y[row], "sample_weight": np.float32(row % 3)}
+
+
+@pytest.mark.parametrize("wrapped", [lambda made: made, Batches])
+def test_a_loader_is_its_batches(wrapped: Any) -> None:
+    reference, trainer = (make(models.mlp(), **OPTIONS, shuffle=False) for _ in range(2))
+    reference.fit(X, Y)
+    history = trainer.fit(wrapped(loader()), validation_data=wrapped(loader()))
+    assert history["rows"] == [50.0] * 3
+    same(trainer.get_state(), reference.get_state(), 1e-6)
+    assert history["validation_loss"][-1] == pytest.approx(trainer.evaluate(X, Y)["loss"], rel=1e-6)
+    np.testing.assert_allclose(trainer.predict(loader()), trainer.predict(X), rtol=1e-6)
+
+
+def test_samples_as_mappings_with_weights() -> None:
+    weight = np.arange(50, dtype=np.float32) % 3
+    reference, trainer = (make(models.mlp(), **OPTIONS, shuffle=False) for _ in range(2))
+    reference.fit(X, Y, weight)
+    trainer.fit(Batches(torch.utils.data.DataLoader(Named(), batch_size=8)))
+    same(trainer.get_state(), reference.get_state(), 1e-6)
+
+
+def test_a_buffer_mixes_a_loader_that_does_not() -> None:
+    trainers = [make(models.mlp(), **OPTIONS) for _ in range(3)]
+    for trainer, buffer in zip(trainers, (0, 20, 20), strict=True):
+        assert trainer.fit(Batches(loader(), buffer=buffer))["rows"] == [50.0] * 3
+    plain, one, other = (trainer.get_state()["W1"] for trainer in trainers)
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one, plain)
+
+
+@pytest.mark.parametrize("buffer", [0, 20])
+def test_a_seeded_loader_goes_on_to_the_same_bits_and_another_is_refused(
+    buffer: int, tmp_path: Path
+) -> None:
+    class Save:
+        @hook
+        def settled(self, trainer: Trainer, progress: Any) -> None:
+            if progress.step in (9, 10):
+                trainer.save(tmp_path / str(progress.step))
+
+    def data(seed: int | None) -> Batches:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return Batches(loader(shuffle=True, generator=generator), buffer=buffer)
+
+    trainer = make(models.mlp(), **OPTIONS, backend="fused", callbacks=[Save()])
+    trainer.fit(data(1))
+    again = Trainer.resume(tmp_path / "10", plugins=plugins())
+    again.fit(data(1))
+    for name, array in trainer.get_state().items():
+        assert again.get_state()[name].tobytes() == array.tobytes()
+    for seed in (2, None):
+        again = Trainer.resume(tmp_path / "10", plugins=plugins())
+        with pytest.raises(DataError, match="another one than it was"):
+            again.fit(data(seed))
+
+
+def test_errors_of_a_loader_reach_the_user_and_no_thread_is_left() -> None:
+    class Broken(Named):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row == 33:
+                raise RuntimeError("sample 33 is broken")
+            return super().__getitem__(row)
+
+    with pytest.raises(RuntimeError, match="sample 33 is broken"):
+        make(models.mlp(), **OPTIONS).fit(
+            Batches(torch.utils.data.DataLoader(Broken(), batch_size=8))
+        )
+    assert not [t for t in threading.enumerate() if t.name == "ortflex-data"]
+
+
+def test_tensors_that_need_gradients_are_named() -> None:
+    x = torch.from_numpy(X).requires_grad_()
+    with pytest.raises(DataError, match=r"X cannot be made an array.*detach"):
+        make(models.mlp(), **OPTIONS).fit([(x, torch.from_numpy(Y))])
