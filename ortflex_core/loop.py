@@ -22,7 +22,7 @@ from ortflex_core.display import Display
 from ortflex_core.errors import ConfigError, TrainingDiverged
 from ortflex_core.keeping import Good
 from ortflex_core.protocols import Engine, Losses, Schedule
-from ortflex_core.types import History, Position, Progress
+from ortflex_core.types import Array, History, Position, Progress
 
 _log = logging.getLogger("ortflex")
 

@@ -9,6 +9,7 @@ import numpy as np
 from ortflex_core.binder import HostVector
 from ortflex_core.data import Batch
 from ortflex_core.errors import DataError, nearest
+from ortflex_core.keeping import not_finite
 from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device, Value
 from ortflex_core.types import Array, TensorSpec, shape_text
@@ -58,6 +59,7 @@ class Twins:
         self.current = 0
         # The host's views of both versions, where it has any: making one costs more than a copy.
         self._views: dict[int, dict[str, Array | None]] = {}
+        self._kept: dict[str, Array] = {}
 
     @property
     def values(self) -> dict[str, Value]:
@@ -66,13 +68,40 @@ class Twins:
 
     def read(self) -> dict[str, Array]:
         """Copies of the version that holds now."""
+        return {
+            name: self._device.read(self.values[name]) if view is None else view.copy()
+            for name, view in self._seen().items()
+        }
+
+    def not_finite(self) -> str | None:
+        """The name of a tensor that holds now and is not finite."""
+        seen = {
+            name: self._device.read(self.values[name]) if view is None else view
+            for name, view in self._seen().items()
+        }
+        return not_finite(seen)
+
+    def keep(self) -> None:
+        """Remember the version that holds now; new memory is slower to take than to write."""
+        for name, view in self._seen().items():
+            if view is None:
+                self._kept[name] = self._device.read(self.values[name])
+            elif name in self._kept:
+                self._kept[name][...] = view
+            else:
+                self._kept[name] = view.copy()
+
+    def back(self) -> None:
+        """Make what was kept the version that holds now."""
+        for name, array in self._kept.items():
+            self._device.write(self.values[name], array)
+
+    def _seen(self) -> dict[str, Array | None]:
+        """The host's views of the version that holds now; None where it has none."""
         if self.current not in self._views:
             views = {name: self._device.view(value) for name, value in self.values.items()}
             self._views[self.current] = views
-        return {
-            name: self._device.read(self.values[name]) if view is None else view.copy()
-            for name, view in self._views[self.current].items()
-        }
+        return self._views[self.current]
 
     def write(self, state: Mapping[str, Array], what: str) -> None:
         """Replace some tensors; nothing is written unless everything fits.

@@ -242,7 +242,7 @@ class FusedEngine:
         self._slots = Twins(device, problem.slot_values())
         self._buffers = Twins(device, {n: buffer_value(problem, n) for n in problem.buffers})
         self._twins = (self._weights, self._slots, self._buffers)
-        self._step = 0
+        self._step = self._kept_step = 0
         self.evaluator = Evaluator(problem, device)
         labels = [t.label for t in problem.terms]
         weights = [t.weight for t in problem.terms if t.weight is not None]
@@ -385,6 +385,21 @@ class FusedEngine:
     def load_slots(self, slots: Mapping[str, Array]) -> None:
         self._slots.write({k: v for k, v in slots.items() if k != "step"}, "optimizer slot")
         self._step = int(slots.get("step", self._step))
+
+    def keep(self) -> str | None:
+        bad = self._weights.not_finite()
+        if bad is None:
+            for twins in self._twins:
+                twins.keep()
+            self._kept_step = self._step
+        return bad
+
+    def back(self) -> None:
+        for twins in self._twins:
+            twins.back()
+        self._step = self._kept_step
+        if self._accumulator is not None:
+            self._accumulator.clear()
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {}

@@ -1,0 +1,52 @@
+"""What is kept of a training is what comes back: weights, slots, statistics and the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.keeping import Good
+from tests import models
+from tests.training import every_backend, make, regression
+
+X, Y = regression(rows=24, features=6)
+
+
+def everything(engine: Any) -> dict[str, Any]:
+    return {**engine.state(), **engine.slots(), **engine.buffers()}
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one | other)
+
+
+@every_backend
+def test_the_state_comes_back_as_it_was(backend: str) -> None:
+    trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=1, batch_size=8)
+    trainer.fit(X, Y)
+    engine, good = trainer.engine, Good()
+    assert not good.back()
+    for _ in range(3):  # from the second time on into the same memory
+        before = everything(engine)
+        assert good.keep(engine) is None
+        trainer.step((X[:8], Y[:8]))
+        assert not equal(everything(engine), before)
+        assert good.back()
+        assert equal(everything(engine), before)
+        trainer.step((X[8:16], Y[8:16]))
+
+
+@every_backend
+def test_a_state_that_is_not_finite_is_named_and_not_kept(backend: str) -> None:
+    trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=1, batch_size=8)
+    trainer.fit(X, Y)
+    engine, good = trainer.engine, Good()
+    before = everything(engine)
+    good.keep(engine)
+    name = trainer.problem.parameters[1]
+    broken = {name: np.full_like(engine.state()[name], np.inf)}
+    engine.load(broken)
+    assert good.keep(engine) == name
+    good.back()
+    assert equal(everything(engine), before)
