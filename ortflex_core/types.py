@@ -23,8 +23,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def onnx_dtype(dtype: Any) -> int:
-    """The ONNX element type of a numpy dtype (or of anything numpy takes for one)."""
-    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    """The ONNX element type of a numpy dtype (or of anything numpy takes for one), in any byte order.
+
+    Raises:
+        GraphError: ONNX has no such type: dates, records, complex numbers of other sizes.
+    """
+    try:
+        return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype).newbyteorder("=")))
+    except (KeyError, ValueError) as error:
+        raise GraphError(f"ONNX has no tensors of type {np.dtype(dtype)}") from error
 
 
 def numpy_dtype(elem_type: int) -> np.dtype[Any]:

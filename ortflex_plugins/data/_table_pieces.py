@@ -79,9 +79,10 @@ class TablePieces(Pieces):
         for file in found:
             with _Naming(file):
                 schema, sizes = self._reader.look(file)
-            if plan is None:
-                plan = Plan.of(schema, file, table.target, table.weight, table.columns, table.input)
-            plan.check(schema, file)
+                if plan is None:
+                    given = table.target, table.weight, table.columns, table.input
+                    plan = Plan.of(schema, file, *given)
+                plan.check(schema, file)
             filled = [(group, rows) for group, rows in enumerate(sizes) if rows]
             self._groups += [(file, group) for group, _ in filled]
             self._sizes += [rows for _, rows in filled]
@@ -89,7 +90,10 @@ class TablePieces(Pieces):
         self._plan = plan
         if not self._sizes:
             raise DataError(f"{found[0]}: the data are empty: 0 rows")
-        self._buffer = table.buffer or usual_buffer(next(self.read(0)))
+        first = next(self.read(0), None)
+        if first is None:
+            raise DataError(f"{found[0]}: it claims {self._sizes[0]} rows and has none")
+        self._buffer = table.buffer or usual_buffer(first)
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -134,8 +138,8 @@ class _Naming:
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{self._file}: is not there any more") from None
-        if isinstance(error, (OSError, pyarrow().ArrowException)) and not isinstance(
-            error, DataError
-        ):
+        # A broken file may have names that are no text, and sizes that nobody has the memory for.
+        broken = (OSError, UnicodeDecodeError, MemoryError, OverflowError, pyarrow().ArrowException)
+        if isinstance(error, broken) and not isinstance(error, DataError):
             what = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DataError(f"{self._file}: cannot be read: {what}") from error

@@ -43,47 +43,51 @@ def wrong(outcome: Outcome) -> bool:
 def _process(kind: str, first: int, count: int) -> Iterator[Outcome]:
     """Outcomes until the process is through, dies, or has taken too much memory."""
     command = [sys.executable, "-m", "tests.fuzz.worker", kind, str(first), str(count)]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+    ) as process:
+        try:
+            yield from _listen(process, first, first + count)
+        finally:
+            process.kill()
+
+
+def _listen(process: Any, first: int, last: int) -> Iterator[Outcome]:
     lines: queue.Queue[str | None] = queue.Queue()
     said: list[str] = []
-    threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
+    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
     listener = threading.Thread(target=_keep, args=(process.stderr, said), daemon=True)
+    reader.start()
     listener.start()
-    current = first
-    try:
-        while True:
+    current, how = first, ""
+    while True:
+        try:
             line = lines.get(timeout=SILENCE)
-            if line is None:
-                process.wait(10)
-                break
-            event = json.loads(line)
-            if "begin" in event:
-                current = event["begin"]
-                continue
-            yield event
-            current = event["end"] + 1
-            if event["mib"] > MIB:
-                return  # the peak of a process never falls: the next ones get a new one
-    except queue.Empty:
-        process.send_signal(signal.SIGABRT)  # faulthandler says where it is
-        process.wait()
-        listener.join(5)
-        yield _lost(current, "waits", said)
-        return
-    finally:
-        process.kill()
-        process.wait()
-    listener.join(5)
-    if current < first + count:
-        code = process.returncode
-        how = "takes too long" if code == -signal.SIGXCPU else f"died with {code}"
+        except queue.Empty:
+            how = "waits"
+            process.send_signal(signal.SIGABRT)  # faulthandler says where it is
+            break
+        if line is None:
+            break
+        event = json.loads(line)
+        if "begin" in event:
+            current = event["begin"]
+            continue
+        yield event
+        current = event["end"] + 1
+        if event["mib"] > MIB:
+            process.kill()  # the peak of a process never falls: the next ones get a new one
+            last = current
+    code = process.wait()
+    reader.join()
+    listener.join()
+    if current < last:
+        how = how or ("takes too long" if code == -signal.SIGXCPU else f"died with {code}")
         yield _lost(current, how, said)
 
 

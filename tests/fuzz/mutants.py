@@ -8,6 +8,7 @@ import json
 import tempfile
 import tomllib
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ from ortflex_core.toml import to_toml
 from tests.fuzz import protobufs, seeds
 from tests.fuzz.values import TEXTS, scrambled, tree, written
 
+TABLES = ("parquet", "arrow")
 KINDS = ("model", "checkpoint", "recipe", "data")
 
 
@@ -110,18 +112,26 @@ def _recipe(rng: Random, folder: Path) -> str:
 
 
 def _data(rng: Random, folder: Path) -> str:
-    kind = rng.choice(("npz", "npz", "npy", "csv"))
+    kind = rng.choice(("npz", "npz", "npy", "csv", *(TABLES if find_spec("pyarrow") else ())))
     if kind == "csv":
         (folder / "data.csv").write_bytes(_table(rng))
         return kind
-    arrays = {name: _npy(rng, array) for name, array in seeds.arrays().items()}
+    if kind in TABLES:
+        (folder / f"data.{kind}").write_bytes(scrambled(rng, seeds.columns(kind)))
+        return kind
+    changed = rng.choice((("X",), ("y",), ("sample_weight",), ("X", "y"), ()))
+    arrays = {
+        name: _npy(rng, array) if name in changed else _written(array)
+        for name, array in seeds.arrays().items()
+    }
     if kind == "npy":
         (folder / "data").mkdir()
         for name, content in arrays.items():
             (folder / "data" / f"{name}.npy").write_bytes(content)
         return kind
     out = io.BytesIO()
-    how = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2))
+    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    how = rng.choices((stored, deflated, zipfile.ZIP_BZIP2), (5, 5, 1))[0]
     with zipfile.ZipFile(out, "w", how) as archive:
         for name, content in arrays.items():
             archive.writestr(f"{name}.npy", content)
@@ -130,10 +140,14 @@ def _data(rng: Random, folder: Path) -> str:
     return kind
 
 
-def _npy(rng: Random, array: np.ndarray) -> bytes:
+def _written(array: np.ndarray) -> bytes:
     out = io.BytesIO()
     np.save(out, array)
-    content = out.getvalue()
+    return out.getvalue()
+
+
+def _npy(rng: Random, array: np.ndarray) -> bytes:
+    content = _written(array)
     what = rng.random()
     if what < 0.25:
         return scrambled(rng, content)
@@ -158,4 +172,15 @@ def _table(rng: Random) -> bytes:
     return ",".join(fields).encode("utf-8", "surrogatepass")
 
 
-_WRITERS = {"model": _model, "checkpoint": _checkpoint, "recipe": _recipe, "data": _data}
+def _planted(rng: Random, folder: Path) -> str:
+    """No file: a target of the harness's own tests."""
+    return "planted"
+
+
+_WRITERS = {
+    "model": _model,
+    "checkpoint": _checkpoint,
+    "recipe": _recipe,
+    "data": _data,
+    "planted": _planted,
+}

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from tests.fuzz.values import TEXTS, number, real, scrambled
 
-
 _WEIGHTS = {"AttributeProto": 8, "Dimension": 6, "NodeProto": 4, "TensorProto": 6}
 """What is behind the first checks; everything else has 1."""
 

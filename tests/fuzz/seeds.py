@@ -226,6 +226,21 @@ def arrays() -> dict[str, np.ndarray]:
     return {"X": x, "y": y, "sample_weight": np.linspace(0.5, 1, 12)}
 
 
+def columns(kind: str) -> bytes:
+    """The same as a parquet or an arrow file."""
+    import pyarrow.parquet
+
+    x, y = regression(rows=12, features=3)
+    made = pyarrow.table({"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": y[:, 0]})
+    out = pyarrow.BufferOutputStream()
+    if kind == "parquet":
+        pyarrow.parquet.write_table(made, out, row_group_size=5)
+    else:
+        with pyarrow.ipc.new_file(out, made.schema) as file:
+            file.write_table(made, max_chunksize=5)
+    return bytes(out.getvalue())
+
+
 def table() -> bytes:
     """The same as text."""
     x, y = regression(rows=12, features=3)

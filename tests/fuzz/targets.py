@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from ortflex_core.check import check_model
 from ortflex_core.config import Recipe
 from ortflex_core.data import Columns
 from ortflex_core.equality import random_inputs
+from ortflex_core.errors import ModelError
 from ortflex_core.hookspecs import hook
 from ortflex_core.model import Model
 from ortflex_core.ops import FLOATS
 from ortflex_core.runtime import require_runtime
 from ortflex_core.trainer import Trainer
+from ortflex_plugins.data.arrow import Arrow
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
+from ortflex_plugins.data.parquet import Parquet
 from ortflex_plugins.pictures import draw
 from tests import models
 from tests.training import plugins
@@ -111,11 +115,14 @@ def run_data(folder: Path, number: int) -> None:
         "data.npz": lambda path: Npz(path=path),
         "data": lambda path: NpyFolder(path=path),
         "data.csv": lambda path: Csv(path=path, target=["y"]),
+        "data.parquet": lambda path: Parquet(path=path, target=["y"]),
+        "data.arrow": lambda path: Arrow(path=path, target=["y"]),
     }
     path = next(folder / name for name in sources if (folder / name).exists())
     source = sources[path.name](str(path))
     loaded: Columns = source.load()
-    loaded.take(np.arange(min(2, loaded.rows)))
+    if loaded.rows:
+        loaded.take(np.arange(min(2, loaded.rows)))
     trainer = Trainer(
         models.mlp((3, 4, 1)),
         loss="squared_error",
@@ -127,4 +134,24 @@ def run_data(folder: Path, number: int) -> None:
     trainer.fit(source)
 
 
-RUN = {"model": run_model, "checkpoint": run_checkpoint, "recipe": run_recipe, "data": run_data}
+def planted(folder: Path, number: int) -> None:
+    """Everything that must not happen, for the tests of the harness."""
+    if number == 1:
+        raise ZeroDivisionError
+    if number == 2:
+        os.abort()
+    if number == 3:
+        np.ones(2**36)
+    if number == 4:
+        raise ModelError("as it should be")
+    while number == 5:
+        pass
+
+
+RUN = {
+    "model": run_model,
+    "checkpoint": run_checkpoint,
+    "recipe": run_recipe,
+    "data": run_data,
+    "planted": planted,
+}

@@ -329,3 +329,30 @@ def test_a_broken_run_folder_is_an_error_or_a_page(tmp_path: Path, name: str, co
         assert name in str(error)  # noqa: PT017 - either is fine
     else:
         assert page.startswith("<!doctype html>")
+
+
+# What was found by mutants ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_tables_whose_names_are_no_text(tmp_path: Path, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    made = pyarrow.table({"abcdefgh": X[:, 0], "y": Y[:, 0]})
+    path = tmp_path / f"data.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(made, path, store_schema=False)
+    else:
+        with pyarrow.ipc.new_file(path, made.schema) as file:
+            file.write_table(made)
+    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8"))
+    with pytest.raises(DataError, match=rf"data\.{kind}: cannot be read"):
+        plugins().component("data", {"name": kind, "path": str(path)}).load()
+
+
+def test_arrays_of_another_byte_order_are_trained_on_as_any(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", X=X.astype(">f4"), y=Y.astype(">f8"))
+    trainers = [make(models.linear(3), epochs=2) for _ in range(2)]
+    trainers[0].fit(X, Y)
+    trainers[1].fit(Npz(path=str(tmp_path / "other.npz")))
+    np.testing.assert_array_equal(trainers[0].train_losses_, trainers[1].train_losses_)

@@ -1,0 +1,72 @@
+"""Whatever is in a file, ortflex answers with success or an error of its own.
+
+No crash of the process, no more than 10 s of the processor for a file, no more than 1 GiB. What was
+found this way is kept in tests/core/test_hostile_files.py and tests/plugins/test_hostile_*.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.fuzz import batch
+from tests.fuzz.mutants import KINDS
+
+# Where every environment runs all of a table, this one does too; elsewhere a few will do.
+FEW = {"model": 140, "checkpoint": 60, "recipe": 50, "data": 50}
+MANY = {"model": 9000, "checkpoint": 3500, "recipe": 3500, "data": 4000}
+ALL = os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1"
+FIRST = 1_000_000
+"""Mutants below were looked at while this was written."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and time")
+
+
+def check(kind: str, first: int, count: int) -> None:
+    outcomes = list(batch.run(kind, first, count))
+    bad = [o for o in outcomes if batch.wrong(o)]
+    shown = "\n\n".join(
+        f"{kind} {o['end']} ({o['of']}): {o['outcome']}, {o['what']}, {o['mib']} MiB\n{o['text']}"
+        for o in bad[:5]
+    )
+    assert not bad, f"{len(bad)} of {count}, for example:\n{shown}"
+    assert len(outcomes) == count
+    print(kind, batch.summary(outcomes))
+    # Mutants that never get behind the first check would find nothing.
+    assert sum(o["outcome"] == "fine" for o in outcomes) > count / 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_mutants(kind: str) -> None:
+    check(kind, 0, FEW[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ALL, reason="all of them once, in the environment that runs all of a table")
+@pytest.mark.parametrize("kind", KINDS)
+def test_20_000_mutants(kind: str) -> None:
+    check(kind, FIRST, MANY[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ALL, reason="these are among the 20,000")
+def test_models_on_other_runtimes() -> None:
+    """Older runtimes end the process over graphs that newer ones refuse."""
+    check("model", FIRST, 3000)
+
+
+@pytest.mark.skipif(not ALL, reason="once is enough")
+def test_what_ends_a_process_or_takes_too_long_is_noticed() -> None:
+    """The harness itself, on targets that do what must not happen."""
+    found = {o["end"]: o for o in batch.run("planted", 0, 6)}
+    assert sorted(found) == [0, 1, 2, 3, 4, 5]
+    assert found[0]["outcome"] == "fine"
+    assert (found[1]["outcome"], found[1]["what"]) == ("wrong", "ZeroDivisionError")
+    assert (found[2]["outcome"], found[2]["what"]) == ("lost", "died with -6")
+    assert found[3]["outcome"] == "wrong"
+    assert found[3]["what"] == "MemoryError"
+    assert found[4]["outcome"] == "refused"
+    assert (found[5]["outcome"], found[5]["what"]) == ("lost", "takes too long")
+    assert [batch.wrong(found[k]) for k in range(6)] == [False, True, True, True, False, True]
