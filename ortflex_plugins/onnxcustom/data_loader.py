@@ -120,12 +120,11 @@ class OrtDataLoader:
         if size <= 0 or rows <= size:
             yield 0, rows
             return
-        last = rows - size
-        for k in range(-(-rows // size)):
-            yield (
-                (int(np.random.randint(0, last + 1)) if self.random_iter else min(k * size, last)),
-                size,
-            )
+        last, count = rows - size, -(-rows // size)
+        # As many numbers as one by one, and the same ones.
+        random = np.random.randint(0, last + 1, count).tolist() if self.random_iter else None
+        for k in range(count):
+            yield min(k * size, last) if random is None else random[k], size
 
     def iter_numpy(self) -> Iterator[tuple[Array, ...]]:
         """Batches as arrays that look at the data.
