@@ -192,7 +192,7 @@ class Rebuild:
             ):
                 continue
             subtracts = node.op_type == "Sub" and node.inputs[0] is tensor
-            if updated is not None or not subtracts or self.row_sum(node.inputs[1]) is None:
+            if updated is not None or not subtracts or not self.row_sums(node.inputs[1]):
                 return None
             updated = node.outputs[0]
         return updated
@@ -207,9 +207,14 @@ class Rebuild:
             for n in after
         )
 
-    def row_sum(self, tensor: Tensor | None) -> Tensor | None:
-        """X of ReduceSum(x, axis 0) of a matrix with a number of rows that is known."""
+    def row_sums(self, tensor: Tensor | None) -> list[Tensor]:
+        """The X of ReduceSum(X, axis 0) of matrices with a number of rows that is known, summed."""
+        if tensor is None or self.uses[self.resolved(tensor)] != 1:
+            return []
+        added = self.source(tensor, "Add")
+        if added is not None:
+            left, right = map(self.row_sums, added.inputs)
+            return [*left, *right] if left and right else []
         node = self.source(tensor, "ReduceSum")
-        if node is None or tensor is None or self.uses[self.resolved(tensor)] != 1:
-            return None
-        return patterns.summed_rows(node)
+        rows = None if node is None else patterns.summed_rows(node)
+        return [] if rows is None else [rows]

@@ -153,11 +153,23 @@ def _is_row(shape: Shape | None, product: Shape | None) -> bool:
 
 
 def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """C − α·A′B′ is one Gemm."""
+    """C − α·A′B′ is one Gemm, and C minus a sum of products as many as they are."""
     left = inputs[0]
     if left is None or not same_shape(left.shape, node.outputs[0].shape):
         return None
-    return _product(build, node.inputs[1], left, -1.0)
+    return _less(build, node.inputs[1], left)
+
+
+def _less(build: Rebuild, taken: Tensor | None, left: Tensor) -> Tensor | None:
+    """``left`` minus a product, or minus the products that a sum of them has."""
+    found = _product(build, taken, left, -1.0)
+    added = build.source(taken, "Add")
+    if found is not None or added is None or taken is None or not build.only_use(taken):
+        return found
+    if not same_shape(left.shape, taken.shape):
+        return None
+    first = _less(build, added.inputs[0], left)
+    return None if first is None else _less(build, added.inputs[1], first)
 
 
 def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -170,14 +182,17 @@ def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor 
 
 
 def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """A row minus the sum of rows is a Gemm: C − 1ᵀX."""
+    """A row minus sums of rows is a Gemm each: C − 1ᵀX."""
     left = inputs[0]
-    rows = build.row_sum(node.inputs[1])
-    if left is None or rows is None or rows.shape is None or left.rank != 2:
+    sums = build.row_sums(node.inputs[1])
+    if left is None or left.rank != 2 or not all(rows.shape for rows in sums):
         return None
-    scale, bare = _scaled(build, rows)
-    ones = build.trace.constant(np.ones((1, rows.shape[0]), _numpy(rows)))
-    return build.make("Gemm", [ones, build.value(bare), left], left.dtype, left.shape, alpha=-scale)
+    for rows in sums:
+        scale, bare = _scaled(build, rows)
+        ones = build.trace.constant(np.ones((1, rows.shape[0]), _numpy(rows)))  # type: ignore[index]
+        values = [ones, build.value(bare), left]
+        left = build.make("Gemm", values, left.dtype, left.shape, alpha=-scale)
+    return left if sums else None
 
 
 def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:

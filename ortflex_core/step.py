@@ -6,7 +6,7 @@ steps: each reads the weights that the one before it wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -33,14 +33,16 @@ def step_program(
     statistics; host symbols ``rate``, ``step`` and the scales. Outputs: ``total/<term>``, the Σ w·l
     of each loss term, ``penalty`` if there is one, ``new/<parameter>``, ``new/<slot>/<parameter>``,
     ``new/<statistic>``. With several steps everything that belongs to step k (data, host symbols,
-    totals) has the suffix ``@k``.
+    totals) has the suffix ``@k``. With steps of several batches those are what is counted, and what
+    a step has once (``rate``, the ``step`` of its update, ``penalty``) has ``#k``.
 
     Args:
         problem: what is trained.
         steps: how many.
         rows: the batch size, where it is known and always the same: sizes then are constants of
             the graph. None keeps the batch dimension symbolic.
-        plain: leave out every pass, and the rate out of the gradients: slower, as a reference.
+        plain: leave out every pass, and the rate out of the gradients: slower, as a reference; a
+            step then has one batch.
     """
     trace = problem.trace()
     slots = {
@@ -48,8 +50,9 @@ def step_program(
         for s, p in problem.slots
         for spec in (problem.model.initializers[p],)
     }
-    suffixes = [f"@{k}" for k in range(steps)] if steps > 1 else [""]
-    shares = updates.shares(problem, suffixes) if steps > 1 and not plain else None
+    suffixes = suffixes_of(steps, 1 if plain else problem.updating.accumulate)
+    after = [suffix for suffix, _ in suffixes]
+    shares = updates.shares(problem, after) if steps > 1 and not plain else None
     means = {} if shares is None else {p: slots.pop(f"{AVERAGE}/{p}") for p in problem.parameters}
     now = _Now(
         compose.parameter_inputs(trace, problem), slots, compose.buffer_inputs(trace, problem)
@@ -60,8 +63,8 @@ def step_program(
     outputs: dict[str, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     versions = []
-    for suffix in suffixes:
-        now = _step(trace, problem, now, suffix, rows, factor, outputs, replaced)
+    for suffix, batches in suffixes:
+        now = _step(trace, problem, now, suffix, batches, rows, factor, outputs, replaced)
         versions.append(now.weights)
     if shares is not None:
         moved = updates.averaged(trace, means, versions, shares)
@@ -77,6 +80,16 @@ def step_program(
         trace, outputs, replaced, parameters=problem.parameters if flat else ()
     )
     return build(trace, outputs, name="step")
+
+
+def suffixes_of(steps: int, accumulate: int = 1) -> list[tuple[str, list[str]]]:
+    """What belongs to each step ends with, and what belongs to each of its batches."""
+    if steps * accumulate == 1:
+        return [("", [""])]
+    if accumulate == 1:
+        return [(f"@{k}", [f"@{k}"]) for k in range(steps)]
+    batches = [f"@{k}" for k in range(steps * accumulate)]
+    return [(f"#{k}", batches[k * accumulate : (k + 1) * accumulate]) for k in range(steps)]
 
 
 def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
@@ -142,17 +155,23 @@ def _step(
     problem: Problem,
     now: _Now,
     suffix: str,
+    batches: Sequence[str],
     rows: int | None,
     factor: Host | None,
     outputs: dict[str, Tensor],
     replaced: dict[Tensor, Tensor],
 ) -> _Now:
     """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
-    found, buffers = _gradients(trace, problem, now, suffix, rows, factor, outputs)
+    here = None if factor is None else _at(factor, suffix)
+    found: dict[str, Tensor] = {}
+    buffers = now.buffers
+    for batch in batches:
+        at = attrs.evolve(now, buffers=buffers)
+        more, buffers = _gradients(trace, problem, at, batch, rows, here, outputs)
+        found = {n: found[n] + g if n in found else g for n, g in more.items()}
     cost = compose.penalty_cost(trace, problem, now.weights)
     if cost is not None:
         outputs[f"penalty{suffix}"] = cost
-    here = None if factor is None else _at(factor, suffix)
     penalties = compose.penalty_gradients(trace, problem, now.weights, here)
     totals = {n: g + penalties[n] if n in penalties else g for n, g in found.items()}
     weights: dict[str, Tensor] = {}
@@ -183,10 +202,10 @@ def _gradients(
     now: _Now,
     suffix: str,
     rows: int | None,
-    factor: Host | None,
+    scale: Host | None,
     outputs: dict[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradients of factor · losses and new running statistics; ``outputs`` gains the totals."""
+    """Gradients of scale · losses and new running statistics; ``outputs`` gains the totals."""
     local = attrs.evolve(problem, terms=tuple(t.at(suffix, rows) for t in problem.terms))
     mode = Modes(problem, now.buffers, suffix)
     given = {**now.weights, **now.buffers}
@@ -195,8 +214,7 @@ def _gradients(
     values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=rows is not None)
     losses = compose.traced_losses(trace, local, values)
     outputs.update({f"total/{t.term.index}{suffix}": t.total for t in losses})
-    here = None if factor is None else _at(factor, suffix)
-    seeds = [(t.predicted, t.gradient(local, 1.0 if here is None else here)) for t in losses]
+    seeds = [(t.predicted, t.gradient(local, 1.0 if scale is None else scale)) for t in losses]
     try:
         found = gradients(seeds, list(now.weights.values()), problem.rules)
     except NotDifferentiable as error:

@@ -81,10 +81,10 @@ class Updating:
 
     @property
     def uniform(self) -> bool:
-        """Whether one batch's gradients all meet the same optimizer with the same rate."""
+        """Whether all gradients meet the same optimizer with the same rate."""
         factors = {g.rate for g in self.groups} | ({1.0} if self.groups else set())
         own = any(g.optimizer_name for g in self.groups)
-        return self.accumulate == 1 and len(factors) <= 1 and not own
+        return len(factors) <= 1 and not own
 
     def group(self, name: str) -> Group | None:
         """The group of a parameter; None for the Trainer's own optimizer and rate."""

@@ -139,7 +139,7 @@ class _Plan:
         totals = [o for o in program.outputs if o.name.startswith("total/")]
         self._costs = {o.name: device.empty([], o.numpy) for o in totals}
         self._totals = [Scalar(device, v) for v in self._costs.values()]
-        self._binders: dict[tuple[int, int], Binder] = {}
+        self._binders: dict[tuple[int, ...], Binder] = {}
 
     def run(
         self, owner: Accumulator, batch: Batch, factors: Mapping[str, float], keep: float, draw: int
@@ -147,18 +147,20 @@ class _Plan:
         """Add the batch's gradient to ``keep`` times what there is; returns the totals."""
         self._data.fill(batch)
         self._hosts.update({**factors, "keep": keep, "step": draw})
-        old, at = owner._states[0].current, owner._sums.current
-        if (old, at) not in self._binders:
-            self._binders[old, at] = self._bind(owner, old, at)
-        self._binders[old, at].run()
-        owner._sums.current = owner._buffers.current = 1 - at
+        moving = (owner._sums, owner._buffers)
+        now = (owner._states[0].current, *(twins.current for twins in moving))
+        if now not in self._binders:
+            self._binders[now] = self._bind(owner, now[0])
+        self._binders[now].run()
+        for twins in moving:
+            twins.current = 1 - twins.current
         return [total.read() for total in self._totals]
 
-    def _bind(self, owner: Accumulator, old: int, at: int) -> Binder:
-        before = {**self._data.values, **owner._sums.versions[at], **owner._buffers.versions[at]}
+    def _bind(self, owner: Accumulator, old: int) -> Binder:
+        before = {**self._data.values, **owner._sums.values, **owner._buffers.values}
         for twins in owner._states:
             before |= twins.versions[old]
         after = dict(self._costs)
         for twins in (owner._sums, owner._buffers):
-            after |= {f"new/{n}": v for n, v in twins.versions[1 - at].items()}
+            after |= {f"new/{n}": v for n, v in twins.versions[1 - twins.current].items()}
         return owner.bind(self._program, self._hosts, before, after)

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
 from ortflex_core import Trainer
 from ortflex_core.config import Recipe
@@ -298,6 +299,49 @@ def test_accumulated_batches_are_one_large_batch(backend: str, batches: int) -> 
     for column in ("loss", "penalty", "rows", "rate"):
         np.testing.assert_allclose(losses[0][column], losses[1][column], rtol=1e-5)
     assert int(many.engine.slots()["step"]) == 2 * -(-11 // batches)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_batches_in_one_graph_are_batches_one_after_the_other(optimizer: str) -> None:
+    rng = np.random.default_rng(0)
+    network = models.model(
+        [
+            helper.make_node("Gemm", ["X", "W1", "b1"], ["h"]),
+            helper.make_node("BatchNormalization", ["h", "s", "t", "mean", "var"], ["n"]),
+            helper.make_node("Dropout", ["n", "ratio", "training"], ["d"], name="drop"),
+            helper.make_node("Gemm", ["d", "W2", "b2"], ["Y"]),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {
+            "W1": rng.standard_normal((6, 5)),
+            "b1": np.zeros(5),
+            "W2": rng.standard_normal((5, 1)),
+            "b2": np.zeros(1),
+            **{"s": np.ones(5), "t": np.zeros(5), "mean": np.zeros(5), "var": np.ones(5)},
+            **{"ratio": np.float32(0.3), "training": np.array(True)},
+        },
+    )
+    x, y = regression(rows=8 * 2 * 9 + 3, features=6)  # a short step at the end of every epoch
+    w = np.linspace(0.2, 2.0, len(x))
+
+    def trained(steps: int) -> tuple[Any, Any, Any]:
+        made = make(
+            network,
+            backend={"name": "fused", "steps_per_run": steps},
+            **{"optimizer": optimizer, "learning_rate": 0.01, "epochs": 2, "batch_size": 8},
+            **{"accumulate": 2, "clip_norm": 1.0, "penalty": {"name": "l2", "l2": 0.01}},
+            batch_norm="train",
+        )
+        history = made.fit(x, y, w)
+        assert any("at-once" in name for name in made.engine.programs()) == (steps > 1)
+        return made.get_state(buffers=True), history, made.engine.slots()
+
+    (one, lines, slots), (several, others, after) = trained(1), trained(3)
+    close(several, one)
+    close(after, slots)
+    for column in ("loss", "penalty", "rows", "rate"):
+        np.testing.assert_allclose(lines[column], others[column], rtol=1e-5)
 
 
 def test_batches_of_an_iterable_are_accumulated_too() -> None:

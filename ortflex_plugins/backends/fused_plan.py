@@ -1,0 +1,153 @@
+"""A graph of training steps with its bindings, for batches of one shape; and the losses of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from ortflex_core.batches import Batch, Block
+from ortflex_core.binder import Binder, HostVector
+from ortflex_core.program import Program
+from ortflex_core.protocols import Device, Value
+from ortflex_core.session import session
+from ortflex_core.step import suffixes_of
+from ortflex_core.types import Array
+
+if TYPE_CHECKING:
+    from ortflex_plugins.backends.fused import FusedEngine
+
+
+class Plan:
+    """A program and its bindings for batches of one shape, in both directions."""
+
+    def __init__(
+        self, engine: FusedEngine, program: Program, batch: Batch | Block, steps: int
+    ) -> None:
+        device = engine.device
+        self.program = program
+        self.steps = steps
+        self.hosts = HostVector(program, device, engine.problem.constants())
+        self.place = device.ort_device()
+        used = {i.name for i in program.inputs}
+        self.suffixes = suffixes_of(steps, engine.problem.updating.accumulate)
+        parts = [part for _, batches in self.suffixes for part in batches]
+        self.data: list[tuple[str, Value, Array, bool]] = []
+        self._known: dict[str, tuple[Value, int]] = {}
+        for spec in engine.columns:
+            if spec.name + parts[0] not in used:
+                continue
+            shape = batch.shape(spec.name)
+            rows = (len(parts) * shape[0], *shape[1:])
+            value = device.empty(rows, spec.numpy)
+            view = device.view(value)
+            staged = np.empty(rows, spec.numpy) if view is None else view
+            self.data.append((spec.name, value, staged, view is None))
+            size = int(np.prod(shape)) * spec.numpy.itemsize
+            for k, part in enumerate(parts):
+                self._known[spec.name + part] = (value, value.data_ptr() + k * size)
+        terms = [o for o in program.outputs if not o.name.startswith("new/")]
+        self.costs = device.empty([len(terms)], terms[0].numpy)
+        self.costs_view = device.view(self.costs)
+        item = terms[0].numpy.itemsize
+        self._costs = {
+            o.name: (self.costs, self.costs.data_ptr() + k * item) for k, o in enumerate(terms)
+        }
+        names = [o.name for o in terms]
+        self.totals = np.array(
+            [
+                [names.index(f"total/{t.index}{p}") for p in b for t in engine.problem.terms]
+                for _, b in self.suffixes
+            ]
+        )
+        penalties = [f"penalty{suffix}" for suffix, _ in self.suffixes]
+        self.penalties = [names.index(n) for n in penalties if n in names]
+        self._sizes = {
+            spec.name + part: batch.shape(spec.name) for spec in engine.columns for part in parts
+        }
+        # Others are there only where statistics move with every batch and weights do not.
+        both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
+        self._binders = {now: self._bind(engine, now) for now in both}
+        self.counts_steps = any(v.startswith("step") for v in self.hosts.varying)
+        self.rates: Sequence[float] | None = None
+        self.denominators: Sequence[Sequence[float]] | None = None
+        self.values: dict[str, float] = {}
+        self.factors: Array = np.zeros(self.totals.shape)
+
+    def binder(self, engine: FusedEngine, now: tuple[int, ...]) -> Binder:
+        """The bindings that read the versions ``now`` of weights, slots and statistics."""
+        if now not in self._binders:
+            self._binders[now] = self._bind(engine, now)
+        return self._binders[now]
+
+    def _bind(self, engine: FusedEngine, now: tuple[int, ...]) -> Binder:
+        binder = Binder(session(self.program, engine.device, engine.problem.threads), "step")
+        before, after = engine.versions(now), engine.versions(tuple(1 - k for k in now))
+        for spec in self.program.inputs:
+            if spec.name in self._known:
+                owner, pointer = self._known[spec.name]
+                exact = attrs.evolve(spec, shape=self._sizes[spec.name])
+                binder.input_at(exact, owner, self.place, pointer)
+            else:
+                value = before.get(spec.name)
+                if value is None:
+                    value = engine.evaluator.frozen(spec.name)
+                binder.input_at(spec, value, self.place, value.data_ptr())
+        binder.hosts(self.hosts)
+        for spec in self.program.outputs:
+            if spec.name in self._costs:
+                owner, pointer = self._costs[spec.name]
+                binder.output_at(spec, owner, self.place, pointer)
+            else:
+                value = after[spec.name.removeprefix("new/")]
+                binder.output_at(spec, value, self.place, value.data_ptr())
+        return binder
+
+    def binders(self) -> list[Binder]:
+        """All bindings there are."""
+        return list(self._binders.values())
+
+    def fill(self, device: Device, batches: Batch | Block) -> None:
+        """Copy the rows of all steps to where the graph reads them."""
+        for name, value, staged, copied in self.data:
+            batches.copy(name, staged)
+            if copied:
+                device.write(value, staged)
+
+
+class RunLosses:
+    """The totals of one run's steps; scaled when somebody asks."""
+
+    __slots__ = ("_costs", "_factors", "_plan")
+
+    def __init__(self, plan: Plan, costs: Array) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._factors = plan.factors
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        plan, costs = self._plan, self._costs
+        if plan.steps == 1:  # a hook may wait for it, and for so few numbers arrays are slow
+            pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
+            loss = sum(costs.item(k) * factor for k, factor in pairs)
+            return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
+        losses = (costs[plan.totals] * self._factors).sum(axis=1).tolist()
+        if not plan.penalties:
+            return [(loss, 0.0) for loss in losses]
+        return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
+
+
+class SeveralRuns:
+    """The losses of several runs."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[RunLosses]) -> None:
+        self._parts = parts
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        return [pair for part in self._parts for pair in part.read()]
