@@ -18,7 +18,7 @@ import onnx
 import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from ortflex_core import freeing, modelfile, raising, vetting
+from ortflex_core import freeing, inference, modelfile, raising, vetting
 from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, nearest
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.subgraphs import captured as captured
@@ -291,12 +291,14 @@ class Model:
         path: str | os.PathLike[str] | None = None,
         *,
         free_batch: bool = False,
+        inferring: bool = False,
     ) -> ModelProto:
         """The user's model with new values of some initializers, otherwise unchanged.
 
         With a path the file is written too: in whole, or not at all. Of a file of more than 2 GB
         the large tensors are in ``<name>.data`` beside it; the ModelProto then refers to them
-        there. ``free_batch`` writes the dynamic batch dimension that the training used.
+        there. ``free_batch`` writes the dynamic batch dimension that the training used, and
+        ``inferring`` switches nodes that are in training mode.
 
         Raises:
             ModelError: ``free_batch`` and the model was not made with it, or has functions.
@@ -308,6 +310,8 @@ class Model:
             if tensor.name in state:
                 modelfile.replace(tensor, state[tensor.name])
         modelfile.own_values(out, state)
+        if inferring:
+            inference.inferring(out)
         if path is None:
             return modelfile.inside(out, self._folder, state)
         return modelfile.write(out, Path(path), self.path, state)

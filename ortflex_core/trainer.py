@@ -23,6 +23,7 @@ from ortflex_core.feeding import Feed, held_out
 from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.grouping import Asked
 from ortflex_core.hooks import HookManager
+from ortflex_core.inference import in_training
 from ortflex_core.initialize import reinitialize as draw
 from ortflex_core.items import item_of
 from ortflex_core.loop import Loop, Plan, Source, beginning
@@ -515,18 +516,31 @@ class Trainer:
             self.forget_engine()
 
     def export(
-        self, path: str | os.PathLike[str] | None = None, *, free_batch: bool = False
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        free_batch: bool = False,
+        inference: bool = False,
     ) -> onnx.ModelProto:
         """The model with the weights of now, everything else as in the user's file.
 
         A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
-        unless ``free_batch`` is given here, too.
+        unless ``free_batch`` is given here, too. A file that was exported in training mode stays in
+        it, with a warning, unless ``inference`` switches BatchNormalization and Dropout off.
 
         Raises:
             ModelError: ``free_batch``, but it was not freed for the training.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
-        return self.model.export(self._inferring(), path, free_batch=free_batch)
+        if not inference and (still := in_training(self.model.proto)):
+            _log.warning(
+                "%s is in training mode (%s), and so is the export; export(inference=True) is not",
+                self.model.label,
+                ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
+            )
+        return self.model.export(
+            self._inferring(), path, free_batch=free_batch, inferring=inference
+        )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to go on, bit for bit.
