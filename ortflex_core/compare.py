@@ -205,7 +205,7 @@ def compare(
 
     Args:
         trainer: the recipe; its backend does not matter, and its weights stay as they are.
-        X: rows of the model's inputs, or a data source.
+        X: rows of the model's inputs, or a data source; of one that is read in pieces, the first rows.
         y: labels.
         sample_weight: as for :meth:`Trainer.fit`.
         steps: how many.
@@ -228,7 +228,8 @@ def compare(
         raise DataError(
             "an iterable of batches cannot be compared on; give arrays or a data source"
         )
-    columns = trainer._open(X, y, sample_weight)
+    feed = trainer._feed(X, y, sample_weight)
+    columns = feed.some(steps * trainer.batch_size)
     if held_out is not None:
         columns, _ = data.split(columns, held_out, trainer.seed)
     rows = min(trainer.batch_size, columns.rows)

@@ -60,6 +60,11 @@ class Feed:
             X = X.load()
         if isinstance(X, Pieces):
             X = fitting(X)
+        if limit is not None and not gives_batches(X, y):
+            raise DataError(
+                f"steps_per_epoch is the length of an epoch of an endless iterable, but these data end "
+                f"by themselves; leave it out (got {limit!r})"
+            )
         if isinstance(X, Pieces):
             rows = min(batch_size, rows_of(X))
             first = convert(head(X, rows), None, None)
@@ -79,6 +84,12 @@ class Feed:
         rows = min(batch_size, columns.rows)
         size = Size(rows=rows, epoch_steps=columns.rows // rows)
         return cls(columns, columns, size, lambda X, y, weight: X)
+
+    def some(self, rows: int) -> Columns:
+        """All rows of arrays, the first ones of data that are read in pieces."""
+        if isinstance(self.given, Pieces):
+            return self._convert_columns(head(self.given, rows))
+        return self.first
 
     def split(self, fraction: float, seed: int) -> tuple[Feed, Feed]:
         """Rows to train on, and rows held out.

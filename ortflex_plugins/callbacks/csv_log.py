@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 
 from ortflex_core.hookspecs import hook
-from ortflex_core.types import History
+from ortflex_core.types import History, Progress
 
 if TYPE_CHECKING:
     from ortflex_core.trainer import Trainer
@@ -34,7 +33,6 @@ class CsvLog:
     )
 
     @hook
-    def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
+    def epoch_end(self, trainer: Trainer, progress: Progress) -> None:
         """Write all lines so far."""
-        assert trainer.loop is not None
-        History(trainer.loop.position().records).to_csv(trainer.folder / self.path)
+        History(progress.history).to_csv(trainer.folder / self.path)

@@ -164,10 +164,27 @@ def test_values_that_are_not_finite_are_named_by_their_place(store: Write) -> No
         make(models.mlp(), epochs=1).fit(source)
 
 
+def test_backends_are_compared_on_the_first_rows(store: Write) -> None:
+    from ortflex_core.compare import compare
+
+    def trainer() -> Any:
+        return make(models.mlp(), backend="fused", batch_size=10)
+
+    wanted = compare(trainer(), X[:30], Y[:30], steps=3, backends=["fused"])
+    found = compare(trainer(), store(buffer=20), steps=3, backends=["fused"])
+    assert found.agree
+    assert found.reference_losses == pytest.approx(wanted.reference_losses, rel=1e-6)
+
+
 def test_what_cannot_be_split_or_is_needed_at_once_is_refused(store: Write) -> None:
     source = store(buffer=30)
     with pytest.raises(DataError, match="do not fit into the shuffle buffer cannot be split"):
         make(models.mlp()).fit(source, validation_data=0.2)
+    for given in ((source,), (X, Y)):
+        with pytest.raises(
+            DataError, match=r"steps_per_epoch is the length .*leave it out \(got 3\)"
+        ):
+            make(models.mlp()).fit(*given, steps_per_epoch=3)
     with pytest.raises(DataError, match="this needs all of them at once"):
         make(models.mlp()).per_sample_losses(source)
     for wrong in (0, -3, True, 1.5):
