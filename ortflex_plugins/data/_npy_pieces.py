@@ -19,6 +19,8 @@ from ortflex_plugins.data._columns import Names, sort_columns
 
 # So many pieces make a buffer: enough for rows from far apart to meet, and long runs to read.
 _PIECES = 16
+# More than so many pieces would take memory of their own.
+_MOST = 2**18
 
 
 @attrs.frozen
@@ -134,7 +136,8 @@ class NpyPieces(Pieces):
         if not filled:
             raise DataError(f"{folders[0]}: the data are empty: 0 rows")
         self._buffer = buffer or usual_buffer(self._columns(filled[0], 0, 1))
-        step = max(1, self._buffer // _PIECES)
+        rows = sum(shard.rows for shard in filled)
+        step = max(1, self._buffer // _PIECES, rows // _MOST)
         self._sizes: list[int] = []
         self._starts: list[int] = []
         self._firsts: list[int] = []

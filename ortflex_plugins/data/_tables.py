@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -80,9 +81,10 @@ class Plan:
         Raises:
             DataError: a column that is not there, columns of one name, or none left for the features.
         """
-        twice = {name for name in schema.names if schema.names.count(name) > 1}
+        there_are = Counter(schema.names)
+        twice = [name for name, times in there_are.items() if times > 1]
         if twice:
-            raise DataError(f"{file}: two columns are called {min(twice)!r}")
+            raise DataError(f"{file}: two columns are called {twice[0]!r}")
         labels: dict[str, str | tuple[str, ...]]
         if isinstance(target, str):
             labels = {"y": target}
@@ -95,14 +97,13 @@ class Plan:
         if isinstance(columns, Mapping):
             inputs = {n: c if isinstance(c, str) else tuple(c) for n, c in columns.items()}
         else:
-            features = [n for n in schema.names if n not in taken] if columns is None else columns
+            features = [n for n in there_are if n not in taken] if columns is None else columns
             inputs = _side_by_side(list(features), schema, input)
         if not _names(inputs.values()):
             raise DataError(f"{file}: no column is left for the features")
         plan = cls(inputs, labels, weights, schema, file)
-        for name in plan.columns:
-            if name not in schema.names:
-                raise DataError(f"{file}: no column {name!r}; {nearest(name, schema.names)}")
+        if missing := [name for name in plan.columns if name not in there_are]:
+            raise DataError(f"{file}: no column {missing[0]!r}; {nearest(missing[0], there_are)}")
         for name in _names(
             c for c in (*inputs.values(), *labels.values()) if not isinstance(c, str)
         ):
@@ -125,8 +126,11 @@ class Plan:
         Raises:
             DataError: a column is missing, there twice or of another type; names both files.
         """
+        if schema.equals(self.schema):
+            return
+        there_are = Counter(schema.names)
         for name in self.columns:
-            if schema.names.count(name) != 1:
+            if there_are[name] != 1:
                 raise DataError(
                     f"{file}: no column {name!r}, which {self.file} has; "
                     f"{nearest(name, schema.names)}"
@@ -166,7 +170,8 @@ def _side_by_side(
     names: Sequence[str], schema: Any, input: str
 ) -> dict[str, str | tuple[str, ...]]:
     """Numbers side by side are one input; a column of lists is an input of its own."""
-    lists = [n for n in names if n in schema.names and _is_list(schema.field(n).type)]
+    known = set(schema.names)
+    lists = [n for n in names if n in known and _is_list(schema.field(n).type)]
     flat = tuple(n for n in names if n not in lists)
     if len(lists) == 1 and not flat:
         return {input: lists[0]}

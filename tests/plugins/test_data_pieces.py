@@ -15,6 +15,7 @@ from ortflex_core.config import Recipe
 from ortflex_core.data import Columns
 from ortflex_core.errors import ConfigError, DataError
 from ortflex_core.pieces import Pieces, head, joined, rows_of
+from ortflex_core.testing import DataSourceKit
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, plugins, regression, same
@@ -416,3 +417,16 @@ def test_without_pyarrow_the_error_says_what_to_install(
     source = plugins().component("data", {"name": "parquet", "path": str(tmp_path)})
     with pytest.raises(DataError, match=r"pip install 'ortflex\[parquet\]'"):
         source.load()
+
+
+# ---------------------------------------------------------------------- the kit
+
+
+class TestKit(DataSourceKit):
+    @pytest.fixture(params=[None, 30], ids=["at once", "in pieces"])
+    def component(self, request: Any, store: Write) -> Any:
+        return store(buffer=request.param)
+
+    @pytest.fixture
+    def reference(self) -> dict[str, Any]:
+        return {"X": X, "y": Y}
