@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -215,14 +217,17 @@ def test_arrays_are_bound_by_their_pointer_too() -> None:
         owner._bind_output_ortvalue("X", bind, array)
 
 
-def test_what_is_bound_stays_alive() -> None:
-    loss = SquareLearningLoss()
-    loss.build_onnx_function(15, "cpu", None)
-    for k in range(50):  # memory that is let go would be used again, for other numbers
-        total, _ = loss.loss_gradient(
-            "cpu", np.zeros((3, 1), np.float32), np.full((3, 1), k, np.float32)
-        )
-        assert total.numpy().item() == 1.5 * k * k
+def test_what_is_bound_stays_alive_until_something_else_is() -> None:
+    loss, bind = SquareLearningLoss(), Counting()
+    first, second = np.zeros((3, 1), np.float32), np.ones((3, 1), np.float32)
+    alive = weakref.ref(first)
+    loss._bind_input_ortvalue("X", bind, first, "cpu", cache=True)
+    del first
+    gc.collect()
+    assert alive() is not None, "onnxruntime has its pointer"
+    loss._bind_input_ortvalue("X", bind, second, "cpu", cache=True)
+    gc.collect()
+    assert alive() is None
 
 
 # ---------------------------------------------------------------------- penalties and rates
