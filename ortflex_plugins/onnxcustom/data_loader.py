@@ -108,7 +108,7 @@ class OrtDataLoader:
 
     @property
     def data_ort(self) -> tuple[Any, ...]:
-        """(X, y) or (X, y, weight) as ``OrtValue``s."""
+        """(X, y) or (X, y, weight) as ``OrtValue`` objects."""
         return (self.X_ort, self.y_ort) if self.w_ort is None else (*self._both(), self.w_ort)
 
     def _both(self) -> tuple[Any, Any]:
@@ -140,7 +140,7 @@ class OrtDataLoader:
             yield tuple(array[start : start + size] for array in self.data_np)
 
     def iter_ortvalue(self) -> Iterator[tuple[Any, ...]]:
-        """Batches as ``OrtValue``s."""
+        """Batches as ``OrtValue`` objects."""
         for start, size in self._starts():
             if size == len(self):
                 yield self.data_ort

@@ -62,7 +62,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         train_losses_: per iteration, the mean over its batches of (loss + penalty)/batch_size, as
             it was before each step.
         validation_losses_: loss/rows of the validation data, without penalty; None without them.
-        trained_coef_: the weights by name, as ``OrtValue``s.
+        trained_coef_: the weights by name, as ``OrtValue`` objects.
         train_session_, train_function_: the :class:`OrtGradientForwardBackward` and its instance.
 
     Raises:

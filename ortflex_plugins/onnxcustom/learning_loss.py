@@ -165,7 +165,7 @@ class SquareLearningLoss(BaseLearningLoss):
 
 
 class AbsoluteLearningLoss(BaseLearningLoss):
-    """The absolute error: Σ w·|p − y|, gradient w·sign(p − y).
+    """The absolute error: ``Σ w·|p − y|``, gradient ``w·sign(p − y)``.
 
     >>> AbsoluteLearningLoss()
     AbsoluteLearningLoss()
@@ -174,15 +174,15 @@ class AbsoluteLearningLoss(BaseLearningLoss):
     """
 
     def component(self) -> Loss:
-        """|p − y|."""
+        """``|p − y|``."""
         return _named("absolute_error")
 
 
 class ElasticLearningLoss(BaseLearningLoss):
-    """Both mixed: Σ w·(l1_weight·|e| + l2_weight·e²), e = p − y; gradient its derivative.
+    """Both mixed: ``Σ w·(l1_weight·|e| + l2_weight·e²)``, e = p − y; gradient its derivative.
 
     Args:
-        l1_weight: of |e|.
+        l1_weight: of ``|e|``.
         l2_weight: of e², without ½.
 
     Raises:
@@ -191,7 +191,7 @@ class ElasticLearningLoss(BaseLearningLoss):
     >>> ElasticLearningLoss(l1_weight=0.1, l2_weight=0.9)
     ElasticLearningLoss(l1_weight=0.1, l2_weight=0.9)
 
-    Source: the class of this name in onnxcustom, whose gradient of |e| has the opposite sign.
+    Source: the class of this name in onnxcustom, whose gradient of ``|e|`` has the opposite sign.
     """
 
     def __init__(self, l1_weight: float = 0.5, l2_weight: float = 0.5) -> None:
@@ -200,7 +200,7 @@ class ElasticLearningLoss(BaseLearningLoss):
         self.l2_weight = l2_weight
 
     def component(self) -> Loss:
-        """l1_weight·|e| + l2_weight·e²."""
+        """``l1_weight·|e| + l2_weight·e²``."""
         return _named("elastic", l1_weight=self.l1_weight, l2_weight=self.l2_weight)
 
 

@@ -84,10 +84,10 @@ class NoLearningPenalty(BaseLearningPenalty):
 
 
 class ElasticLearningPenalty(BaseLearningPenalty):
-    """Σ l1·|w| + l2·w² in the loss; every step w ← (1 − 2·l2)·w − l1·sign(w), whatever the rate.
+    """``Σ l1·|w| + l2·w²`` in the loss; every step w ← (1 − 2·l2)·w − l1·sign(w), whatever the rate.
 
     Args:
-        l1: factor of |w|.
+        l1: factor of ``|w|``.
         l2: factor of w², without ½.
 
     Raises:

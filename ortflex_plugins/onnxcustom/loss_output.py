@@ -43,7 +43,7 @@ def add_loss_output(
     """A model with its loss: inputs X, label and perhaps weights, outputs loss [1, 1] and prediction.
 
     loss = Σ_i w_i·l_i + Σ_k (l1_k·Σ|W_k| + l2_k·Σ W_k²), with l = e² (``"squared_error"``,
-    ``"l2"``), |e| (``"absolute_error"``, ``"l1"``), l1_weight·|e| + l2_weight·e² (``"elastic"``), e
+    ``"l2"``), ``|e|`` (``"absolute_error"``, ``"l1"``), ``l1_weight·|e| + l2_weight·e²`` (``"elastic"``), e
     being prediction − label. ``"log"`` takes two columns of probabilities and int64 labels 0 and 1
     of shape [rows, 1]: p = clip(p, eps, 1 − eps), divided by its sum over the columns,
     l = −(1 − y)·log(p_0) − y·log(p_1); its loss is the *mean* of w·l.
