@@ -144,7 +144,7 @@ def network(name: str, path: str) -> dict[str, float]:
     with Sessions() as sessions, np.load(Path(path).with_suffix(".npz")) as batch:
         trainer = Trainer(
             path,
-            loss="softmax_cross_entropy",
+            loss={"name": "softmax_cross_entropy", "axis": 1 if name == "resnet" else -1},
             optimizer="adam",
             batch_norm="train",
             backend="fused",

@@ -11,7 +11,13 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.errors import DataError
-from ortflex_core.labels import float_labels, float_scores, integer_labels
+from ortflex_core.labels import (
+    fits,
+    float_labels,
+    float_scores,
+    integer_labels,
+    shape_mismatch,
+)
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.types import Array, TensorSpec, shape_text
 
@@ -42,25 +48,34 @@ def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
         )
 
 
-def class_labels(loss: str, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-    """Class numbers without the class axis, or shares with it, beside scores [B, C, …].
+def class_labels(
+    loss: str, predicted: TensorSpec, given: TensorSpec | None, axis: int = 1
+) -> TensorSpec:
+    """Class numbers without the class axis, or shares with it, beside scores [B, C, …] or [B, …, C].
 
     Raises:
         DataError: the scores have no class axis, or the labels another type or shape.
     """
     float_scores(loss, predicted)
     shape = predicted.shape
-    if shape is None or len(shape) < 2 or shape[1] == 1:
+    if shape is None or len(shape) < 2 or shape[axis] == 1:
+        form = "[B, C, …]" if axis == 1 else "[B, …, C]"
         raise DataError(
-            f"{loss} takes scores [B, C, …] of two classes or more, got {predicted}; for "
+            f"{loss} takes scores {form} of two classes or more, got {predicted}; for "
             "one score a row use log_loss"
         )
-    numbers = (shape[0], *shape[2:])
+    numbers = (shape[0], *shape[2:]) if axis == 1 else shape[:-1]
     if given is None:
         return TensorSpec("expected", TensorProto.INT64, numbers)
     if given.shape is None or len(given.shape) != len(shape):
+        if not fits(numbers, given.shape) and fits(shape[:-1], given.shape):
+            wanted = TensorSpec("expected", TensorProto.INT64, numbers)
+            raise DataError(
+                f"{shape_mismatch(loss, wanted, given)}. If the classes of {predicted} are in its "
+                "last axis: axis=-1, where the loss has it"
+            )
         return integer_labels(loss, numbers, given)
-    if given.shape[1] == 1:
+    if given.shape[axis] == 1:
         raise DataError(
             f"{loss}: the labels {given} have one column; class numbers have the shape "
             f"{shape_text(numbers)}: y.reshape(-1), shares of the classes {shape_text(shape)}"
@@ -68,13 +83,15 @@ def class_labels(loss: str, predicted: TensorSpec, given: TensorSpec | None) -> 
     return float_labels(loss, predicted, given)
 
 
-def check_count(loss: str, predicted: TensorSpec, weights: tuple[float, ...] | None) -> None:
+def check_count(
+    loss: str, predicted: TensorSpec, weights: tuple[float, ...] | None, axis: int = 1
+) -> None:
     """Refuse class weights of another number of classes, where that number is known.
 
     Raises:
         DataError: the two numbers.
     """
-    count = predicted.shape[1] if predicted.shape is not None else None
+    count = predicted.shape[axis] if predicted.shape is not None else None
     if weights is not None and isinstance(count, int) and len(weights) != count:
         raise DataError(
             f"{loss}: class_weight has {len(weights)} numbers, the scores {predicted} have {count} "
@@ -82,33 +99,41 @@ def check_count(loss: str, predicted: TensorSpec, weights: tuple[float, ...] | N
         )
 
 
-def along_classes(values: Iterable[float], rank: int, dtype: Any) -> Array:
+def along_classes(values: Iterable[float], rank: int, dtype: Any, axis: int = 1) -> Array:
     """One number a class, of shape [C, 1, …], to broadcast to scores [B, C, …] of some rank."""
-    return np.asarray(list(values), dtype).reshape(-1, *[1] * (rank - 2))
+    return np.asarray(list(values), dtype).reshape(-1, *[1] * _behind(rank, axis))
 
 
-def is_class(op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
-    """[B, C, …] booleans: whether the class number is the position in axis 1.
+def _behind(rank: int, axis: int) -> int:
+    """The number of axes behind the classes."""
+    return rank - 2 if axis == 1 else 0
+
+
+def is_class(op: Ops, predicted: Tensor, expected: Tensor, axis: int = 1) -> Tensor:
+    """Booleans of the scores' shape: whether the class number is the position in the class axis.
 
     GatherElements would fail on an ignored number; a comparison needs no safe one.
     """
     assert predicted.shape is not None  # label() refuses scores of unknown rank
-    count = predicted.shape[1]
+    count = predicted.shape[axis]
+    behind = [1] * _behind(len(predicted.shape), axis)
     if isinstance(count, int):
-        classes = op.constant(np.arange(count).reshape(-1, *[1] * (len(predicted.shape) - 2)))
+        classes = op.constant(np.arange(count).reshape(-1, *behind))
     else:
-        size = op.Squeeze(op.Gather(op.Shape(predicted), op.constant([1])))
+        size = op.Squeeze(op.Gather(op.Shape(predicted), op.constant([axis])))
         classes = op.Range(op.constant(0), size, op.constant(1))
-        if len(predicted.shape) > 2:
-            classes = op.Reshape(classes, op.constant([-1, *[1] * (len(predicted.shape) - 2)]))
-    return op.Equal(op.Unsqueeze(expected, axes=[1]), classes)  # type: ignore[no-any-return]
+        if behind:
+            classes = op.Reshape(classes, op.constant([-1, *behind]))
+    return op.Equal(op.Unsqueeze(expected, axes=[axis]), classes)  # type: ignore[no-any-return]
 
 
-def beside_classes(op: Ops, cotangent: Tensor, predicted: Tensor) -> Tensor:
-    """A cotangent of values [B, …], made to broadcast to scores [B, C, …].
+def beside_classes(op: Ops, cotangent: Tensor, predicted: Tensor, axis: int = 1) -> Tensor:
+    """A cotangent of values [B, …], made to broadcast to scores [B, C, …] or [B, …, C].
 
-    A smaller one, without the batch axis, lies behind the class axis and does so already.
+    A smaller one, without the batch axis, lies behind a class axis 1 and does so already.
     """
+    if axis == -1:
+        return op.Unsqueeze(cotangent, axes=[-1])  # type: ignore[no-any-return]
     if cotangent.rank is None or predicted.rank is None or cotangent.rank == predicted.rank - 1:
         return op.Unsqueeze(cotangent, axes=[1])  # type: ignore[no-any-return]
     return cotangent

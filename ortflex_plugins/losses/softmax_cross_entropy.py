@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number
+from ortflex_core.component import number, one_of
 from ortflex_core.labels import require_range
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.protocols import Loss
@@ -25,6 +25,8 @@ from ortflex_plugins.losses._classes import (
 @attrs.frozen(kw_only=True)
 class SoftmaxCrossEntropy(Loss):
     """Cross-entropy of the softmax of raw scores ``s`` of shape [B, C, …], classes in axis 1.
+
+    ``axis=-1`` is for scores [B, …, C], as language models give them; shapes below follow.
 
     Labels are class numbers ``y`` [B, …] in 0 … C−1: ``l = −log softmax(s)_y``, or shares of the
     classes ``q`` [B, C, …] (one-hot or soft): ``l = −Σ_c q_c · log softmax(s)_c``. The values have
@@ -53,6 +55,9 @@ class SoftmaxCrossEntropy(Loss):
     ignore_index: int | None = attrs.field(
         default=-100, metadata={"help": "the class number that costs nothing"}
     )
+    axis: int = attrs.field(
+        default=1, validator=one_of(1, -1), metadata={"help": "where the classes are: 1 or -1"}
+    )
     label_smoothing: float = attrs.field(
         default=0.0,
         validator=number(ge=0, le=1),
@@ -69,8 +74,8 @@ class SoftmaxCrossEntropy(Loss):
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Class numbers without the class axis, or shares with it."""
-        out = class_labels(self.name, predicted, given)
-        check_count(self.name, predicted, self.class_weight)
+        out = class_labels(self.name, predicted, given, self.axis)
+        check_count(self.name, predicted, self.class_weight, self.axis)
         return out
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
@@ -81,7 +86,7 @@ class SoftmaxCrossEntropy(Loss):
             hint = "One-hot and soft labels are shares of the classes."
             require_range(self.name, labels, 0, 1, allowed=nothing, hint=hint)
             return
-        count = shape[1] if shape is not None else None
+        count = shape[self.axis] if shape is not None else None
         last = count - 1 if isinstance(count, int) else None
         ignored = labels == (self.ignore_index if self.ignore_index is not None else np.nan)
         hint = f"The model has {count if last is not None else 'an unknown number of'} classes"
@@ -92,14 +97,14 @@ class SoftmaxCrossEntropy(Loss):
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``−Σ_c q_c · log softmax(s)_c``; an ignored number matches no class and costs 0."""
-        logs = op.LogSoftmax(predicted, axis=1)
+        logs = op.LogSoftmax(predicted, axis=self.axis)
         if not self._plain:
             picked = logs * self._shares(op, predicted, expected)
         elif expected.is_float:
             picked = logs * expected
         else:
             picked = op.Where(self._matches(op, predicted, expected), logs, 0.0)
-        return -op.ReduceSum(picked, axes=[1], keepdims=0)  # type: ignore[no-any-return]
+        return -op.ReduceSum(picked, axes=[self.axis], keepdims=0)  # type: ignore[no-any-return]
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
         """Booleans: False where the label is ignored; None for shares, of which none is."""
@@ -121,16 +126,16 @@ class SoftmaxCrossEntropy(Loss):
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
         """``softmax(s)·Σ_c q_c − q``: no logarithm is taken back."""
-        softmax = op.Softmax(predicted, axis=1)
+        softmax = op.Softmax(predicted, axis=self.axis)
         if not self._plain or expected.is_float:
             shares = expected if self._plain else self._shares(op, predicted, expected)
-            total = op.ReduceSum(shares, axes=[1], keepdims=1)
-            return (softmax * total - shares) * beside_classes(op, cotangent, predicted)  # type: ignore[no-any-return]
+            total = op.ReduceSum(shares, axes=[self.axis], keepdims=1)
+            return (softmax * total - shares) * beside_classes(op, cotangent, predicted, self.axis)  # type: ignore[no-any-return]
         kept = self.mask(op, expected)
         if kept is not None:
             cotangent = op.Where(kept, cotangent, 0.0)
-        here = op.Cast(is_class(op, predicted, expected), to=predicted.dtype)
-        return (softmax - here) * beside_classes(op, cotangent, predicted)  # type: ignore[no-any-return]
+        here = op.Cast(is_class(op, predicted, expected, self.axis), to=predicted.dtype)
+        return (softmax - here) * beside_classes(op, cotangent, predicted, self.axis)  # type: ignore[no-any-return]
 
     @property
     def _plain(self) -> bool:
@@ -141,7 +146,7 @@ class SoftmaxCrossEntropy(Loss):
         if self.ignore_index is not None and self.ignore_index >= 0:
             # A class that is ignored must match none; a negative number does not anyway.
             expected = op.Where(op.Equal(expected, self.ignore_index), -1, expected)
-        return is_class(op, predicted, expected)
+        return is_class(op, predicted, expected, self.axis)
 
     def _shares(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The q of the formula [B, C, …]: smoothed and weighted labels, 0 where they are ignored."""
@@ -151,20 +156,22 @@ class SoftmaxCrossEntropy(Loss):
         if not expected.is_float:
             shares = op.Cast(self._matches(op, predicted, expected), to=predicted.dtype)
         if rest:
-            shares = (1 - rest) * shares + rest / _class_count(op, predicted)
+            shares = (1 - rest) * shares + rest / _class_count(op, predicted, self.axis)
             kept = self.mask(op, expected)
             if kept is not None:
-                shares = op.Where(op.Unsqueeze(kept, axes=[1]), shares, 0.0)
+                shares = op.Where(op.Unsqueeze(kept, axes=[self.axis]), shares, 0.0)
         if self.class_weight is not None:
             dtype = numpy_dtype(predicted.dtype)
-            shares = shares * along_classes(self.class_weight, predicted.rank, dtype)
+            shares = shares * along_classes(self.class_weight, predicted.rank, dtype, self.axis)
         return shares
 
 
-def _class_count(op: Ops, predicted: Tensor) -> Any:
+def _class_count(op: Ops, predicted: Tensor, axis: int) -> Any:
     """The number of classes: a number where it is known, else a scalar tensor."""
     assert predicted.shape is not None
-    count = predicted.shape[1]
+    count = predicted.shape[axis]
     if isinstance(count, int):
         return count
-    return op.Cast(op.Squeeze(op.Gather(op.Shape(predicted), op.constant([1]))), to=predicted.dtype)
+    return op.Cast(
+        op.Squeeze(op.Gather(op.Shape(predicted), op.constant([axis]))), to=predicted.dtype
+    )

@@ -203,6 +203,39 @@ def test_value_and_gradient_are_the_oracles(
         assert_allclose(found["gradient"], slope, rtol=3e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ignore_index": 1}, {"label_smoothing": 0.3, "class_weight": WEIGHTS}],
+    ids=["plain", "ignoring", "weighted"],
+)
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("how", ways(SoftmaxCrossEntropy()))
+def test_classes_in_the_last_axis_are_those_of_axis_1(
+    options: dict[str, Any], soft: bool, how: str
+) -> None:
+    rng = np.random.default_rng(9)
+    p = rng.normal(size=(4, 5, 3))  # words of sentences, classes last
+    y = rng.dirichlet(np.ones(3), (4, 5)) if soft else rng.integers(0, 3, (4, 5))
+    last, first = (SoftmaxCrossEntropy(axis=axis, **options) for axis in (-1, 1))
+    moved = np.moveaxis(y, -1, 1) if soft else y
+    found, _ = run(last, p, y, (4, 5), how=how, opset=17, dtype=np.float64)
+    wanted, _ = run(
+        first, np.moveaxis(p, -1, 1), moved, (4, 5), how=how, opset=17, dtype=np.float64
+    )
+    assert_allclose(found["value"], wanted["value"], rtol=1e-12)
+    assert_allclose(found["gradient"], np.moveaxis(wanted["gradient"], 1, -1), rtol=1e-12)
+
+
+def test_labels_beside_classes_in_the_last_axis_are_told_how() -> None:
+    predicted = TensorSpec("scores", 1, ("batch", 7, 20))
+    given = TensorSpec("label", 7, ("batch", 7))
+    assert SoftmaxCrossEntropy(axis=-1).label(predicted, given).shape == ("batch", 7)
+    with pytest.raises(DataError, match=r"must have the shape \[batch, 20\].*axis=-1"):
+        SoftmaxCrossEntropy().label(predicted, given)
+    with pytest.raises(ValueError, match="axis must be one of 1, -1, got 2"):
+        SoftmaxCrossEntropy(axis=2)
+
+
 @pytest.mark.parametrize("opset", [o for o in OPSETS if o != 17])
 @pytest.mark.parametrize(
     ("loss", "oracle", "p", "y", "values", "how"), [c for c in CASES if "random" in c.id]
