@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
 
 import sys
 
-from benchmarks import backends, data, estimators, features, growth, layers, peers_table
+from benchmarks import backends, data, estimators, features, growth, layers, peers_table, profile
 
 TABLES = {
     "backends": backends.main,
@@ -18,6 +18,7 @@ TABLES = {
     "estimators": estimators.main,
     "features": features.main,
     "layers": layers.main,
+    "profile": profile.main,
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import backends, layers, peers_table
+from benchmarks import backends, layers, peers_table, profile
 from benchmarks.onnx_network import network
 from benchmarks.workloads import WORKLOADS, data, weights
 
@@ -42,6 +42,14 @@ def test_peers_do_the_same_work_in_processes_of_their_own(
     assert [row["who"] for row in rows] == ["ortflex", "scikit-learn"]
     assert all(row["version"] and float(row["us_a_step"]) > 0 for row in rows)
     assert "target" in capsys.readouterr().out
+
+
+def test_a_profile_has_every_node_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    profile.main(["--workload", "W6", "--runs", "2"])
+    line = capsys.readouterr().out.split()
+    assert line[0] == "W6"
+    assert int(line[1]) > 10
+    assert "products" in line
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
