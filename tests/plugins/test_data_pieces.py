@@ -14,6 +14,7 @@ from numpy.testing import assert_array_equal
 from ortflex_core.config import Recipe
 from ortflex_core.data import Columns
 from ortflex_core.errors import ConfigError, DataError
+from ortflex_core.hookspecs import hook
 from ortflex_core.pieces import Pieces, head, joined, rows_of
 from ortflex_core.testing import DataSourceKit
 from ortflex_plugins.data.npy import NpyFolder
@@ -141,9 +142,21 @@ def test_a_recipe_names_them(store: Write, tmp_path: Path) -> None:
         + "\n".join(lines)
     )
     recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
-    history = recipe.run(recipe.trainer(plugins()))
+
+    class Save:
+        @hook
+        def step_end(self, trainer: Any, progress: Any) -> None:
+            if progress.step == 20:  # in the second epoch
+                trainer.save(tmp_path / "checkpoint")
+
+    trainer = recipe.trainer(plugins(), callbacks=[Save()])
+    history = recipe.run(trainer)
     assert history["rows"] == [100.0] * 2
     assert history["validation_loss"][1] < history["validation_loss"][0]
+    again = recipe.trainer(plugins())
+    again.restore(tmp_path / "checkpoint")
+    assert recipe.run(again)["validation_loss"] == history["validation_loss"]
+    same(again.get_state(), trainer.get_state(), 0)
 
 
 def test_a_folder_is_read_as_what_is_in_it(store: Write, tmp_path: Path) -> None:
@@ -280,6 +293,27 @@ def test_one_folder_is_mapped_or_read_in_pieces(tmp_path: Path) -> None:
     assert pieces.sizes == [2] * 50
     assert pieces.place(10) == f"{tmp_path} from row 20"
     assert head(pieces, 3).inputs["X"].tolist() == X[:3].tolist()
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    import tracemalloc
+
+    peaks = []
+    for rows in (2_000, 12_000):
+        folder = tmp_path / str(rows)
+        for part in range(4):
+            (folder / str(part)).mkdir(parents=True)
+            np.save(folder / str(part) / "X.npy", np.ones((rows // 4, 100), np.float32))
+            np.save(folder / str(part) / "y.npy", np.ones((rows // 4, 1), np.float32))
+        source = NpyFolder(path=str(folder), buffer=400)
+        trainer = make(models.linear(100), epochs=1, batch_size=100, learning_rate=1e-6)
+        trainer.fit(np.ones((200, 100), np.float32), np.ones((200, 1), np.float32))  # compiled
+        tracemalloc.start()
+        assert trainer.fit(source, validation_data=source)["rows"] == [rows]
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    added = 10_000 * 404
+    assert peaks[1] - peaks[0] < added / 3
 
 
 # ---------------------------------------------------------------------- tables
