@@ -84,7 +84,7 @@ class BaseOnnxClass:
 
 
 class BaseLearningOnnx(BaseOnnxClass):
-    """ONNX functions on ``OrtValue``s: the base of losses, penalties and learning rates.
+    """ONNX functions on ``OrtValue`` objects: the base of losses, penalties and learning rates.
 
     A binding is remembered by the object it is made on, its name, and the value's pointer, shape
     and type: a value that looks the same is not bound again.

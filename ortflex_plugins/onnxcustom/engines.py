@@ -1,6 +1,6 @@
 """Forward and backward of a model with its weights as inputs: TrainingAgent's, or fused's graphs.
 
-Both take the values of inputs and weights in one list, and give ``OrtValue``s.
+Both take the values of inputs and weights in one list, and give ``OrtValue`` objects.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class OrtGradientForwardBackwardFunction:
         """The outputs.
 
         Args:
-            inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue``s, or an
+            inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue`` objects, or an
                 ``OrtValueVector``.
             training: keep what :meth:`backward` needs.
             forward_outputs_cache: outputs of an earlier call with the same shapes, which may be

@@ -95,7 +95,7 @@ class BaseLearningLoss(BaseLearningOnnx):
     def loss_gradient(
         self, device: Any, expected: Any, predicted: Any, weight: Any = None
     ) -> tuple[Any, Any]:
-        """Σ w·l and its gradient by ``predicted``, as ``OrtValue``s.
+        """Σ w·l and its gradient by ``predicted``, as ``OrtValue`` objects.
 
         Args:
             device: where the graph runs.

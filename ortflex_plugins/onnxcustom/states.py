@@ -1,4 +1,4 @@
-"""Weights and velocities as ``OrtValue``s: read, replaced, pickled, put into a model."""
+"""Weights and velocities as ``OrtValue`` objects: read, replaced, pickled, put into a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ATTRIBUTES = {"weight": "train_state_", "grad": "train_grad_state_"}
 
 
 class OrtValueState(BaseEstimator):
-    """An optimizer whose weights are a list of ``OrtValue``s, one input of the model before them."""
+    """An optimizer whose weights are a list of ``OrtValue`` objects, one input of the model before them."""
 
     weights_to_train: Sequence[str] | None
 
     def get_full_state(self, kind: Any = "weight") -> Any:
-        """None for every input of the model, then the weights, as ``OrtValue``s.
+        """None for every input of the model, then the weights, as ``OrtValue`` objects.
 
         Args:
             kind: ``"weight"``, or ``"grad"`` for the velocities; of a list, a list.
@@ -39,7 +39,7 @@ class OrtValueState(BaseEstimator):
         return getattr(self, _ATTRIBUTES[kind])
 
     def get_state(self, kind: str = "weight") -> list[Any]:
-        """The weights (or velocities), in the order of ``weights_to_train``, as ``OrtValue``s.
+        """The weights (or velocities), in the order of ``weights_to_train``, as ``OrtValue`` objects.
 
         Raises:
             AttributeError: nothing was trained yet.
@@ -54,7 +54,7 @@ class OrtValueState(BaseEstimator):
         """Replace the weights, by copies.
 
         Args:
-            state: arrays or ``OrtValue``s, as :meth:`get_full_state` or :meth:`get_state` give them,
+            state: arrays or ``OrtValue`` objects, as :meth:`get_full_state` or :meth:`get_state` give them,
                 or by name.
             check_trained: refuse before :meth:`fit`.
             kind: ``"weight"``, or ``"grad"`` for the velocities.
@@ -81,7 +81,7 @@ class OrtValueState(BaseEstimator):
 
     @property
     def trained_coef_(self) -> dict[str, Any]:
-        """The weights by name, as ``OrtValue``s.
+        """The weights by name, as ``OrtValue`` objects.
 
         Raises:
             AttributeError: nothing was trained yet.

@@ -116,7 +116,7 @@ def with_weights(onx: ModelProto, state: Mapping[str, Any]) -> ModelProto:
 
     Args:
         onx: the model, left as it is.
-        state: arrays or ``OrtValue``s by the initializers' names.
+        state: arrays or ``OrtValue`` objects by the initializers' names.
 
     Raises:
         ModelError: there is no initializer of a name.
