@@ -8,6 +8,7 @@ survive a fork.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -21,6 +22,7 @@ import onnx
 from ortflex_core.errors import GraphError, MissingKernel, PluginError
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device
+from ortflex_core.runtime import version_tuple
 from ortflex_core.types import Array
 
 _LIMIT = 128
@@ -74,9 +76,22 @@ def session_options(threads: int) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.enable_mem_reuse = not _reuses_too_early(onnxruntime.__version__)
     for library in tuple(_libraries):
         options.register_custom_ops_library(library)
     return options
+
+
+@functools.lru_cache(maxsize=1)
+def _reuses_too_early(version: str) -> bool:
+    """Whether values can be written over before their last reader: in training builds of 1.16.
+
+    Met with what a Scan reads, and with the statistics of a BatchNormalization; gradients were
+    wrong without a word.
+    """
+    from onnxruntime.capi import _pybind_state
+
+    return version_tuple(version) < (1, 17) and hasattr(_pybind_state, "TrainingAgent")
 
 
 def shared_program(key: Hashable, make: Callable[[], Program]) -> Program:

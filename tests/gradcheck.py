@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from ortflex_core.autodiff import Rules, RuleTable, gradients
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import Program, build
+from ortflex_core.session import session_options
 from ortflex_core.types import Array, Shape
 from ortflex_plugins import gradients as families
 
@@ -51,9 +52,7 @@ def runner(model: bytes, reference: bool) -> Callable[[Mapping[str, Array]], lis
 
 
 def _session(model: bytes) -> Any:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
+    options = session_options(1)
     # Up to 1.19 that one also fuses products in float64, for which there is no kernel then.
     off = ["MatmulTransposeFusion"]
     try:

@@ -11,7 +11,6 @@ from ortflex_core.types import Array
 from tests.gradcheck import data
 from tests.plugins.gradient_cases import Case, case
 
-STEPS, BATCH, INPUT, HIDDEN = 3, 2, 2, 2
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 Cell = Callable[..., tuple[Array, Array]]
 
@@ -62,7 +61,8 @@ def layer(cell: Cell, direction: str, arrays: dict[str, Array]) -> tuple[Array, 
     for d in range(count):
         backwards = d == 1 or direction == "reverse"
         for t in reversed(range(steps)) if backwards else range(steps):
-            new = cell(x[t], h[d], c[d], w[d], r[d], *np.split(bias[d], 2))
+            peepholes = [arrays["p"][d]] if "p" in arrays else []
+            new = cell(x[t], h[d], c[d], w[d], r[d], *np.split(bias[d], 2), *peepholes)
             inside = (t < lengths)[:, None]
             h[d], c[d] = (np.where(inside, n, o) for n, o in zip(new, (h[d], c[d]), strict=True))
             y[t, d] = np.where(inside, new[0], 0)
@@ -70,29 +70,39 @@ def layer(cell: Cell, direction: str, arrays: dict[str, Array]) -> tuple[Array, 
 
 
 def recurrent(
-    op_type: str, cell: Cell, direction: str = "forward", *, use: str = "yh", **options: Any
+    op_type: str,
+    cell: Cell,
+    direction: str = "forward",
+    *,
+    use: str = "yh",
+    sizes: tuple[int, int, int, int] = (3, 2, 2, 2),
+    **options: Any,
 ) -> Case:
-    """``use`` names the outputs that the value is made of, and the optional inputs that are given."""
+    """``use`` names the outputs that the value is made of, and the optional inputs that are given.
+
+    ``sizes`` are steps, batch, inputs and hidden states.
+    """
+    steps, batch, size, hidden = sizes
     count = 2 if direction == "bidirectional" else 1
-    rows = GATES[op_type] * HIDDEN
+    rows = GATES[op_type] * hidden
     arrays: dict[str, Array] = {
-        "x": data(STEPS, BATCH, INPUT),
-        "w": data(count, rows, INPUT, seed=1, low=-1, high=1),
-        "r": data(count, rows, HIDDEN, seed=2, low=-1, high=1),
+        "x": data(steps, batch, size),
+        "w": data(count, rows, size, seed=1, low=-1, high=1),
+        "r": data(count, rows, hidden, seed=2, low=-1, high=1),
     }
     if "b" in use:
         arrays["b"] = data(count, 2 * rows, seed=3, low=-1, high=1)
     if "l" in use:
         arrays["lengths"] = np.array([2, 3], np.int32)
     if "0" in use:
-        arrays["h"] = data(count, BATCH, HIDDEN, seed=4, low=-1, high=1)
+        arrays["h"] = data(count, batch, hidden, seed=4, low=-1, high=1)
         if op_type == "LSTM":
-            arrays["c"] = data(count, BATCH, HIDDEN, seed=5)
+            arrays["c"] = data(count, batch, hidden, seed=5)
     outputs = 3 if op_type == "LSTM" else 2
     weights = [
         data(*s, seed=6 + k)
         for k, s in enumerate(
-            [(STEPS, count, BATCH, HIDDEN), (count, BATCH, HIDDEN), (count, BATCH, HIDDEN)]
+            [(steps, count, batch, hidden), (count, batch, hidden), (count, batch, hidden)]
         )
     ]
     chosen = [k for k, letter in enumerate("yhc"[:outputs]) if letter in use.split("-")[0]]
@@ -100,7 +110,7 @@ def recurrent(
     def formula(op: Any, **given: Any) -> Any:
         names = ["x", "w", "r", "b", "lengths", "h", "c"][: 6 + (op_type == "LSTM")]
         inputs = [given.get(n) for n in names]
-        settings = {"hidden_size": HIDDEN, "direction": direction, **options}
+        settings = {"hidden_size": hidden, "direction": direction, **options}
         found = op(op_type, *inputs, outputs=outputs, **settings)
         parts = [op.ReduceSum(found[k] * _as(op, weights[k], found[k]), keepdims=0) for k in chosen]
         return sum(parts[1:], parts[0])
@@ -110,6 +120,7 @@ def recurrent(
         return np.asarray(sum((found[k] * weights[k]).sum() for k in chosen))
 
     label = "-".join([op_type, direction, use, *(f"{k}={v}" for k, v in options.items())])
+    label += "" if sizes == (3, 2, 2, 2) else f"-{sizes}"
     return case(
         label,
         formula,
@@ -129,6 +140,9 @@ CASES = [
     recurrent("RNN", rnn, "bidirectional", use="yh-b0l"),
     recurrent("RNN", relu_rnn, "reverse", use="y", activations=["Relu"]),
     recurrent("GRU", gru, "bidirectional", use="yh-b0l"),
+    # onnxruntime-training 1.16 wrote over what its Scan still read.
+    recurrent("GRU", gru, use="hy-b", sizes=(1, 3, 3, 2)),
+    recurrent("RNN", rnn, "bidirectional", use="yh-b", sizes=(4, 1, 3, 1)),
     recurrent("GRU", gru_after, "reverse", use="h", linear_before_reset=1),
     recurrent("GRU", gru_after, "bidirectional", use="y-b0l", linear_before_reset=1),
     recurrent("LSTM", lstm, use="h"),
