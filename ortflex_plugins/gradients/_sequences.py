@@ -23,7 +23,7 @@ class Direction:
 
     ``before`` is the hidden state before each step, ``alive`` [T, B, 1] tells which steps lie
     inside their sequence (None: all do). ``g_y``, ``g_h`` and ``g_c`` are the cotangents of y and
-    of the final states.
+    of the final states. ``peephole`` [3 · H] is an LSTM's, for its gates i, o, f.
     """
 
     reverse: bool
@@ -40,6 +40,7 @@ class Direction:
     g_y: Tensor | None
     g_h: Tensor
     g_c: Tensor
+    peephole: Tensor | None = None
 
     def masked(self, op: Ops, value: Tensor) -> Tensor:
         """0 outside the sequences."""
@@ -84,8 +85,6 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
     """
     if node.layout:
         raise NoGradientRule("with layout=1")
-    if node.clip is not None:
-        raise NoGradientRule("with clip")
     count = 2 if node.direction == "bidirectional" else 1
     x, w, r = node.inputs[:3]
     sizes = [*(w.shape or (None,)), *(r.shape or (None,))]
@@ -140,6 +139,7 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
                 g_y=g_y,
                 g_h=state(g_h),
                 g_c=state(g_c),
+                peephole=None if node.input(7) is None else own(node.input(7)),
             )
         )
     return out

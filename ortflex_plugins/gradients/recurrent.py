@@ -16,19 +16,13 @@ from typing import Any
 import attrs
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.errors import NoGradientRule
+from ortflex_core.cotangents import zeros_like
 from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients._activations import Activation, activations
 from ortflex_plugins.gradients._scan import scan
 from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, unflat
 
 RULES = Rules()
-
-# The derivative of an activation, written with its value.
-_SLOPES: Mapping[str, Callable[[Ops, Tensor], Tensor]] = {
-    "Sigmoid": lambda op, y: y * (1 - y),
-    "Tanh": lambda op, y: 1 - y * y,
-    "Relu": lambda op, y: op.Sign(y),
-}
 
 
 @attrs.frozen
@@ -40,16 +34,17 @@ class _Adjoints:
     r: Tensor
     h0: Tensor
     c0: Tensor | None = None
+    p: Tensor | None = None
 
 
-_Cell = Callable[[Ops, NodeView, Direction, list[str]], _Adjoints]
+_Cell = Callable[[Ops, NodeView, Direction, list[Activation]], _Adjoints]
 
 
 def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
         sides = directions(op, node, gates, gs)
-        names = _activations(node, default, len(sides))
-        found = [cell(op, node, s, names[k * len(default) :]) for k, s in enumerate(sides)]
+        chosen = activations(node, default, len(sides))
+        found = [cell(op, node, s, chosen[k * len(default) :]) for k, s in enumerate(sides)]
 
         def to_x() -> Tensor:
             parts = [op.Gemm(flat(op, a.from_x), s.w) for a, s in zip(found, sides, strict=True)]
@@ -81,8 +76,9 @@ def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequ
             None,
             lambda: _stack(op, [a.h0 for a in found]),
             lambda: _stack(op, [a.c0 for a in found if a.c0 is not None]),
+            lambda: _stack(op, [a.p for a in found if a.p is not None]),
         ]
-        return [*answers, None][: len(node.inputs)]
+        return answers[: len(node.inputs)]
 
     return rule
 
@@ -92,14 +88,22 @@ def _stack(op: Ops, parts: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)  # type: ignore[no-any-return]
 
 
-def _activations(node: NodeView, default: Sequence[str], sides: int) -> list[str]:
-    given = node.activations or []
-    names = [n.decode() if isinstance(n, bytes) else n for n in given]
-    names = [n.capitalize() for n in names[: len(default) * sides]] or [*default] * sides
-    unknown = [n for n in names if n not in _SLOPES]
-    if unknown:
-        raise NoGradientRule(f"with the activation {unknown[0]!r}")
-    return names
+def _held(op: Ops, raw: Tensor, clip: float | None) -> tuple[Tensor, Tensor | None]:
+    """What goes into an activation, and a mask of what counts: 0 where ``clip`` took its place."""
+    if clip is None:
+        return raw, None
+    inside = op.Cast(op.LessOrEqual(op.Abs(raw), clip), to=raw.dtype)
+    return op.Clip(raw, -clip, clip), inside
+
+
+def _activated(
+    op: Ops, activation: Activation, raw: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """The value of an activation, and its slope."""
+    x, inside = _held(op, raw, clip)
+    value = activation.value(op, x)
+    slope = activation.slope(op, value)
+    return value, slope if inside is None else slope * inside
 
 
 def _product(op: Ops, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
@@ -138,8 +142,12 @@ def _through_time(
     return scan(body, states, [*given, *items], outer, backwards=not s.reverse)
 
 
-def _rnn(op: Ops, node: NodeView, s: Direction, names: list[str]) -> _Adjoints:
-    slope = s.masked(op, _SLOPES[names[0]](op, s.y))
+def _rnn(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Adjoints:
+    slope = chosen[0].slope(op, s.y)
+    if node.clip is not None:
+        inside = _held(op, _gates(op, s), node.clip)[1]
+        slope = slope * inside
+    slope = s.masked(op, slope)
     dead = [] if s.alive is None else [op.Cast(op.Not(s.alive), to=slope.dtype)]
 
     def step(op: Ops, dh: Tensor, _: Any, at: list[Tensor], fixed: Any) -> Any:
@@ -151,24 +159,65 @@ def _rnn(op: Ops, node: NodeView, s: Direction, names: list[str]) -> _Adjoints:
     return _Adjoints(da, da, op.Gemm(flat(op, da), flat(op, s.before), transA=1), h0)
 
 
-def _lstm(op: Ops, node: NodeView, s: Direction, names: list[str]) -> _Adjoints:
-    """Gates in the order i, o, f, c; c ← f c + i g and h = o tanh c."""
-    if node.input(7) is not None:
-        raise NoGradientRule("with peepholes")
+def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Adjoints:
+    """Gates in the order i, o, f, c; c ← f c + i g and h = o tanh c.
+
+    Peepholes add p ∘ c to what i and f see, and p ∘ (the new c) to what o sees. With input_forget
+    f is 1 − i.
+    """
+    n, (gate, to_g, to_h), clip = s.hidden, chosen[:3], node.clip
+    raw = _gates(op, s)
+    if s.peephole is None:
+        raw_iof, raw_g = _parts(op, raw, (3 * n, n))
+        iof, iof_slope = _activated(op, gate, raw_iof, clip)
+        i, o, f = _parts(op, iof, (n,) * 3)
+        g, g_slope = _activated(op, to_g, raw_g, clip)
+        f = 1 - i if node.input_forget else f
+        keep = f if s.alive is None else op.Where(s.alive, f, 1.0)
+        # The hidden states do not tell the cell's.
+        _, (c,) = scan(_cell_step, [s.c0], [keep, s.masked(op, i * g)], {}, backwards=s.reverse)
+        c_before = previous(op, c, s.c0, s.reverse)
+    else:
+        raw_i, raw_o, raw_f, raw_g = _parts(op, raw, (n,) * 4)
+        p_i, p_o, p_f = _parts(op, s.peephole, (n,) * 3)
+        g, g_slope = _activated(op, to_g, raw_g, clip)
+        forget = [] if node.input_forget else [raw_f]
+        alive = [] if s.alive is None else [s.alive]
+
+        def cell(op: Ops, now: list[Tensor], at: list[Tensor], fixed: Any) -> Any:
+            i, _ = _activated(op, gate, at[0] + fixed["i"] * now[0], clip)
+            if forget:
+                f, _ = _activated(op, gate, at[2] + fixed["f"] * now[0], clip)
+            else:
+                f = 1 - i
+            c = f * now[0] + i * at[1]
+            c = op.Where(at[-1], c, now[0]) if alive else c
+            return [c], [c]
+
+        outer = {"i": p_i} | ({"f": p_f} if forget else {})
+        items = [raw_i, g, *forget, *alive]
+        _, (c,) = scan(cell, [s.c0], items, outer, backwards=s.reverse)
+        c_before = previous(op, c, s.c0, s.reverse)
+        i, i_slope = _activated(op, gate, raw_i + p_i * c_before, clip)
+        f, f_slope = _activated(op, gate, raw_f + p_f * c_before, clip)
+        o, o_slope = _activated(op, gate, raw_o + p_o * c, clip)
+        iof_slope = op.Concat(i_slope, o_slope, f_slope, axis=-1)
+        keep = 1 - i if node.input_forget else f
+    tanh_c = to_h.value(op, c)
+    to_c = o * to_h.slope(op, tanh_c)
+    # What dc, dh and dc are multiplied with on their way to i, o and f.
     if node.input_forget:
-        raise NoGradientRule("with input_forget=1")
-    n, (f_name, g_name, h_name) = s.hidden, names[:3]
-    raw_iof, raw_g = _parts(op, _gates(op, s), (3 * n, n))
-    iof, g = op(f_name, raw_iof), op(g_name, raw_g)
-    i, o, f = _parts(op, iof, (n, n, n))
-    keep = f if s.alive is None else op.Where(s.alive, f, 1.0)
-    # The hidden states do not tell the cell's.
-    _, (c,) = scan(_cell_step, [s.c0], [keep, s.masked(op, i * g)], {}, backwards=s.reverse)
-    c_before = previous(op, c, s.c0, s.reverse)
-    tanh_c = op(h_name, c)
-    slopes = op.Concat(g, tanh_c, c_before, axis=-1) * _SLOPES[f_name](op, iof)
-    slopes = s.masked(op, op.Concat(slopes, i * _SLOPES[g_name](op, g), axis=-1))
-    to_c = s.masked(op, o * _SLOPES[h_name](op, tanh_c))
+        seen = op.Concat(g - c_before, tanh_c, zeros_like(op, g), axis=-1)
+    else:
+        seen = op.Concat(g, tanh_c, c_before, axis=-1)
+    pulls = seen * iof_slope
+    if s.peephole is not None:
+        pull_i, pull_o, pull_f = _parts(op, pulls, (n,) * 3)
+        to_c = to_c + p_o * pull_o
+        keep = keep + p_i * pull_i + p_f * pull_f
+        keep = keep if s.alive is None else op.Where(s.alive, keep, 1.0)
+    slopes = s.masked(op, op.Concat(pulls, i * g_slope, axis=-1))
+    to_c = s.masked(op, to_c)
     dead = [] if s.alive is None else [op.Cast(op.Not(s.alive), to=to_c.dtype)]
 
     def step(op: Ops, dh: Tensor, now: list[Tensor], at: list[Tensor], fixed: Any) -> Any:
@@ -179,7 +228,12 @@ def _lstm(op: Ops, node: NodeView, s: Direction, names: list[str]) -> _Adjoints:
 
     items = [slopes, to_c, keep, *dead]
     (h0, c0), (da,) = _through_time(s, step, [s.g_h, s.g_c], items, r=s.r)
-    return _Adjoints(da, da, op.Gemm(flat(op, da), flat(op, s.before), transA=1), h0, c0)
+    to_p = None
+    if s.peephole is not None:
+        da_i, da_o, da_f, _ = _parts(op, da, (n,) * 4)
+        seen = op.Concat(da_i * c_before, da_o * c, da_f * c_before, axis=-1)
+        to_p = op.ReduceSum(seen, axes=[0, 1], keepdims=0)
+    return _Adjoints(da, da, op.Gemm(flat(op, da), flat(op, s.before), transA=1), h0, c0, to_p)
 
 
 def _cell_step(op: Ops, now: list[Tensor], at: list[Tensor], _: Any) -> Any:
@@ -187,24 +241,26 @@ def _cell_step(op: Ops, now: list[Tensor], at: list[Tensor], _: Any) -> Any:
     return [c], [c]
 
 
-def _gru(op: Ops, node: NodeView, s: Direction, names: list[str]) -> _Adjoints:
+def _gru(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Adjoints:
     """Gates in the order z, r, h; H = (1 − z) n + z H₋ with n from x and r ∘ H₋."""
     cell = _gru_reset_after if node.linear_before_reset else _gru_reset_before
-    return cell(op, s, names)
+    return cell(op, s, chosen, node.clip)
 
 
-def _gru_reset_after(op: Ops, s: Direction, names: list[str]) -> _Adjoints:
+def _gru_reset_after(
+    op: Ops, s: Direction, chosen: list[Activation], clip: float | None
+) -> _Adjoints:
     """With n = tanh(x W′ + r ∘ (H₋ R′ + b)): all of H₋ R′ is one product, and so is its adjoint."""
-    n, (f_name, g_name) = s.hidden, names[:2]
+    n = s.hidden
     from_x = unflat(op, _product(op, s.x, s.w, s.input_bias), s.x, 3 * n)
     from_h = unflat(op, _product(op, s.before, s.r, s.hidden_bias), s.x, 3 * n)
     x_zr, x_n = _parts(op, from_x, (2 * n, n))
     h_zr, h_n = _parts(op, from_h, (2 * n, n))
-    zr = op(f_name, x_zr + h_zr)
+    zr, zr_slope = _activated(op, chosen[0], x_zr + h_zr, clip)
     z, r = _parts(op, zr, (n, n))
-    new = op(g_name, x_n + r * h_n)
-    to_n = (1 - z) * _SLOPES[g_name](op, new)
-    slopes = op.Concat(s.before - new, to_n * h_n, axis=-1) * _SLOPES[f_name](op, zr)
+    new, new_slope = _activated(op, chosen[1], x_n + r * h_n, clip)
+    to_n = (1 - z) * new_slope
+    slopes = op.Concat(s.before - new, to_n * h_n, axis=-1) * zr_slope
     into_h = s.masked(op, op.Concat(slopes, to_n * r, axis=-1))
     into_x = s.masked(op, op.Concat(slopes, to_n, axis=-1))
 
@@ -220,19 +276,23 @@ def _gru_reset_after(op: Ops, s: Direction, names: list[str]) -> _Adjoints:
     return _Adjoints(three * into_x, da_h, gradient, h0)
 
 
-def _gru_reset_before(op: Ops, s: Direction, names: list[str]) -> _Adjoints:
+def _gru_reset_before(
+    op: Ops, s: Direction, chosen: list[Activation], clip: float | None
+) -> _Adjoints:
     """With n = tanh(x W′ + (r ∘ H₋) R′ + b): the reset's adjoint waits for that of n."""
-    n, (f_name, g_name) = s.hidden, names[:2]
+    n = s.hidden
     biases = None if s.input_bias is None else s.input_bias + s.hidden_bias
     from_x = unflat(op, _product(op, s.x, s.w, biases), s.x, 3 * n)
     x_zr, x_n = _parts(op, from_x, (2 * n, n))
     r_zr, r_n = op.Split(s.r, [2 * n, n], axis=0, outputs=2)
-    zr = op(f_name, x_zr + unflat(op, _product(op, s.before, r_zr, None), s.x, 2 * n))
+    h_zr = unflat(op, _product(op, s.before, r_zr, None), s.x, 2 * n)
+    zr, zr_slope = _activated(op, chosen[0], x_zr + h_zr, clip)
     z, r = _parts(op, zr, (n, n))
     reset = r * s.before
-    new = op(g_name, x_n + unflat(op, _product(op, reset, r_n, None), s.x, n))
-    to_n = s.masked(op, (1 - z) * _SLOPES[g_name](op, new))
-    slopes = op.Concat(s.before - new, s.before, axis=-1) * _SLOPES[f_name](op, zr)
+    h_n = unflat(op, _product(op, reset, r_n, None), s.x, n)
+    new, new_slope = _activated(op, chosen[1], x_n + h_n, clip)
+    to_n = s.masked(op, (1 - z) * new_slope)
+    slopes = op.Concat(s.before - new, s.before, axis=-1) * zr_slope
     slopes = s.masked(op, slopes)
 
     def step(op: Ops, dh: Tensor, _: Any, at: list[Tensor], fixed: Any) -> Any:

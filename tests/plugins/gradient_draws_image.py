@@ -85,10 +85,8 @@ def resize(draw: Draw, operator: str) -> Case:
         # Of a single place each has its own idea, and −1 for the last one is nobody's.
         large = all(t > 1 for t in target[2:])
         if place in same and usual and large:
-            in_torch = (
-                lambda x: torch.nn.functional.interpolate(  # noqa: E731
-                    x, target[2:], mode=name, align_corners=same[place]
-                )
+            in_torch = lambda x: torch.nn.functional.interpolate(
+                x, target[2:], mode=name, align_corners=same[place]
             )
     fields = {"torch": in_torch} if in_torch and place != "align_corners" else {}
     opset = min(max(since, 13), NEWEST)
@@ -126,8 +124,9 @@ def grid_sample(draw: Draw, operator: str) -> Case:
     def formula(op: Any, x: Any, grid: Any = None) -> Any:
         return op.GridSample(x, op.constant(held, x.dtype) if grid is None else grid, **options)
 
-    def oracle(x: Array, grid: Any = held.astype(float)) -> Array:
-        return sampled(x, grid, f"{mode}-{padding}", corners)  # type: ignore[no-any-return]
+    def oracle(x: Array, grid: Any = None) -> Array:
+        given = held.astype(float) if grid is None else grid
+        return sampled(x, given, f"{mode}-{padding}", corners)  # type: ignore[no-any-return]
 
     def in_torch(x: Any, grid: Any = None) -> Any:
         given = torch.tensor(held, dtype=x.dtype) if grid is None else grid
