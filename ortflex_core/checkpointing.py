@@ -12,6 +12,7 @@ import numpy as np
 
 from ortflex_core import checkpoint, modelfile
 from ortflex_core.checkpoint import Checkpoint, Record, Saved, Size
+from ortflex_core.component import Component
 from ortflex_core.errors import CheckpointError, DataError, OrtflexError
 from ortflex_core.recipe_parts import Parts, plain
 from ortflex_core.registry import Entry, Plugins
@@ -253,11 +254,21 @@ def _versions(trainer: Trainer) -> dict[str, str]:
     return {entry.distribution: entry.version for entry in _entries(trainer)}
 
 
+def _with_parts(component: Component) -> Iterator[Component]:
+    """A component, and those inside it."""
+    yield component
+    for field in attrs.fields(type(component)):
+        value = getattr(component, field.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Component):
+                yield from _with_parts(part)
+
+
 def _entries(trainer: Trainer) -> Iterator[Entry]:
     plugins, setup = trainer.plugins, trainer.setup
     parts: list[tuple[str, Any]] = [
         ("optimizers", setup.optimizer),
-        ("schedules", setup.schedule),
+        *(("schedules", schedule) for schedule in _with_parts(setup.schedule)),
         ("devices", setup.device),
         *(("losses", request.loss) for request in setup.requests),
         *(("penalties", term.penalty) for term in setup.problem.penalties),
