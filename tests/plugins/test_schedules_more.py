@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from ortflex_core.config import Recipe
 from ortflex_core.errors import ConfigError
 from ortflex_core.hookspecs import hook
 from ortflex_core.protocols import Schedule, ScheduleContext
+from ortflex_core.registry import Plugins
 from ortflex_core.types import Progress
 from ortflex_plugins.schedules.chained import Chained
 from ortflex_plugins.schedules.cosine import Cosine
@@ -211,6 +213,23 @@ def test_a_wrong_chain_is_named(table: dict[str, Any], text: str) -> None:
         make(models.linear(), schedule={"name": "sequential", **table})
     with pytest.raises(TypeError, match=r"Chained.schedules must be schedules, got 'cosine'"):
         Chained(schedules=("cosine",))
+
+
+def test_a_checkpoint_knows_whose_schedules_a_chain_is_made_of(tmp_path: Any) -> None:
+    pytest.importorskip("ortflex_example")
+    # Gradient families take part in every training.
+    found = Plugins(
+        entry
+        for registry in plugins()
+        for entry in registry
+        if entry.distribution == "ortflex" or entry.kind == "schedules"
+    )
+    (name,) = (e.name for e in found["schedules"] if e.distribution == "ortflex-example")
+    chain = {"name": "chained", "schedules": ["cosine", name]}
+    trainer = make(models.linear(), schedule=chain, plugins=found, backend="auto")
+    folder = trainer.save(tmp_path / "c")
+    record = json.loads((folder / "checkpoint.json").read_text())
+    assert set(record["versions"]) == {"ortflex", "ortflex-example"}
 
 
 # The one that watches ---------------------------------------------------------------------------
