@@ -157,12 +157,24 @@ def shards(tmp_path: Path) -> NpyFolder:
     return NpyFolder(path=str(tmp_path / "data"), buffer=17)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "shuffle", "weighted"),
+    [
+        ({"name": "fused", "steps_per_run": 1}, True, False),
+        ({"name": "fused", "steps_per_run": 4}, True, True),
+        ({"name": "fused", "steps_per_run": 4}, False, False),
+        ("training_agent", True, True),
+        ("training_session", True, True),
+    ],
+    ids=str,
+)
 def test_files_read_in_pieces_go_on_where_they_were(
-    shards: NpyFolder, steps: int, shuffle: bool, tmp_path: Path
+    shards: NpyFolder, backend: Any, shuffle: bool, weighted: bool, tmp_path: Path
 ) -> None:
-    backend = {"name": "fused", "steps_per_run": steps}
+    if weighted:
+        for k, rows in enumerate((20, 1, 40)):
+            weights = np.random.default_rng(k).random(rows)
+            np.save(Path(shards.path) / f"shard-{k}" / "sample_weight.npy", weights)
     trainer, saver = train(shards, tmp_path, 2, 8, 16, 30, 48, shuffle=shuffle, backend=backend)
     assert len(saver.written) == 5
     for folder in saver.written:
