@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
+import onnx.shape_inference
 import onnx.version_converter
 from onnx import ModelProto
 
@@ -18,6 +19,7 @@ TARGET = 17
 OLDEST = 7
 """onnxruntime itself promises nothing below."""
 _IR = 8
+_FAILS = (onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
 
 
 def raised(model: ModelProto, label: str, opset: int, large: Mapping[str, Array]) -> ModelProto:
@@ -40,7 +42,7 @@ def raised(model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
     head = f"{label} has opset {opset} and has to be raised to {TARGET} inside"
     try:
         made = onnx.version_converter.convert_version(model, TARGET)
-    except (RuntimeError, ValueError) as error:
+    except (*_FAILS, RuntimeError, ValueError) as error:
         raise ModelError(f"{head}, which fails: {_first_line(error)}. {advice}.") from error
     made.ir_version = max(model.ir_version, _IR)
     _keep_names(model, made, head, advice)

@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -39,6 +40,28 @@ _UNREGISTERED = re.compile(r"([\w.:]+)\(-?\d*\) is not a registered function/op"
 _cache: OrderedDict[Hashable, Any] = OrderedDict()
 T = TypeVar("T")
 _lock = threading.Lock()
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+_orphans: list[Any] = []
+
+
+def keep(session: Any) -> Any:
+    """Remember a session for the case that the process forks; returns it."""
+    _alive.add(session)
+    return session
+
+
+def _after_fork() -> None:
+    """In a forked child: locks are free again, and sessions of the parent are never destroyed.
+
+    Their threads are not there, and a session that ends waits for its threads.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _orphans.extend(_alive)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 _libraries: dict[str, None] = {}
 
 
@@ -155,14 +178,14 @@ def open_session(model: bytes, options: Any, device: Device) -> Any:
 
     providers = device.providers()
     try:
-        return onnxruntime.InferenceSession(model, options, providers=providers)
+        return keep(onnxruntime.InferenceSession(model, options, providers=providers))
     except Exception as error:  # onnxruntime raises classes of its own, made in C++
         levels = onnxruntime.GraphOptimizationLevel
         fused = "com.microsoft" in str(error) and b"com.microsoft" not in model
         if not fused or options.graph_optimization_level != levels.ORT_ENABLE_ALL:
             raise
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
-        return onnxruntime.InferenceSession(model, options, providers=providers)
+        return keep(onnxruntime.InferenceSession(model, options, providers=providers))
 
 
 def reason(error: BaseException) -> str:

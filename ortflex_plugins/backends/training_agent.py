@@ -25,7 +25,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device, LayerBackend, Value
 from ortflex_core.runtime import Runtime
-from ortflex_core.session import reason, session, session_options
+from ortflex_core.session import keep, reason, session, session_options
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.accumulating import split, together
@@ -103,8 +103,10 @@ class Agent:
             builder.build(state.TrainingGraphTransformerConfiguration())
             self.model: bytes = builder.get_gradient_model()
             info = builder.get_graph_info()
-            self._session = onnxruntime.InferenceSession(
-                self.model, session_options(threads), providers=device.providers()
+            self._session = keep(
+                onnxruntime.InferenceSession(
+                    self.model, session_options(threads), providers=device.providers()
+                )
             )
         except Exception as error:  # onnxruntime raises classes of its own, made in C++
             raise GraphError(

@@ -25,7 +25,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Backend, Device, Value
 from ortflex_core.runtime import Runtime
-from ortflex_core.session import reason, session_options
+from ortflex_core.session import keep, reason, session_options
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, check_state
@@ -212,11 +212,13 @@ class TrainingSessionEngine:
         # has read the weight: the gradients of all earlier layers would see the new one.
         options.execution_order = state.ExecutionOrder.PRIORITY_BASED
         try:
-            return TrainingSession(
-                proto.SerializeToString(),
-                parameters,
-                options,
-                providers=self.device.providers(),
+            return keep(
+                TrainingSession(
+                    proto.SerializeToString(),
+                    parameters,
+                    options,
+                    providers=self.device.providers(),
+                )
             )
         except Exception as error:  # onnxruntime raises classes of its own, made in C++
             raise GraphError(f"TrainingSession refuses the graph: {reason(error)}") from error

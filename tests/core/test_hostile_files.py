@@ -459,6 +459,14 @@ def test_shapes_that_do_not_fit_never_reach_the_runtime(opset: int) -> None:
         Model(model)
 
 
+def test_an_old_model_whose_output_is_declared_wrong() -> None:
+    model = models.mlp((3, 4, 1))
+    model.opset_import[0].version, model.ir_version = 11, 6
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 4
+    with pytest.raises(ModelError, match=r"has to be raised to 17 inside, which fails.*\(4\) vs"):
+        Model(model)
+
+
 def test_what_a_file_says_of_inner_tensors_need_not_be_right() -> None:
     model = models.mlp()
     model.graph.value_info.append(models.floats("m1", 1, 77))
