@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item], every: int) -> None:
-    """Keep every n-th case of the large tables of gradients, always the same ones.
+    """Keep every n-th case of the large tables of gradients and of checks, always the same ones.
 
     Which operators a runtime computes rightly is the same question over and over; one environment
     asks all of it, the others a part (all of them in ``make test-all``).
@@ -57,12 +57,17 @@ def _sample(config: pytest.Config, items: list[pytest.Item], every: int) -> None
     left_out = [
         item
         for item in items
-        if item.path.name.startswith("test_gradient_rules")
+        if (item.path.name.startswith("test_gradient_rules") or _of_a_kit(item))
         and zlib.crc32(item.nodeid.encode()) % every
     ]
     config.hook.pytest_deselected(items=left_out)
     gone = set(map(id, left_out))
     items[:] = [item for item in items if id(item) not in gone]
+
+
+def _of_a_kit(item: pytest.Item) -> bool:
+    """Whether this is a check of a plugin that no backend takes part in."""
+    return item.path.name == "test_conformance.py" and "ackends" not in item.nodeid
 
 
 def _against_cuda() -> list[str]:
