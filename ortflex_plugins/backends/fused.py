@@ -140,7 +140,10 @@ class FusedEngine:
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._last: tuple[Any, int, int, Plan] | None = None
         if steps == "auto":
-            one = _shared(_of_one_batch(problem), 1, problem.batch_size)
+            if problem.updating.accumulate == 1:
+                one = self._program(1, problem.batch_size)  # who listens is told of it
+            else:
+                one = _shared(_of_one_batch(problem), 1, problem.batch_size)
             steps = steps_per_run(problem, one.nodes)
         self.steps_per_run = steps
         # One batch after the other where a step is long or alone: it has the memory of one batch.

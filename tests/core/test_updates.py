@@ -332,6 +332,8 @@ def test_batches_in_one_graph_are_batches_one_after_the_other(optimizer: str) ->
             **{"optimizer": optimizer, "learning_rate": 0.01, "epochs": 2, "batch_size": 8},
             **{"accumulate": 2, "clip_norm": 1.0, "penalty": {"name": "l2", "l2": 0.01}},
             batch_norm="train",
+            # In front of the normalization it has a gradient of rounding errors, which Adam enlarges.
+            params=["*", "!b1"],
         )
         history = made.fit(x, y, w)
         assert any("at-once" in name for name in made.engine.programs()) == (steps > 1)
