@@ -259,10 +259,6 @@ REFUSED = {
         r"mode='constant' only, got 'edge'",
     ),
     "slice": (one("Slice", rn(3, 4), *map(ints, (3, -9, 1, -1))), "fails with negative steps"),
-    "noop": (
-        one("ReduceLogSumExp", rn(3, 4), opset=18, noop_with_empty_axes=1),
-        "noop_with_empty_axes",
-    ),
     "power": (one("Pow", pos(3, 1), pos(3, 4)), "wrong where the base is broadcast"),
     "to integers": (one("Cast", rn(3, 4), to=TensorProto.INT64), r"'w' does not reach 'Y'"),
 }
