@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -56,8 +56,10 @@ class BackendGradient:
         self._device = device
         self._specs = {s.name: s for s in (*program.inputs, *program.outputs)}
 
-    def forward(self, feeds: Mapping[str, Buffer]) -> tuple[dict[str, Buffer], Flight]:
-        """All outputs, and what :meth:`backward` needs."""
+    def forward(
+        self, feeds: Mapping[str, Buffer], wanted: Container[str] | None = None
+    ) -> tuple[dict[str, Buffer], Flight]:
+        """All outputs, and what :meth:`backward` needs; it gives all gradients in any case."""
         values = [feeds[n].value() for n in self._passes.inputs]
         packed, fetched = self._passes.pack(values), self._passes.pack([])
         state = self._passes.forward(packed, fetched)

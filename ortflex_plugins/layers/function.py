@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -254,16 +254,17 @@ class OnnxFunction:
     # ------------------------------------------------------------------ memory to memory
 
     def run_forward(
-        self, feeds: Mapping[str, Buffer], step: int = 0
+        self, feeds: Mapping[str, Buffer], step: int = 0, wanted: Container[str] | None = None
     ) -> tuple[dict[str, Buffer], Saved, dict[str, Buffer]]:
         """:meth:`forward` without a copy: outputs, what is saved, new running statistics.
 
-        ``feeds`` has every input, parameter and running statistic, on the function's device.
+        ``feeds`` has every input, parameter and running statistic, on the function's device. The
+        backward pass may leave out gradients that are not ``wanted``.
         """
         fed = {**self._frozen, **feeds}
         if self.draws:
             fed[STEP] = self._buffer(np.asarray(step, np.int64))
-        made, kept = self._gradient.forward(fed)
+        made, kept = self._gradient.forward(fed, wanted)
         outputs = {n: made[n] for n in self.outputs}
         new = {n: made[f"{NEW}{n}"] for n in self._specs if f"{NEW}{n}" in made}
         return outputs, Saved(kept, outputs, {}), new

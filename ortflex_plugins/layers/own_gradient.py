@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onnx import ModelProto
@@ -15,11 +15,14 @@ from ortflex_core.types import numpy_dtype
 from ortflex_plugins.layers.graphs import GRADIENT, gradient_program
 from ortflex_plugins.layers.memory import Buffer
 from ortflex_plugins.layers.mode import Mode
-from ortflex_plugins.layers.splitting import split
+from ortflex_plugins.layers.splitting import Halves, split
 
 
 class OwnGradient:
-    """The two halves as sessions; what the first one keeps is memory, so it can be used again."""
+    """The two halves as sessions; what the first one keeps is memory, so it can be used again.
+
+    Sessions are made when they are first needed: which gradients are wanted is known then.
+    """
 
     reuses = False
     """Outputs stay what they are."""
@@ -34,29 +37,46 @@ class OwnGradient:
         threads: int,
     ) -> None:
         whole = gradient_program(mode, wrt, outputs, rules)
-        halves = split(whole.proto())
+        self._whole, self._wrt = whole.proto(), tuple(wrt)
+        self._device, self._threads = device, threads
+        self._pairs: dict[tuple[str, ...], _Pair] = {}
+        self.inputs = tuple(i.name for i in whole.inputs)
+        self._halves = halves = split(self._whole)
         self.graphs = {
-            "gradient": whole.proto(),
+            "gradient": self._whole,
             "forward": halves.forward,
             "backward": halves.backward,
         }
-        self.inputs = tuple(i.name for i in whole.inputs)
-        self._saved = halves.saved
-        self._forward = _Run("forward", halves.forward, device, threads)
-        self._backward = _Run("backward", halves.backward, device, threads)
 
-    def forward(self, feeds: Mapping[str, Buffer]) -> tuple[dict[str, Buffer], dict[str, Buffer]]:
-        """All outputs, and what :meth:`backward` reads."""
-        made = self._forward(feeds)
-        kept = {n: feeds[n] for n in self._backward.inputs if n in feeds}
-        return made, kept | {n: made[n] for n in self._saved}
+    def _pair(self, wanted: tuple[str, ...]) -> _Pair:
+        """The sessions that give some of the gradients; those of none run the model alone."""
+        if wanted not in self._pairs:
+            halves = self._halves if wanted == self._wrt else split(self._whole, wanted)
+            backward = None
+            if wanted:
+                backward = _Run("backward", halves.backward, self._device, self._threads)
+            forward = _Run("forward", halves.forward, self._device, self._threads)
+            self._pairs[wanted] = _Pair(halves, forward, backward)
+        return self._pairs[wanted]
 
-    def backward(
-        self, cotangents: Mapping[str, Buffer], kept: Mapping[str, Buffer]
-    ) -> dict[str, Buffer]:
+    def forward(
+        self, feeds: Mapping[str, Buffer], wanted: Container[str] | None = None
+    ) -> tuple[dict[str, Buffer], Kept]:
+        """All outputs, and what :meth:`backward` reads for the gradients that are wanted."""
+        some = tuple(n for n in self._wrt if wanted is None or n in wanted)
+        pair = self._pair(some)
+        made = pair.forward(feeds)
+        if pair.backward is None:
+            return made, Kept({}, None)
+        kept = {n: feeds[n] for n in pair.backward.inputs if n in feeds}
+        return made, Kept(kept | {n: made[n] for n in pair.halves.saved}, pair.backward)
+
+    def backward(self, cotangents: Mapping[str, Buffer], kept: Kept) -> dict[str, Buffer]:
         """Gradients by name; ``cotangents`` are called ``cotangent/<output>``."""
-        feeds = {**kept, **cotangents}
-        made = self._backward({n: feeds[n] for n in self._backward.inputs})
+        if kept.run is None:
+            return {}
+        feeds = {**kept.buffers, **cotangents}
+        made = kept.run({n: feeds[n] for n in kept.run.inputs})
         return {n.removeprefix(GRADIENT): b for n, b in made.items()}
 
 
@@ -105,6 +125,19 @@ class _Run:
             name: Buffer.of_value(value, dtype)
             for value, (name, dtype) in zip(values, self._outputs.items(), strict=True)
         }
+
+
+class Kept(NamedTuple):
+    """What a forward pass keeps, and the run that reads it."""
+
+    buffers: Mapping[str, Buffer]
+    run: _Run | None
+
+
+class _Pair(NamedTuple):
+    halves: Halves
+    forward: _Run
+    backward: _Run | None
 
 
 class _Bound(NamedTuple):

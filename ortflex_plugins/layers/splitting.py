@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import attrs
 import onnx
@@ -25,10 +25,11 @@ class Halves:
     saved: tuple[str, ...]
 
 
-def split(model: ModelProto) -> Halves:
+def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
     """Split what :func:`ortflex_core.gradient_model` made.
 
-    What the backward pass needs is saved by the forward pass instead of computed again.
+    What the backward pass needs is saved by the forward pass instead of computed again. Of the
+    gradients only those of ``wanted`` names are left, or all.
 
     Raises:
         GraphError: the type of a tensor to be saved cannot be inferred.
@@ -46,6 +47,9 @@ def split(model: ModelProto) -> Halves:
             before.append(node)
     gradients = [o for o in graph.output if o.name.startswith("gradient/")]
     results = [o for o in graph.output if not o.name.startswith("gradient/")]
+    if wanted is not None:
+        gradients = [o for o in gradients if o.name.removeprefix("gradient/") in wanted]
+        after = _reaching(after, {o.name for o in gradients})
     early = {o for node in before for o in node.output if o}
     needed = _needed(after) | {o.name for o in gradients}
     saved = tuple(sorted(n for n in needed if n in early))

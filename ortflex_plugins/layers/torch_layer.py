@@ -29,6 +29,8 @@ class OrtLayer(torch.nn.Module):
     back). In ``train()`` BatchNormalization normalizes by the batch and updates its running
     statistics, which are buffers of the module, and Dropout drops by the file's ratio, its masks
     drawn from torch's generator; in ``eval()`` the statistics are used and nothing is dropped.
+    Gradients that nobody wants (of frozen parameters, of the data, under ``torch.no_grad``) are not
+    computed.
 
     Tensors on a GPU (``layer.to("cuda")``) are computed on there, if onnxruntime has its
     CUDAExecutionProvider. The tests run that path on a stand-in, not on a GPU.
@@ -148,7 +150,8 @@ class OrtLayer(torch.nn.Module):
         tensors |= {self.names[own]: getattr(self, own) for own in self._weights}
         statistics = {self.names[own]: getattr(self, own) for own in self._statistics}
         place = _place({**tensors, **statistics})
-        call = _Call(self._function(place), place, tuple(tensors), statistics)
+        wanted = {n for n, t in tensors.items() if t.requires_grad and torch.is_grad_enabled()}
+        call = _Call(self._function(place), place, tuple(tensors), statistics, wanted)
         made = _Differentiable.apply(call, *tensors.values())
         return made[0] if len(made) == 1 else made
 
@@ -172,6 +175,7 @@ class _Call:
     place: str
     names: tuple[str, ...]
     statistics: dict[str, torch.Tensor]
+    wanted: set[str]
 
     @property
     def training(self) -> bool:
@@ -187,7 +191,7 @@ class _Call:
             # torch.manual_seed makes masks come again, as torch's own do.
             step = int(torch.randint(2**31, (1,)))
         _settle(self.place)
-        outputs, saved, new = self.function.run_forward(feeds, step)
+        outputs, saved, new = self.function.run_forward(feeds, step, self.wanted)
         for name, buffer in new.items():
             with torch.no_grad():
                 self.statistics[name].copy_(_tensor(buffer))

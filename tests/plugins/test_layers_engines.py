@@ -15,6 +15,7 @@ from ortflex_core.registry import Registry
 from ortflex_core.runtime import require_runtime
 from ortflex_plugins.devices.cpu import Cpu
 from ortflex_plugins.layers import OnnxFunction
+from ortflex_plugins.layers.splitting import split
 from tests import models
 from tests.plugins.test_layers_modes import dropping, layer, normalized, trained
 
@@ -222,3 +223,43 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_layer, "_devices", lambda tensors: {"cuda:0"})
     with pytest.raises(Unsupported, match=r"device='cuda:0': .* has no CUDAExecutionProvider"):
         layer(models.mlp())(torch.ones(2, 6))
+
+
+# ---------------------------------------------------------------------- what nobody wants
+
+
+def test_gradients_that_nobody_wants_are_not_computed() -> None:
+    whole = OnnxFunction(models.conv_net()).graphs["gradient"]
+    every, some, none = (split(whole, w) for w in (None, {"full"}, ()))
+    assert [o.name for o in some.backward.graph.output] == ["gradient/full"]
+    assert len(some.backward.graph.node) < len(every.backward.graph.node)
+    assert not {"Conv", "ConvTranspose", "MaxUnpool"} & {
+        n.op_type for n in some.backward.graph.node
+    }
+    assert set(some.saved) < set(every.saved)
+    assert (len(none.backward.graph.node), none.saved) == (0, ())
+    assert [o.name for o in none.forward.graph.output] == ["scores"]
+
+
+@pytest.mark.parametrize("frozen", [["full", "shift"], ["kernel", "bias"], []])
+def test_frozen_parameters_are_what_they_are_now(frozen: list[str]) -> None:
+    torch = pytest.importorskip("torch")
+    net, twin = layer(models.conv_net()), layer(models.conv_net())
+    x = torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+            a.mul_(2)
+            b.mul_(2)
+    for name in frozen:
+        net.get_parameter(name).requires_grad_(False)
+    y, z = net(x), twin(x.clone().requires_grad_())
+    torch.testing.assert_close(y, z)
+    y.square().sum().backward()
+    z.square().sum().backward()
+    for name, parameter in net.named_parameters():
+        if name in frozen:
+            assert parameter.grad is None
+        else:
+            torch.testing.assert_close(parameter.grad, twin.get_parameter(name).grad)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), y.detach())
