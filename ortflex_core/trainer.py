@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core import checkpointing, data, diagnosis, preparation, scoring, work
+from ortflex_core import checkpointing, data, diagnosis, pickling, preparation, scoring, work
 from ortflex_core.checkpoint import Size
 from ortflex_core.checkpointing import Standing, go_on
 from ortflex_core.data import Columns
@@ -184,6 +184,10 @@ class Trainer:
         self.folder = Path()
         """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
         self.backend_: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies hold the model, the arguments and the state, and nothing that runs."""
+        return pickling.reduced(self)
 
     @property
     def problem(self) -> Problem:

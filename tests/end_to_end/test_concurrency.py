@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import pickle
@@ -198,14 +199,37 @@ def test_trainers_in_joblib_workers() -> None:
             equal(state, wanted)
 
 
-def test_a_trained_model_goes_to_another_process_as_bytes() -> None:
-    """An engine stays where it is; its model and its state travel."""
-    made = trainer(backend="fused")
+def going_on(made: Trainer) -> dict[str, Any]:
+    """What a worker does with a Trainer that it was sent."""
     made.fit(X, Y)
-    model, state = pickle.loads(pickle.dumps((made.export().SerializeToString(), made.get_state())))
-    again = make(model, backend="fused", optimizer="adam")
-    equal(again.get_state(), state)
-    np.testing.assert_array_equal(again.predict(X), made.predict(X))
+    return {**made.get_state(), "predicted": made.predict(X)}
+
+
+@pytest.mark.filterwarnings("ignore")  # joblib's own
+def test_a_trainer_is_sent_to_joblib_workers() -> None:
+    joblib = pytest.importorskip("joblib")
+    pair = [trainer(backend="fused", seed=k) for k in (0, 1)]
+    pair[1].fit(X, Y)
+    there = joblib.Parallel(n_jobs=2)(joblib.delayed(going_on)(made) for made in pair)
+    for state, made in zip(there, pair, strict=True):
+        equal(state, going_on(made))
+
+
+@every_backend
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
+def test_a_copy_goes_on_to_the_same_bits(backend: str, way: Any) -> None:
+    """Untrained, trained, and between two steps; the original is not touched."""
+    made = trainer(backend=backend, averaging=None if backend == "training_session" else "ema")
+    for prepare in (lambda: None, lambda: made.fit(X, Y), lambda: made.step((X[:8], Y[:8]))):
+        prepare()
+        before = made.get_state()
+        again = way(made)
+        again.step((X[8:16], Y[8:16]))
+        equal(made.get_state(), before)
+        made.step((X[8:16], Y[8:16]))
+        equal(again.get_state(), made.get_state())
+        assert again.history_ == made.history_
+    assert b"InferenceSession" not in pickle.dumps(made)
 
 
 # Very many in a row -------------------------------------------------------------------------------
