@@ -180,6 +180,22 @@ def example_rmsprop(
     return w - rate * g / (np.sqrt(square) + eps), {"square": square}
 
 
+def lars(
+    w: Array,
+    g: Array,
+    rate: float,
+    t: int,
+    slots: Slots,
+    beta: float,
+    trust: float,
+    weight_decay: float,
+) -> tuple[Array, Slots]:
+    lengths = np.linalg.norm(w.ravel()), np.linalg.norm(g.ravel())
+    local = trust * lengths[0] / (lengths[1] + weight_decay * lengths[0]) if all(lengths) else 1.0
+    v = beta * slots["velocity"] + rate * local * (g + weight_decay * w)
+    return w - v, {"velocity": v}
+
+
 OPTIMIZERS: dict[str, Reference] = {
     "sgd": oracles.sgd,
     "momentum": oracles.momentum,
@@ -194,6 +210,7 @@ OPTIMIZERS: dict[str, Reference] = {
     "nadam": nadam,
     "radam": radam,
     "lion": lion,
+    "lars": lars,
     "example_rmsprop": example_rmsprop,
 }
 
@@ -225,6 +242,11 @@ SCHEDULES: dict[str, Reference] = {
     "polynomial": lambda base, t, total: base * (1 - t / total),
     "cosine_restarts": cosine_restarts,
     "one_cycle": one_cycle,
+    "plateau": lambda base, t, total: base,  # nothing was seen to stop improving
+    "sequential": lambda base, t, total: (
+        base * (min(1, (1 + 2 * t / 3) / 3) if t < 5 else 0.99 ** (t - 5))
+    ),
+    "chained": lambda base, t, total: base * 0.99**t * 0.1 ** (t // 4),
     # Bottou: τ = alpha^(−¼) = 10, slope(−10, 1) = −22, so that max(1, slope) is 1.
     "optimal": lambda base, t, total: 1 / (1e-4 * (1 / (10 * 1e-4) + t)),
     "example_sawtooth": lambda base, t, total: base * (1 - (t % 10) / 20),
@@ -240,11 +262,37 @@ def r2(y: Array, p: Array, w: Array) -> float:
     return float(1 - (w * (y - p) ** 2).sum() / (w * (y - mean) ** 2).sum())
 
 
+def top_2(y: Array, p: Array, w: Array) -> float:
+    larger = (p > p[np.arange(len(y)), y][:, None]).sum(axis=1)
+    return float(np.average(larger < 2, weights=w))
+
+
+def f1(y: Array, p: Array, w: Array) -> float:
+    found, each = p.argmax(axis=1), []
+    for c in range(3):
+        right = w[(y == c) & (found == c)].sum()
+        each.append(2 * right / (w[y == c].sum() + w[found == c].sum()))
+    return float(np.mean(each))
+
+
+def roc_auc(y: Array, p: Array, w: Array) -> float:
+    each = []
+    for c in range(3):
+        ahead = np.sign(p[y == c, c][:, None] - p[y != c, c]) / 2 + 0.5
+        pairs = w[y == c][:, None] * w[y != c]
+        each.append((ahead * pairs).sum() / pairs.sum())
+    return float(np.mean(each))
+
+
 METRICS: dict[str, Reference] = {
     "accuracy": lambda y, p, w: np.average(y == p.argmax(axis=1), weights=w),
     "mae": lambda y, p, w: np.average(abs(y - p)[:, 0], weights=w),
     "rmse": lambda y, p, w: np.sqrt(np.average(((y - p) ** 2)[:, 0], weights=w)),
     "r2": r2,
+    "top_k": top_2,
+    "f1": f1,
+    "roc_auc": roc_auc,
+    "sklearn": lambda y, p, w: np.average(abs(y - p)[:, 0], weights=w),
     "example_worst": lambda y, p, w: abs(y - p).max(),
 }
 

@@ -37,6 +37,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "chained": {"schedules": ["exponential", {"name": "step", "size": 4}]},
     "sklearn": {"score": "mean_absolute_error"},
+    "top_k": {"k": 2},
+    "f1": {"average": "macro"},
 }
 
 
@@ -178,10 +180,10 @@ class TestMetrics(MetricKit):
         return reference_of(component, "metrics")
 
 
-class TestAccuracy(MetricKit):
-    @pytest.fixture
-    def component(self) -> Any:
-        return made(("metrics", "accuracy"))
+class TestMetricsOfClasses(MetricKit):
+    @pytest.fixture(params=CLASSES)
+    def component(self, request: Any) -> Any:
+        return made(("metrics", request.param))
 
     @pytest.fixture
     def reference(self, component: Any) -> Any:
