@@ -58,8 +58,8 @@ def step_program(
         compose.parameter_inputs(trace, problem), slots, compose.buffer_inputs(trace, problem)
     )
     factor = None if plain else gradient_factor(problem)
-    if rows is not None and not plain:
-        trace.shortcuts = Shortcuts()
+    shortcuts = Shortcuts()
+    trace.shortcuts = None if rows is None or plain else shortcuts
     outputs: dict[str, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     versions = []
@@ -73,11 +73,9 @@ def step_program(
         outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
     if plain:
         return build(trace, outputs, name="plain step")
-    if trace.shortcuts is not None:
-        replaced |= trace.shortcuts.instead
     flat = rows is not None
     trace, outputs = passes.optimize(
-        trace, outputs, replaced, parameters=problem.parameters if flat else ()
+        trace, outputs, replaced | shortcuts.instead, problem.parameters if flat else ()
     )
     return build(trace, outputs, name="step")
 
@@ -101,6 +99,8 @@ def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
     ``new/<statistic>``.
     """
     trace = problem.trace()
+    shortcuts = Shortcuts()
+    trace.shortcuts = None if rows is None else shortcuts
     now = _Now(compose.parameter_inputs(trace, problem), {}, compose.buffer_inputs(trace, problem))
     outputs: dict[str, Tensor] = {}
     found, buffers = _gradients(trace, problem, now, "", rows, None, outputs)
@@ -108,7 +108,7 @@ def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
         before = trace.input(f"gradient/{name}", gradient.dtype, now.weights[name].shape)
         outputs[f"new/gradient/{name}"] = Host.symbol("keep") * before + gradient
     outputs.update({f"new/{name}": tensor for name, tensor in buffers.items()})
-    trace, outputs = passes.optimize(trace, outputs, {})
+    trace, outputs = passes.optimize(trace, outputs, shortcuts.instead)
     return build(trace, outputs, name="gather")
 
 

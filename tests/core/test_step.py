@@ -14,7 +14,7 @@ from ortflex_core.host import HostProgram
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.runtime import require_runtime
-from ortflex_core.step import gradient_factor, step_program
+from ortflex_core.step import gathering_program, gradient_factor, step_program
 from tests import models
 from tests.gradcheck import runner
 from tests.training import make
@@ -315,3 +315,19 @@ def test_a_scalar_of_the_gradient_is_its_seed(optimizer: str) -> None:
     penalized = {"penalty": {"name": "l2"}}
     for options in ({}, penalized):
         both(models.mlp(), x, y, optimizer=optimizer, **options)
+
+
+def test_gathered_gradients_have_the_shortcuts_too() -> None:
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((8, 1, 14, 14)).astype(np.float32)
+    y = rng.standard_normal((8, 2)).astype(np.float32)
+    model = convolutions(x, kernel=(5, 5), pool=(2, 2), bias=True, whole=False)
+    problem = problem_of(model, x, y)
+    small = gathering_program(problem, rows=8)
+    wanted = run(gathering_program(problem), problem, x, y)
+    got = run(small, problem, x, y)
+    assert sorted(got) == sorted(wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, 1e-5, 1e-5, err_msg=name)
+    kinds = Counter(node.op_type for node in small.proto().graph.node)
+    assert kinds["MaxPool"] == 0
