@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 
 from ortflex_core.errors import DataError
 from ortflex_core.types import Array
+
+Following = Callable[[], np.random.Generator | None]
+"""Makes the generator of the epoch that comes after one."""
 
 
 class Batch:
@@ -155,6 +158,9 @@ class ArrayBatches:
         """A batch to look at."""
         return next(self.epoch(None))[0]
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def place(self) -> dict[str, Any]:
         """What a checkpoint keeps: nothing, for where a training stands is a number of batches."""
         return {"kind": "arrays"}
@@ -169,6 +175,7 @@ class ArrayBatches:
         at_once: int = 1,
         start: int = 0,
         number: int = 0,
+        more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
         """Every row once; in the given order without ``rng``. The first ``start`` batches are left out.
 

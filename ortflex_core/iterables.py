@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.batches import Batch, refuse_other_kind
+from ortflex_core.batches import Batch, Following, refuse_other_kind
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError
 from ortflex_core.items import Items, Spot
@@ -119,6 +119,9 @@ class IterableBatches:
         assert self._making is not None
         return whole(self._making.part(self.first, "batch 0"))
 
+    def close(self) -> None:
+        """Nothing is open: what draws ahead ends with its epoch."""
+
     # ------------------------------------------------------------------ where it is
 
     def place(self) -> dict[str, Any]:
@@ -194,6 +197,7 @@ class IterableBatches:
         at_once: int = 1,
         start: int = 0,
         number: int = 0,
+        more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
         """The batches of one epoch; without a buffer the order is the source's business.
 

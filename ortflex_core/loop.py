@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from ortflex_core.data import Batch
+from ortflex_core.batches import Batch, Following
 from ortflex_core.display import Display
 from ortflex_core.errors import ConfigError, TrainingDiverged
 from ortflex_core.keeping import Good
@@ -50,15 +50,20 @@ class Source(Protocol):
         at_once: int = 1,
         start: int = 0,
         number: int = 0,
+        more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
         """The batches of an epoch, shuffled by ``rng`` if there is one, without the first ``start``.
 
         They come in groups of ``at_once`` equal ones where that is possible, else one by one. The
-        iterator is closed when the training ends before it does.
+        iterator is closed when the training ends before it does. ``more`` is there if another epoch
+        will be asked for: who reads ahead may begin with it.
         """
 
     def sample(self) -> Batch:
         """A batch to look at, which is drawn all the same."""
+
+    def close(self) -> None:
+        """The training is over, whatever was said of more."""
 
     def place(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON, of where the batches drawn last are from."""
@@ -185,6 +190,7 @@ class Loop:
                 self._tell("exception", error=error)
                 raise
             finally:
+                plan.source.close()
                 self._tell("train_end")
         return History(tuple(self._records), interrupted=self._interrupted)
 
@@ -212,10 +218,10 @@ class Loop:
         plan, epoch, sums = self.plan, self.progress.epoch, self._sums
         if not sums.steps:
             self._tell("epoch_start")
-        rng = np.random.default_rng([*plan.seed, epoch]) if plan.shuffle else None
         self._started = time.perf_counter()
         done = sums.steps * plan.accumulate
-        drawn = plan.source.epoch(rng, self._batches, done, epoch)
+        more = partial(self._rng, epoch + 1) if epoch + 1 < plan.epochs else None
+        drawn = plan.source.epoch(self._rng(epoch), self._batches, done, epoch, more)
         try:
             with closing(drawn):  # type: ignore[type-var]  # generators, all of them
                 self._steps(_whole_steps(drawn, plan.accumulate), display)
@@ -234,6 +240,10 @@ class Loop:
         if any(self._tell("epoch_end", record=record) or ()):
             self._stop = True
         self._tell("settled")
+
+    def _rng(self, epoch: int) -> np.random.Generator | None:
+        """What shuffles an epoch."""
+        return np.random.default_rng([*self.plan.seed, epoch]) if self.plan.shuffle else None
 
     def _seconds(self) -> float:
         """How long the epoch under way has taken."""

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.batches import Batch, refuse_other_kind
+from ortflex_core.batches import Batch, Following, refuse_other_kind
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError
 from ortflex_core.prefetch import Prefetch
@@ -135,6 +135,8 @@ class Making:
 class PieceBatches:
     """Batches out of pieces: windows are read in the background, one ahead of the steps.
 
+    While the last window of an epoch is in use, the first of the next is read.
+
     Where a training stands is a number of batches, as for arrays: the order of an epoch can be
     entered anywhere.
 
@@ -149,6 +151,7 @@ class PieceBatches:
         self.steps = -(-self.rows // self.batch_size)
         self.waited = 0.0
         self._making = making
+        self._begun: tuple[int, Prefetch[Window]] | None = None
 
     def sample(self) -> Batch:
         """A batch to look at."""
@@ -190,22 +193,38 @@ class PieceBatches:
         at_once: int = 1,
         start: int = 0,
         number: int = 0,
+        more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
         """Every row once, without the first ``start`` batches; in the given order without ``rng``."""
-        layout = Layout.draw(self.pieces.sizes, rng)
         skip = start * self.batch_size
-        size = self.pieces.buffer
-        first = skip // size
+        first, rest = divmod(skip, self.pieces.buffer)
+        (begun, ahead), self._begun = self._begun or (number, None), None
+        if ahead is not None and (begun != number or start):
+            ahead.close()
+            ahead = None
+        with closing(ahead or self._begin(rng, first)) as ahead:
+            cursor = Cursor(ahead, rest)
+            before = self.waited
+            for group in batches(cursor, self.batch_size, at_once, start):
+                self.waited = before + ahead.waited
+                if more is not None and ahead.over:
+                    self._begun, more = (number + 1, self._begin(more(), 0)), None
+                yield group
+
+    def close(self) -> None:
+        """End what was begun of an epoch that nobody will ask for."""
+        if self._begun is not None:
+            self._begun[1].close()
+            self._begun = None
+
+    def _begin(self, rng: np.random.Generator | None, first: int) -> Prefetch[Window]:
+        """Start to read an epoch, at a window."""
+        layout, size = Layout.draw(self.pieces.sizes, rng), self.pieces.buffer
 
         def make() -> Iterator[Window]:
             return windows(self._parts(layout, first * size), size, first, layout.key)
 
-        with closing(Prefetch(make, ahead=1)) as ahead:
-            cursor = Cursor(ahead, skip - first * size)
-            before = self.waited
-            for group in batches(cursor, self.batch_size, at_once, start):
-                self.waited = before + ahead.waited
-                yield group
+        return Prefetch(make, ahead=1)
 
     def _parts(self, layout: Layout, row: int) -> Iterator[Part]:
         first, offset = layout.seek(row)

@@ -63,6 +63,11 @@ class Prefetch(Generic[T]):
             raise error
         raise StopIteration
 
+    @property
+    def over(self) -> bool:
+        """Whether the last item was taken."""
+        return self._ended and not self._items
+
     def close(self) -> None:
         """End the thread; what was drawn and not taken is dropped."""
         with self._changed:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ortflex_core.errors import DataError
 from ortflex_core.hookspecs import hook
 from ortflex_core.iterables import Batches
 from ortflex_core.prefetch import Prefetch
+from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, regression
 
@@ -191,6 +193,19 @@ def test_the_thread_ends_with_the_training_however_that_ends(buffer: int) -> Non
     assert not threads()
     with pytest.raises(OSError, match="network"):
         fit(endless(3, OSError("the network is gone")))
+    assert not threads()
+
+
+@pytest.mark.parametrize("step", [5, 10, 17, 100])
+def test_threads_that_read_files_end_with_the_training(step: int, tmp_path: Path) -> None:
+    x, y = regression(rows=40)
+    np.save(tmp_path / "X.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    source = NpyFolder(path=str(tmp_path), buffer=15)
+    trainer = make(
+        models.linear(), epochs=3, batch_size=4, callbacks=[StopAt(step)], learning_rate=1e-3
+    )
+    assert sum(trainer.fit(source, validation_data=source)["rows"]) == 4 * min(step, 30)
     assert not threads()
 
 

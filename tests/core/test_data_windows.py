@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -131,6 +133,43 @@ def test_entering_reads_no_piece_that_is_over() -> None:
     source = PieceBatches(pieces, PLAIN, 5)
     epoch(source, None, start=30)  # row 150, the middle of window 7
     assert pieces.reads[0] == (14, 0)
+
+
+def test_the_next_epoch_is_begun_while_the_last_window_is_in_use() -> None:
+    pieces = Runs([10, 10], buffer=10)
+    source = PieceBatches(pieces, PLAIN, 5)
+    wanted = [rows_in(epoch(source, seed)) for seed in (0, 1)]
+    pieces.reads.clear()
+    first = source.epoch(np.random.default_rng(0), number=0, more=lambda: np.random.default_rng(1))
+    seen = []
+    for group in first:
+        seen += rows_in(group)
+        time.sleep(0.05)  # the thread sees that the epoch is over
+    assert seen == wanted[0]
+    end = time.monotonic() + 10
+    while len(pieces.reads) < 3 and time.monotonic() < end:
+        time.sleep(0.001)
+    assert (
+        len(pieces.reads) >= 3
+    )  # the first window of the second epoch, which nobody asked for yet
+    second = source.epoch(np.random.default_rng(1), number=1)
+    assert [r for group in second for r in rows_in(group)] == wanted[1]
+    assert len(pieces.reads) == 4
+    source.close()
+    assert not [t for t in threading.enumerate() if t.name == "ortflex-data"]
+
+
+def test_an_epoch_that_was_begun_and_is_not_the_one_is_dropped() -> None:
+    source = PieceBatches(Runs([10, 10], buffer=10), PLAIN, 5)
+    wanted = rows_in(epoch(source, 7))
+    for group in source.epoch(None, number=0, more=lambda: None):
+        time.sleep(0.02 * len(group))
+    again = source.epoch(np.random.default_rng(7), number=5)
+    assert [r for group in again for r in rows_in(group)] == wanted
+    for _ in source.epoch(None, number=0, more=lambda: None):
+        time.sleep(0.02)
+    source.close()
+    assert not [t for t in threading.enumerate() if t.name == "ortflex-data"]
 
 
 def test_rows_of_different_shapes_cannot_be_mixed() -> None:
