@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,10 @@ class Tensorboard:
 
         fresh = progress.step == 0 and progress.epoch == 0
         place = str(trainer.folder / self.folder)
-        self._writer = SummaryWriter(place, purge_step=None if fresh else progress.step + 1)
+        # The files' names have seconds; two trainings within one must not share a file.
+        suffix = f".{time.time_ns() % 10**9:09d}"
+        purge = None if fresh else progress.step + 1
+        self._writer = SummaryWriter(place, purge_step=purge, filename_suffix=suffix)
         if fresh:
             if self.graph:
                 from ortflex_plugins.callbacks._tensorboard_graph import graph_def
