@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import nearest
+from ortflex_core.errors import DataError, nearest
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, BaseOnnxClass
 from ortflex_plugins.onnxcustom.devices import get_ort_device, ort_device_to_string
@@ -117,6 +117,17 @@ class BaseEstimator(BaseOnnxClass):
         self, state: Mapping[str, Any], model: ModelProto | None = None
     ) -> ModelProto:
         return with_weights(self.model_onnx if model is None else model, state)
+
+
+def both_or_none(X: Any, y: Any) -> bool:
+    """Whether there are validation data.
+
+    Raises:
+        DataError: features without labels, or the other way round.
+    """
+    if (X is None) != (y is None):
+        raise DataError("X_val and y_val belong together: one of them is None")
+    return X is not None
 
 
 def drawn(shape: Any, dtype: Any) -> Array:

@@ -13,7 +13,7 @@ from ortflex_core.errors import ConfigError, DataError, GraphError, ModelError, 
 from ortflex_core.model import Model
 from ortflex_core.session import reason, session
 from ortflex_core.types import Array
-from ortflex_plugins.onnxcustom.base import BaseOnnxClass, save_graphs
+from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.devices import (
     borrowed,
     core_device,
@@ -26,7 +26,7 @@ from ortflex_plugins.onnxcustom.weights import check_weights, get_train_initiali
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
 
 
-class OrtGradientForwardBackward(BaseOnnxClass):
+class OrtGradientForwardBackward:
     """A model whose weights are inputs, and its gradients; :meth:`new_instance` runs it.
 
     By onnxruntime's TrainingAgent where it is and has the gradients right, else by the gradient

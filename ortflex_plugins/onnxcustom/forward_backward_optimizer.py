@@ -14,7 +14,7 @@ from ortflex_core.errors import DataError, ModelError
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
 from ortflex_plugins.onnxcustom.devices import core_device, ort_device_to_string
-from ortflex_plugins.onnxcustom.estimator import drawn, iterations, last
+from ortflex_plugins.onnxcustom.estimator import both_or_none, drawn, iterations, last
 from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, ConvergenceWarning
 from ortflex_plugins.onnxcustom.forward_backward import (
     OrtGradientForwardBackward,
@@ -204,7 +204,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         self._start()
         loader = self._loader(X, y, sample_weight, batch_size=self.batch_size)
         validation = None
-        if X_val is not None:
+        if both_or_none(X_val, y_val):
             validation = self._loader(X_val, y_val, batch_size=0, random_iter=False)
         self._log("fit] weights_to_train=%r warm_start=%r", self.weights_to_train, self.warm_start)
         self.train_losses_: list[float] = []

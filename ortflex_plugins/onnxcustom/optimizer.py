@@ -13,7 +13,13 @@ from ortflex_core.model import Model
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
 from ortflex_plugins.onnxcustom.devices import core_device
-from ortflex_plugins.onnxcustom.estimator import BaseEstimator, drawn, iterations, last
+from ortflex_plugins.onnxcustom.estimator import (
+    BaseEstimator,
+    both_or_none,
+    drawn,
+    iterations,
+    last,
+)
 from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, EvaluationError
 from ortflex_plugins.onnxcustom.loss_output import rows_name
 from ortflex_plugins.onnxcustom.steps import Steps, steps_for
@@ -139,7 +145,7 @@ class OrtGradientOptimizer(BaseEstimator):
         steps = self._create()
         data = self._arrays(X, y, sample_weight)
         loader = OrtDataLoader(*data, batch_size=self.batch_size, device=self.device)
-        validation = None if X_val is None else self._validation(X_val, y_val)
+        validation = self._validation(X_val, y_val) if both_or_none(X_val, y_val) else None
         if start is None and not self.warm_start:
             kinds = steps.model.initializers
             start = {n: drawn(kinds[n].shape, kinds[n].numpy) for n in steps.weights}

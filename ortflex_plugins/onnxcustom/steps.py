@@ -20,7 +20,7 @@ from ortflex_core.host import Host
 from ortflex_core.model import Model
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import Program, build
-from ortflex_core.protocols import Device, Value
+from ortflex_core.protocols import Device
 from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array, TensorSpec, onnx_dtype
 from ortflex_plugins.backends import ort_gradients
@@ -315,6 +315,3 @@ def steps_for(
             reasons = [str(error)]
     _log.info("TrainingSession cannot train the model, the fused step does: %s", reasons[0])
     return FusedSteps(model, weights, loss, device, saved_gradient)
-
-
-__all__ = ["FusedSteps", "SessionSteps", "Steps", "Value", "steps_for"]

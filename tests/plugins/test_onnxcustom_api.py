@@ -312,6 +312,9 @@ def test_graphs_can_be_saved(tmp_path: Path) -> None:
     assert set(saved["learning_rate"]) == {"axpy_onnx_"}
     assert set(saved["train_function_"]) == {"_trained_onnx", "_optimized_pre_grad_model"}
     onnx.load_model_from_string(saved["train_function_"]["_trained_onnx"])
+    assert "train_session_" not in saved, "its graphs are those of the function"
+    by_hand = session.train_session_.new_instance().save_onnx_graph(bytes)
+    assert by_hand == saved["train_function_"]
     files = session.learning_loss.save_onnx_graph(str(tmp_path))
     assert sorted(Path(f).name for f in files.values()) == [
         "SquareLLoss.loss_grad_onnx_.onnx",

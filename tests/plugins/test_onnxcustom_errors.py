@@ -87,6 +87,9 @@ def test_data_that_do_not_fit() -> None:
         trainer("inside", weighted=True).fit(X, Y)
     with pytest.raises(DataError, match="X has 33 rows, y has 32"):
         trainer("beside").fit(X, Y[1:])
+    for way in ("inside", "beside"):
+        with pytest.raises(DataError, match="X_val and y_val belong together"):
+            trainer(way).fit(X, Y, X_val=X)
     with pytest.raises(DataError, match=r"predicts \[10, 1\], the labels are \[10, 2\]"):
         trainer("beside").fit(X, Y.repeat(2, axis=1))
 
