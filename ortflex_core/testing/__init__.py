@@ -13,10 +13,17 @@
 
 Two fixtures are overridden, ``component`` and what it is compared with; the others of a kit (the data,
 say) have defaults. Each check is a test of its own, named after what it promises. ``ortflex new-plugin``
-writes a package with such a test. Needs pytest.
+writes a package with such a test. Needs pytest (extra ``testing``).
 """
 
 from __future__ import annotations
+
+try:
+    import pytest  # noqa: F401  # asked for first, to say what to install
+except ImportError as error:
+    raise ImportError(
+        "ortflex_core.testing needs pytest: pip install 'ortflex[testing]'"
+    ) from error
 
 from ortflex_core.testing.average import AverageKit
 from ortflex_core.testing.backend import BackendKit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any, ClassVar
 
 import attrs
@@ -232,3 +234,17 @@ def test_what_is_right_passes(check: str) -> None:
         squared = plugins().component("losses", "squared_error")
         return called(LossKit, check, squared, KNOWN)
     called(LossKit, check, Good(), KNOWN)
+
+
+def test_without_pytest_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ortflex_core.testing")
+    monkeypatch.setitem(sys.modules, "pytest", None)
+    with pytest.raises(ImportError, match=r"needs pytest: pip install 'ortflex\[testing\]'"):
+        importlib.import_module("ortflex_core.testing")
+
+
+def test_a_fixture_that_nobody_overrode_is_named() -> None:
+    for fixture in (LossKit.component, LossKit.reference):
+        function = getattr(fixture, "_get_wrapped_function", lambda f=fixture: f.__wrapped__)()
+        with pytest.raises(NotImplementedError, match="LossKit: override the fixture '"):
+            function(LossKit())

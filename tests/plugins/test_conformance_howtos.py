@@ -80,6 +80,11 @@ def test_followed_word_by_word_every_page_works(
     reader = Reader(tmp_path)
     for page in PAGES:
         reader.read(page)
+    # The page about the checks themselves is a module of tests.
+    blocks = BLOCK.findall((PAGES[0].parent / "test-a-plugin.md").read_text("utf-8"))
+    code = "\n".join(text for language, text in blocks if language == "python")
+    (tmp_path / "test_page.py").write_text(code, "utf-8")
+    reader.tested.append("test_page.py")
     packages = sorted({p.parent for p in tmp_path.glob("*/pyproject.toml")})
     for package in packages:
         assert package.name in reader.tested, f"{package.name} is never tested"
