@@ -43,7 +43,7 @@ class Pieces(abc.ABC):
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
         """The rows of a piece from ``start`` on, as many at a time as is convenient.
 
-        Called from a background thread, one piece after the other.
+        Called from background threads, of the training and of the validation: keep no state.
 
         Raises:
             DataError: the piece is gone, broken, or other than it was.

@@ -7,7 +7,7 @@ An epoch has an order that can be entered anywhere, without reading what comes b
 3. The rows of every window are permuted, by a generator of (epoch, number of the window) alone.
 
 So every row comes once an epoch, rows of pieces that lie far apart meet in one window, and two
-windows are all that is ever in memory. A window of all rows is a uniform permutation. Without a
+windows are all that an epoch has in memory. A window of all rows is a uniform permutation. Without a
 generator the rows come as they are.
 
 Source: the algorithm py1b of MosaicML Streaming (shards shuffled, then samples within blocks).
