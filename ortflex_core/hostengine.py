@@ -75,6 +75,7 @@ class HostEngine:
         self._inference: dict[str, Program] = {}
         self._weights = {n: model.initializer(n) for n in problem.parameters}
         self._slots = problem.slot_values()
+        self._frozen: dict[str, Array] = {}
         self._step = 0
         self._last: dict[str, Array] = {}
 
@@ -123,6 +124,12 @@ class HostEngine:
             feeds[spec.name] = self.problem.model.initializer(spec.name) if known is None else known
         return {n: np.asarray(a) for n, a in self._execute(program, feeds).items()}
 
+    def _kept(self, name: str) -> Array:
+        """A large tensor of the model that nobody trains."""
+        if name not in self._frozen:
+            self._frozen[name] = self.problem.model.initializer(name)
+        return self._frozen[name]
+
     def gradients(self) -> dict[str, Array]:
         """The last step's gradients of the loss, without the penalty's part."""
         return {n.removeprefix("gradient/"): a for n, a in self._last.items()}
@@ -149,9 +156,12 @@ class HostEngine:
         key = f"{kind}:{','.join(outputs)}"
         if key not in self._inference:
             self._inference[key] = make(self.problem, outputs)
-        means = {n: self._slots.get(f"{updates.AVERAGE}/{n}", a) for n, a in self._weights.items()}
         columns = {n: batch.array(n) for n in batch.columns}
-        return self._run(self._inference[key], columns | means, self.problem.constants())
+        return self._run(self._inference[key], columns | self.averages(), self.problem.constants())
+
+    def averages(self) -> dict[str, Array]:
+        """What predictions are made with: the averages of the weights, where any are kept."""
+        return {n: self._slots.get(f"{updates.AVERAGE}/{n}", a) for n, a in self._weights.items()}
 
     def state(self) -> dict[str, Array]:
         """Copies of the weights."""

@@ -8,6 +8,7 @@ when they changed (counted in ``counters()["weights_copied"]``).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -59,6 +60,18 @@ def native_optimizer(problem: Problem) -> _Native | None:
         floats |= {name: values[name] for name in ("ratio_min", "ratio_max")}
         return _Native("LambOptimizer", floats, {"do_bias_correction": 1}, slots)
     return None
+
+
+def native_session() -> Any:
+    """The class TrainingSession; its import sets up logging for the whole process, which is undone."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        from onnxruntime.capi.training.training_session import TrainingSession
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+    return TrainingSession
 
 
 @attrs.frozen(kw_only=True)
@@ -185,7 +198,6 @@ class TrainingSessionEngine:
     def _open(self) -> Any:
         """The runtime's session: weights among the inputs *and* the initializers, as it wants them."""
         from onnxruntime.capi import _pybind_state as state
-        from onnxruntime.capi.training.training_session import TrainingSession
 
         problem, native = self.problem, self._native
         assert native is not None
@@ -213,7 +225,7 @@ class TrainingSessionEngine:
         options.execution_order = state.ExecutionOrder.PRIORITY_BASED
         try:
             return keep(
-                TrainingSession(
+                native_session()(
                     proto.SerializeToString(),
                     parameters,
                     options,

@@ -25,6 +25,7 @@ from ortflex_core.session import reason, session, session_options
 from ortflex_core.types import Array, TensorSpec, onnx_dtype
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.buffers import Scalar, Twins, check_state
+from ortflex_plugins.backends.training_session import native_session
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 
@@ -227,7 +228,6 @@ class SessionSteps(Steps):
 
     def _open(self, saved_gradient: str | None) -> Any:
         from onnxruntime.capi import _pybind_state as state
-        from onnxruntime.capi.training.training_session import TrainingSession
 
         proto = self._program.proto()
         # The runtime wants trained weights among the inputs and among the initializers.
@@ -252,7 +252,7 @@ class SessionSteps(Steps):
         # In the default order a weight may be updated before the backward pass has read it.
         options.execution_order = state.ExecutionOrder.PRIORITY_BASED
         try:
-            return TrainingSession(
+            return native_session()(
                 proto.SerializeToString(), asked, options, providers=self.device.providers()
             )
         except Exception as error:  # onnxruntime raises classes of its own, made in C++

@@ -15,7 +15,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from ortflex_core import modelfile
-from ortflex_core.errors import GraphError, ModelError, OrtflexError
+from ortflex_core.errors import DataError, GraphError, ModelError, OrtflexError
 from ortflex_core.model import Model
 from tests import models
 from tests.training import make, regression, same
@@ -459,12 +459,17 @@ def test_shapes_that_do_not_fit_never_reach_the_runtime(opset: int) -> None:
         Model(model)
 
 
-def test_an_old_model_whose_output_is_declared_wrong() -> None:
+@pytest.mark.parametrize(("opset", "ir_version"), [(17, 8), (11, 6)])
+def test_an_output_that_is_declared_wrong_has_the_shape_that_is_computed(
+    opset: int, ir_version: int
+) -> None:
     model = models.mlp((3, 4, 1))
-    model.opset_import[0].version, model.ir_version = 11, 6
+    model.opset_import[0].version, model.ir_version = opset, ir_version
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 4
-    with pytest.raises(ModelError, match=r"has to be raised to 17 inside, which fails.*\(4\) vs"):
-        Model(model)
+    x = np.ones((8, 3), np.float32)
+    make(model, epochs=1).fit(x, x[:, :1])
+    with pytest.raises(DataError, match=r"labels must have the shape \[batch, 1\]"):
+        make(model, epochs=1).fit(x, x[:, [0, 0, 0, 0]])
 
 
 def test_what_a_file_says_of_inner_tensors_need_not_be_right() -> None:

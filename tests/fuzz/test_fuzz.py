@@ -7,7 +7,9 @@ found this way is kept in tests/core/test_hostile_files.py and tests/plugins/tes
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,24 @@ def test_20_000_mutants(kind: str) -> None:
 def test_models_on_other_runtimes() -> None:
     """Older runtimes end the process over graphs that newer ones refuse."""
     check("model", FIRST, 3000)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ALL, reason="once is enough")
+def test_mutants_guided_by_the_lines_they_reach(tmp_path: Path) -> None:
+    pytest.importorskip("atheris")
+    result = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "tests.fuzz.guided", str(tmp_path / "corpus")),
+            *("-runs=20000", f"-artifact_prefix={tmp_path}/"),
+        ],
+        cwd=batch.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    assert "Done 20000 runs" in result.stderr
 
 
 @pytest.mark.skipif(not ALL, reason="once is enough")

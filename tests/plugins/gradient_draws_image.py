@@ -75,20 +75,17 @@ def resize(draw: Draw, operator: str) -> Case:
     def formula(op: Any, x: Any) -> Any:
         return op.Resize(x, **inputs, **options)
 
-    in_torch = None
+    fields = {}
     if mode != "nearest" and "axes" not in options and "sizes" in inputs and n < 3:
-        same = {"pytorch_half_pixel": False, "half_pixel": False, "align_corners": True}
         name = {("linear", 1): "linear", ("linear", 2): "bilinear", ("cubic", 2): "bicubic"}[
             mode, n
         ]
         usual = not {"cubic_coeff_a", "exclude_outside"} & set(options)
-        # Of a single place each has its own idea, and −1 for the last one is nobody's.
-        large = all(t > 1 for t in target[2:])
-        if place in same and usual and large:
-            in_torch = lambda x: torch.nn.functional.interpolate(
-                x, target[2:], mode=name, align_corners=same[place]
+        # Of a single place each has its own idea.
+        if "half_pixel" in place and usual and all(t > 1 for t in target[2:]):
+            fields["torch"] = lambda x: torch.nn.functional.interpolate(
+                x, target[2:], mode=name, align_corners=False
             )
-    fields = {"torch": in_torch} if in_torch and place != "align_corners" else {}
     opset = min(max(since, 13), NEWEST)
     known = {"oracle": linear(formula, shape, opset)} if since <= NEWEST else {}
     return drawn(

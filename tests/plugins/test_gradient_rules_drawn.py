@@ -67,18 +67,19 @@ def try_draws(operator: str, count: int) -> None:
         assume(case.since <= NEWEST)
         levels = possible(case)
         opset = min(max(opset, case.since), case.until)
-        one(case, opset, levels[known % len(levels)], seed)
+        level = levels[known % len(levels)]
+        one(case, opset, level, seed)
         if operator not in met:
-            met.update(operators(case, opset))
+            met.update(operators(case, opset, level))
 
     holds()
     assert operator in met | GONE
 
 
-def operators(case: Case, opset: int) -> set[str]:
+def operators(case: Case, opset: int, known: Known) -> set[str]:
     """What the formula is made of."""
     arrays = {n: a.astype("f4") if a.dtype.kind == "f" else a for n, a in case.arrays.items()}
-    trace, _, _ = traced(case.formula, arrays, opset, "sizes")
+    trace, _, _ = traced(case.formula, arrays, opset, known, case.sized)
     return {node.op_type for node in trace.nodes}
 
 
@@ -157,3 +158,7 @@ def test_every_form_of_a_kernel_gradient(
     for name, value in FORMS[form].items():
         monkeypatch.setattr(convolution, name, value)
     try_draws(operator, FEW)
+
+
+def test_every_operator_with_a_gradient_is_drawn() -> None:
+    assert set(DRAWS) == set(RULED)

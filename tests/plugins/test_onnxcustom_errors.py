@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import ortflex_plugins.onnxcustom as api
 from ortflex_core.errors import ConfigError, DataError, ModelError
+from ortflex_core.runtime import require_runtime
 from ortflex_plugins.onnxcustom import (
     ConvergenceError,
     ConvergenceWarning,
@@ -211,3 +214,16 @@ def test_large_frozen_tensors_are_fed() -> None:
         rows = (np.tanh(x @ w1 + b1) @ w2 + b2 - y)[:, 0] ** 2
         np.testing.assert_allclose(one.losses(x, y), rows, rtol=1e-3, atol=1e-4)
         assert one.train_losses_[-1] < one.train_losses_[0]
+
+
+def test_the_logging_of_the_process_is_left_alone() -> None:
+    if not require_runtime().has_training_session:
+        pytest.skip("it is the import of TrainingSession that sets it up")
+    lines = (
+        "import logging; root = logging.getLogger(); before = root.level, list(root.handlers)\n"
+        "from ortflex_plugins.backends.training_session import native_session\n"
+        "assert native_session().__name__ == 'TrainingSession'\n"
+        "assert (root.level, list(root.handlers)) == before, (root.level, root.handlers)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
