@@ -121,7 +121,7 @@ class HostEngine:
         }
         for spec in program.inputs:
             known = arrays.get(spec.name)
-            feeds[spec.name] = self.problem.model.initializer(spec.name) if known is None else known
+            feeds[spec.name] = self._kept(spec.name) if known is None else known
         return {n: np.asarray(a) for n, a in self._execute(program, feeds).items()}
 
     def _kept(self, name: str) -> Array:

@@ -248,11 +248,18 @@ def run_once(
         h.spec.name: np.asarray(v, dtype=h.spec.numpy)
         for h, v in zip(program.hosts, numbers, strict=True)
     }
-    names = [o.name for o in program.outputs]
     arrays = {i.name: feeds[i.name] for i in program.inputs}
+    return run_arrays(program, arrays | scalars, device, optimize)
+
+
+def run_arrays(
+    program: Program, feeds: dict[str, Array], device: Device, optimize: bool = True
+) -> dict[str, Array]:
+    """Run a program whose every input is an array."""
+    names = [o.name for o in program.outputs]
     runner = session(program, device, optimize=optimize)
     try:
-        results = runner.run(names, arrays | scalars)
+        results = runner.run(names, feeds)
     except Exception as error:  # as above
         raise GraphError(f"the {program.name} graph failed: {reason(error)}") from error
     return dict(zip(names, results, strict=True))

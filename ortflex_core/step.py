@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from ortflex_core import compose, passes, updates
+from ortflex_core import compose, passes, together, updates
 from ortflex_core.autodiff import gradients
 from ortflex_core.component import symbolic
 from ortflex_core.errors import NotDifferentiable
@@ -21,6 +21,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.program import Program, build
 from ortflex_core.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.shortcuts import Shortcuts
+from ortflex_core.together import Layout
 from ortflex_core.updates import AVERAGE, symbols
 
 
@@ -54,22 +55,28 @@ def step_program(
     after = [suffix for suffix, _ in suffixes]
     shares = updates.shares(problem, after) if steps > 1 and not plain else None
     means = {} if shares is None else {p: slots.pop(f"{AVERAGE}/{p}") for p in problem.parameters}
-    now = _Now(
-        compose.parameter_inputs(trace, problem), slots, compose.buffer_inputs(trace, problem)
-    )
     factor = None if plain else gradient_factor(problem)
     shortcuts = Shortcuts()
     trace.shortcuts = None if rows is None or plain else shortcuts
+    layout = None if plain else together.layout(problem, steps, factor is not None)
+    weights = compose.parameter_inputs(trace, problem)
+    if layout is not None:
+        means = {layout.name: layout.joined(trace, means)} if means else {}
+    held = _Held(weights, slots) if layout is None else _joined(trace, layout, weights, slots)
+    now = _Now(weights, held, compose.buffer_inputs(trace, problem))
     outputs: dict[str, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     versions = []
     for suffix, batches in suffixes:
-        now = _step(trace, problem, now, suffix, batches, rows, factor, outputs, replaced)
-        versions.append(now.weights)
+        now = _step(trace, problem, now, suffix, batches, rows, factor, layout, outputs, replaced)
+        versions.append(now.held.weights)
+    slots = dict(now.held.slots)
     if shares is not None:
         moved = updates.averaged(trace, means, versions, shares)
-        outputs.update({f"new/{AVERAGE}/{name}": tensor for name, tensor in moved.items()})
-    for group in (now.weights, now.slots, now.buffers):
+        slots |= {f"{AVERAGE}/{name}": tensor for name, tensor in moved.items()}
+    if layout is not None:
+        slots = _parted(trace, layout, slots)
+    for group in (now.weights, slots, now.buffers):
         outputs.update({f"new/{name}": tensor for name, tensor in group.items()})
     if plain:
         return build(trace, outputs, name="plain step")
@@ -101,7 +108,8 @@ def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
     trace = problem.trace()
     shortcuts = Shortcuts()
     trace.shortcuts = None if rows is None else shortcuts
-    now = _Now(compose.parameter_inputs(trace, problem), {}, compose.buffer_inputs(trace, problem))
+    weights = compose.parameter_inputs(trace, problem)
+    now = _Now(weights, _Held({}, {}), compose.buffer_inputs(trace, problem))
     outputs: dict[str, Tensor] = {}
     found, buffers = _gradients(trace, problem, now, "", rows, None, outputs)
     for name, gradient in found.items():
@@ -142,12 +150,43 @@ def moving_program(problem: Problem) -> Program:
 
 
 @attrs.frozen
+class _Held:
+    """What updates move: tensors by parameter, or one vector for all under the name of the first."""
+
+    weights: Mapping[str, Tensor]
+    slots: Mapping[str, Tensor]
+
+
+@attrs.frozen
 class _Now:
     """What a step reads, and the next one after it."""
 
     weights: Mapping[str, Tensor]
-    slots: Mapping[str, Tensor]
+    held: _Held
     buffers: Mapping[str, Tensor]
+
+
+def _joined(
+    trace: Trace, layout: Layout, weights: Mapping[str, Tensor], slots: Mapping[str, Tensor]
+) -> _Held:
+    """Weights and slots as one vector each."""
+    of_slot: dict[str, dict[str, Tensor]] = {}
+    for label, tensor in slots.items():
+        slot, _, name = label.partition("/")
+        of_slot.setdefault(slot, {})[name] = tensor
+    return _Held(
+        {layout.name: layout.joined(trace, weights)},
+        {f"{slot}/{layout.name}": layout.joined(trace, own) for slot, own in of_slot.items()},
+    )
+
+
+def _parted(trace: Trace, layout: Layout, slots: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The slots of every parameter."""
+    return {
+        f"{label.partition('/')[0]}/{name}": part
+        for label, vector in slots.items()
+        for name, part in layout.parted(trace, vector).items()
+    }
 
 
 def _step(
@@ -158,6 +197,7 @@ def _step(
     batches: Sequence[str],
     rows: int | None,
     factor: Host | None,
+    layout: Layout | None,
     outputs: dict[str, Tensor],
     replaced: dict[Tensor, Tensor],
 ) -> _Now:
@@ -174,15 +214,18 @@ def _step(
         outputs[f"penalty{suffix}"] = cost
     penalties = compose.penalty_gradients(trace, problem, now.weights, here)
     totals = {n: g + penalties[n] if n in penalties else g for n, g in found.items()}
+    held = now.held
+    if layout is not None:
+        totals = {layout.name: layout.joined(trace, totals)}
     weights: dict[str, Tensor] = {}
     slots: dict[str, Tensor] = {}
     bounded = updates.clipped(trace, problem, totals, 1.0 if here is None else here)
     for name, total in bounded.items():
-        weight = now.weights[name]
+        weight = held.weights[name]
         own = {
-            s: now.slots[f"{s}/{name}"]
+            s: held.slots[f"{s}/{name}"]
             for s in problem.slots_of(name)
-            if f"{s}/{name}" in now.slots
+            if f"{s}/{name}" in held.slots
         }
         if here is None:
             after = updates.updated(trace, problem, name, weight, total, own, suffix)
@@ -193,7 +236,10 @@ def _step(
             replaced[_product(trace, stand_in)] = total
         weights[name] = after[f"new/{name}"]
         slots.update({f"{s}/{name}": after[f"new/{s}/{name}"] for s in own})
-    return _Now(weights, slots, buffers)
+    held = _Held(weights, slots)
+    if layout is not None:
+        weights = layout.parted(trace, weights[layout.name])
+    return _Now(weights, held, buffers)
 
 
 def _gradients(

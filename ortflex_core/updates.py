@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from ortflex_core.component import Component, symbolic
 from ortflex_core.errors import GraphError
@@ -275,8 +276,8 @@ def averaged(
     }
     out = {}
     for name, tensor in before.items():
-        shape = [*(tensor.shape or ())]
-        versions = [w[name] if shape else op.Reshape(w[name], [1]) for w in weights]
+        shape = np.asarray(tensor.shape or (), np.int64)
+        versions = [w[name] if len(shape) else op.Reshape(w[name], [1]) for w in weights]
         stack = op.Reshape(op.Concat(*versions, axis=0), [len(versions), -1])
         out[name] = rest * tensor + op.Reshape(op.MatMul(row[tensor.dtype], stack), shape)
     return out

@@ -1,0 +1,103 @@
+"""Small parameters that move as one vector: when they do, and that nothing else changes."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import session, together
+from ortflex_core.ops import Trace
+from ortflex_core.program import build
+from ortflex_core.step import step_program
+from tests import models
+from tests.gradcheck import run
+from tests.training import make, regression, same
+
+X, Y = regression(rows=45, features=6)
+
+
+def trained(**options: Any) -> Any:
+    usual = {"optimizer": "adam", "epochs": 2, "batch_size": 10, "learning_rate": 0.01}
+    trainer = make(models.mlp(), **{"backend": "fused", **usual, **options})
+    trainer.fit(X, Y)
+    return trainer
+
+
+def layout(trainer: Any, steps: int = 4, scaled: bool = False) -> together.Layout | None:
+    return together.layout(trainer.problem, steps, scaled)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_norm": 0.5},
+        {"optimizer": "sgd", "clip_value": 0.1, "clip_norm": 0.5},
+        {"averaging": {"name": "ema", "decay": 0.8}, "optimizer": "rmsprop"},
+        {"penalty": {"name": "l2", "l2": 0.1}, "accumulate": 2},
+        {"backend": {"name": "fused", "steps_per_run": 1}},
+        {"backend": {"name": "fused", "steps_per_run": 1}, "averaging": "swa"},
+    ],
+)
+def test_as_one_vector_or_one_by_one_the_numbers_are_the_same(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_one = trained(**options)
+    monkeypatch.setattr(together, "_COPIED", 0)
+    monkeypatch.setattr(session, "_cache", OrderedDict())  # has the graphs of that structure
+    one_by_one = trained(**options)
+    same(as_one.get_state(averaged=True), one_by_one.get_state(averaged=True))
+    same(as_one.engine.slots(), one_by_one.engine.slots())
+
+
+def test_adam_takes_a_dozen_operators_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def roots() -> int:
+        nodes = step_program(trained().problem, steps=3, rows=10).proto().graph.node
+        return Counter(node.op_type for node in nodes)["Sqrt"]
+
+    assert roots() == 3
+    monkeypatch.setattr(together, "_COPIED", 0)
+    assert roots() == 3 * 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "sgd"},  # its updates are part of the products that make the gradients
+        {"optimizer": "lamb"},  # the norm of each parameter counts
+        {"constraint": {"W1": "max_norm"}},
+        {"groups": [{"params": "W1", "rate": 0.1}]},
+        {"params": ["W1"]},
+    ],
+)
+def test_what_is_not_elementwise_or_not_alike_moves_one_by_one(options: dict[str, Any]) -> None:
+    trainer = trained(**options)
+    assert layout(trainer, scaled=options == {"optimizer": "sgd"}) is None
+
+
+def test_large_parameters_are_not_copied() -> None:
+    def chosen(width: int) -> together.Layout | None:
+        model = models.mlp((6, width, 1))
+        trainer = make(model, backend="fused", optimizer="adam", batch_size=10)
+        trainer.fit(X, Y)
+        return layout(trainer)
+
+    small = chosen(8)
+    assert small is not None
+    assert dict(small.shapes) == {"W1": (6, 8), "b1": (8,), "W2": (8, 1), "b2": (1,)}
+    assert chosen(8000) is None
+
+
+def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
+    shapes: dict[str, tuple[int, ...]] = {"a": (2, 3), "b": (), "c": (4,), "d": (1, 1)}
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    trace, every = Trace({"": 17}), together.Layout(shapes=shapes)
+    inputs = {name: trace.input(name, np.float32, shape) for name, shape in shapes.items()}
+    parts = every.parted(trace, every.joined(trace, inputs) * 2)
+    got = run(build(trace, {f"new/{n}": t for n, t in parts.items()}, name="p"), values)
+    for name, value in values.items():
+        np.testing.assert_array_equal(got[f"new/{name}"], 2 * value)
