@@ -49,6 +49,10 @@ _TAIL = frozenset(
         "Cast",
         "Clip",
         "Reciprocal",
+        # Small parameters move as one vector.
+        "Concat",
+        "Reshape",
+        "Split",
     ]
 )
 
