@@ -75,7 +75,7 @@ class Standing:
 
 def save(trainer: Trainer, folder: Path) -> Path:
     """Write a checkpoint of a Trainer (see :meth:`ortflex_core.trainer.Trainer.save`)."""
-    standing = trainer.standing
+    live, standing = trainer.live, trainer.live.standing
     position = standing.position if trainer.loop is None else trainer.loop.position()
     now = standing.manual if trainer.loop is None else trainer.loop.progress
     identity = standing.identity = standing.identity or Identity.of(trainer)
@@ -90,16 +90,16 @@ def save(trainer: Trainer, folder: Path) -> Path:
         unnamed=identity.unnamed,
         versions=identity.versions,
         runtime=str(trainer.runtime),
-        backend=trainer.backend_,
+        backend=live.backend,
         size=standing.size,
         fits=standing.fits,
         manual=now if position is None else attrs.evolve(now, history=()),
         position=position,
     )
     parts = {
-        "parameter": trainer.get_state(),
-        "slot": {**standing.slots, **(trainer.engine.slots() if trainer.backend_ else {})},
-        "buffer": trainer.engine.buffers() if trainer.backend_ else standing.buffers,
+        "parameter": live.state(),
+        "slot": live.slots(),
+        "buffer": live.buffers(),
     }
     checkpoint.write(
         folder,
@@ -166,11 +166,12 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
             f"{', '.join(sorted(slots)[:4])}, …; use the same optimizer"
         )
     try:
-        trainer.set_state(state)
+        trainer.live.replace(state)
     except DataError as error:
         raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
+    trainer.live.forget()
     record = found.record
-    trainer.standing = Standing(
+    trainer.live.standing = Standing(
         fits=record.fits,
         manual=record.manual
         if position is None
@@ -182,7 +183,6 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         size=record.size,
         epoch=record.manual.epoch,
     )
-    trainer.forget_engine()
     tell = trainer.hooks.callables(trainer).get("checkpoint_loading")
     if tell is not None:
         tell(saved=found.saved())

@@ -228,20 +228,18 @@ def compare(
         raise DataError(
             "an iterable of batches cannot be compared on; give arrays or a data source"
         )
-    feed = trainer._feed(X, y, sample_weight)
+    feed = Feed.of(X, y, sample_weight, trainer.setup.open, batch_size=trainer.batch_size)
     columns = feed.some(steps * trainer.batch_size)
     if held_out is not None:
         columns, _ = data.split(columns, held_out, trainer.seed)
     rows = min(trainer.batch_size, columns.rows)
     problem = attrs.evolve(
         trainer.problem,
-        terms=trainer._terms(columns),
+        terms=trainer.live.terms(columns),
         batch_size=rows,
         epoch_steps=columns.rows // rows,
     )
-    source = trainer._checked(
-        Feed.of_columns(columns, rows).source(trainer._preparing(problem), rows)
-    )
+    source = Feed.of_columns(columns, rows).source(trainer.live.preparing(problem), rows)
     sgd = trainer.plugins.component("optimizers", "sgd")
     probe = attrs.evolve(problem, optimizer=sgd, optimizer_name="sgd")
     runners, skipped = _runners(trainer, problem, probe, backends)
@@ -355,7 +353,7 @@ def _worst(worst: dict[str, float], now: Mapping[str, float]) -> None:
 
 def _batches(trainer: Trainer, source: Source, steps: int) -> Iterator[tuple[Batch, float]]:
     """The batches and rates of the first steps of a training with this recipe."""
-    schedule = trainer._schedule()
+    schedule = trainer.live.bound(trainer.schedule)
     rows = made = epoch = 0
     while made < steps:
         rng = np.random.default_rng([trainer.seed, 0, epoch]) if trainer.shuffle else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,10 +16,13 @@ from ortflex_core.data import Columns, split
 from ortflex_core.errors import DataError
 from ortflex_core.iterables import Batches, IterableBatches
 from ortflex_core.loop import Source
+from ortflex_core.model import Model
 from ortflex_core.pieces import Making, PieceBatches, Pieces, fitting, head, rows_of
 from ortflex_core.preparation import Preparation, gives_batches
 from ortflex_core.protocols import DataSource
 from ortflex_core.scoring import chunk_size, slices
+
+_log = logging.getLogger("ortflex")
 
 Convert = Callable[[Any, Any, Any], Columns]
 """Sorts X, y and sample weights into columns and encodes the labels."""
@@ -111,16 +115,20 @@ class Feed:
         """Batches to train on.
 
         Raises:
-            DataError: the data do not fit the problem.
+            DataError: the data do not fit the problem, or the batches a fixed batch dimension.
         """
         given = self.given
+        source: Source
         if isinstance(given, IterableBatches):
             given.use(_making(preparing))
-            return given
-        if isinstance(given, Pieces):
-            return PieceBatches(given, _making(preparing, self._convert_columns), batch_size)
-        prepared = preparing.columns(given)
-        return ArrayBatches(prepared, preparing.denominators(prepared), batch_size)
+            source = given
+        elif isinstance(given, Pieces):
+            source = PieceBatches(given, _making(preparing, self._convert_columns), batch_size)
+        else:
+            prepared = preparing.columns(given)
+            source = ArrayBatches(prepared, preparing.denominators(prepared), batch_size)
+        _check_sizes(source, preparing.problem.model, batch_size)
+        return source
 
     def labelled(self, preparing: Preparation) -> Callable[[], Iterable[Batch]]:
         """Consecutive batches with their labels, to evaluate; again with every call."""
@@ -164,6 +172,23 @@ def _making(
     preparing: Preparation, convert: Callable[[Columns], Columns] = lambda columns: columns
 ) -> Making:
     return Making(prepare=preparing.columns, denominators=preparing.denominators, convert=convert)
+
+
+def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
+    rows = source.rows
+    if rows is None:
+        return
+    size = min(batch_size, rows)
+    if size < batch_size:
+        _log.info("batch_size %d is reduced to the %d rows there are", batch_size, rows)
+    for spec in model.inputs:
+        fixed = spec.shape[0] if spec.shape else None
+        if isinstance(fixed, int) and (size != fixed or rows % size):
+            raise DataError(
+                f"the input {spec} has a fixed batch dimension, but there would be batches of "
+                f"{size} of {rows} rows; use batch_size={fixed} and a multiple of it as rows, "
+                "free_batch=True, or export the model with a dynamic batch dimension"
+            )
 
 
 def held_out(given: Any) -> tuple[Any, Any, Any]:

@@ -37,22 +37,22 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
     Raises:
         ValueError: the model has more than 2 GB, which only a file can have.
     """
-    standing, saved = trainer.standing, Saved()
+    live, saved = trainer.live, Saved()
+    standing = live.standing
     tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
     now = standing.manual if trainer.loop is None else trainer.loop.progress
     if tell is not None:
         tell(progress=now, saved=saved)
-    running = trainer.backend_ is not None
     packed = Packed(
         model=trainer.model.export({}).SerializeToString(),
         arguments=trainer.arguments,
-        weights=trainer.get_state(),
+        weights=live.state(),
         standing=attrs.evolve(
             standing,
             manual=now,
             position=standing.position if trainer.loop is None else trainer.loop.position(),
-            slots={**standing.slots, **(trainer.engine.slots() if running else {})},
-            buffers=trainer.engine.buffers() if running else standing.buffers,
+            slots=live.slots(),
+            buffers=live.buffers(),
             folder=None,
             epoch=now.epoch,
         ),
@@ -65,9 +65,8 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
     """The Trainer again; it compiles when it is first asked for something."""
     made = cls(packed.model, **packed.arguments)
-    made.set_state(packed.weights)
-    made.standing, made.history_ = packed.standing, packed.history
-    made.forget_engine()
+    made.live.replace(packed.weights)
+    made.live.standing, made.history_ = packed.standing, packed.history
     tell = made.hooks.callables(made).get("checkpoint_loading")
     if tell is not None:
         tell(saved=packed.saved)

@@ -12,10 +12,12 @@ import attrs
 import numpy as np
 
 from ortflex_core import grouping, parameters, probe, problem, targets
+from ortflex_core.data import Columns
 from ortflex_core.errors import ConfigError, ModelError, OrtflexError, Problems, Unsupported
 from ortflex_core.grouping import Asked
 from ortflex_core.model import Model
 from ortflex_core.parameters import Choice
+from ortflex_core.preparation import encode_labels, open_source
 from ortflex_core.problem import LossRequest, Problem, Reduction
 from ortflex_core.protocols import Backend, Device, Metric, Optimizer, Schedule
 from ortflex_core.registry import Plugins
@@ -57,6 +59,15 @@ class Setup:
             reasons.extend(f"  {backend.name}: {reason}" for reason in against)
         what = "no backend can" if len(self.backends) != 1 else f"{self.backends[0].name} cannot"
         raise Unsupported(f"{what} train this here ({self.runtime}):\n" + "\n".join(reasons))
+
+    def open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
+        """The user's data as columns, class labels as numbers.
+
+        Raises:
+            DataError: they cannot be read, or are not those of the model and the losses.
+        """
+        columns = open_source(X, y, sample_weight, self.model, self.requests)
+        return encode_labels(columns, self.requests, self.classes)
 
     def describe(self) -> str:
         """What is trained and what is not, in one line."""

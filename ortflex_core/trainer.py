@@ -5,20 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-import numpy as np
 import onnx
 
-from ortflex_core import checkpointing, data, diagnosis, pickling, preparation, scoring, work
+from ortflex_core import checkpointing, diagnosis, judging, pickling
 from ortflex_core.checkpoint import Size
-from ortflex_core.checkpointing import Standing, go_on
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, GraphError, OrtflexError, nearest
-from ortflex_core.evaluate import Evaluator
+from ortflex_core.checkpointing import go_on
+from ortflex_core.errors import GraphError, OrtflexError
 from ortflex_core.feeding import Feed, held_out
 from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.grouping import Asked
@@ -26,18 +22,16 @@ from ortflex_core.hooks import HookManager
 from ortflex_core.inference import in_training
 from ortflex_core.initialize import reinitialize as draw
 from ortflex_core.items import item_of
+from ortflex_core.live import Live
 from ortflex_core.loop import Loop, Plan, Source, beginning
 from ortflex_core.model import Model, as_model
-from ortflex_core.preparation import Preparation
-from ortflex_core.problem import LossTerm, Problem, Reduction, bind_terms
+from ortflex_core.problem import Problem, Reduction
 from ortflex_core.program import Program
-from ortflex_core.protocols import Engine, Schedule, ScheduleContext
+from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
-from ortflex_core.scoring import Scores
 from ortflex_core.setup import resolve
 from ortflex_core.types import Array, History
-from ortflex_core.updates import AVERAGE
 
 _log = logging.getLogger("ortflex")
 _NOT_RECORDED = ("self", "model", "plugins")
@@ -173,17 +167,18 @@ class Trainer:
         self.learning_rate = self.setup.learning_rate
         self.hooks = HookManager(self.plugins, self.setup.callbacks)
         self.history_ = History()
-        self._problem = self.setup.problem
-        self._state = {n: self.model.initializer(n) for n in self._problem.parameters}
-        self._state |= draw(self.model, self._problem.choices, reinitialize, seed)
-        self._engine: Engine | None = None
-        self._evaluator = Evaluator(self._problem, self.device)
-        self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
-        self.standing = Standing()
+        weights = {n: self.model.initializer(n) for n in self.setup.problem.parameters}
+        self.live = Live(
+            self.setup,
+            weights | draw(self.model, self.setup.problem.choices, reinitialize, seed),
+            threads=threads,
+            check_finite=check_finite,
+            graph_built=lambda: self.hooks.callables(self).get("graph_built"),
+        )
+        """Its weights, and the engine that has them once there were data."""
         self.loop: Loop | None = None
         self.folder = Path()
         """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
-        self.backend_: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold the model, the arguments and the state, and nothing that runs."""
@@ -192,7 +187,7 @@ class Trainer:
     @property
     def problem(self) -> Problem:
         """What is trained; its loss terms are there once data were seen."""
-        return self._problem
+        return self.live.problem
 
     @property
     def engine(self) -> Engine:
@@ -201,85 +196,22 @@ class Trainer:
         Raises:
             OrtflexError: nothing was trained yet.
         """
-        if self._engine is None:
+        if self.live.engine is None:
             raise OrtflexError("nothing is compiled yet: call fit or step first")
-        return self._engine
+        return self.live.engine
+
+    @property
+    def backend_(self) -> str | None:
+        """The name of the backend that trains, None before there is an engine."""
+        return self.live.backend
 
     def describe(self) -> str:
         """What is trained and what is not, in one line."""
         return self.setup.describe()
 
-    def _terms(self, columns: Columns) -> tuple[LossTerm, ...]:
-        """The losses for these kinds of labels and weights."""
-        labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
-        weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
-        return bind_terms(self.model, self.setup.requests, labels, weights)
-
-    def _build(self, columns: Columns, size: Size) -> Preparation:
-        """Compile for these kinds of labels and weights, unless that is done already."""
-        terms = self._terms(columns)
-        if self._engine is None or terms != self._problem.terms:
-            known = self.standing.size if self._engine is None else None
-            batch = columns.take(np.arange(min(size.rows, columns.rows)))
-            self._compile(terms, known or size, self.standing.epoch, batch)
-        return self._preparing(self._problem)
-
-    def _compile(
-        self, terms: tuple[LossTerm, ...], size: Size, epoch: int, batch: Columns | None = None
-    ) -> Engine:
-        """Build the engine of an epoch; weights, slots and statistics move into it."""
-        before = self._engine
-        state = self._state | (before.state() if before is not None else {})
-        problem = attrs.evolve(
-            self.setup.problem, terms=terms, batch_size=size.rows, epoch_steps=size.epoch_steps
-        ).phase(epoch)
-        resting = {n: state[n] for n in state if n not in problem.parameters}
-        problem = attrs.evolve(
-            problem, model=self.model.holding(resting) if resting else self.model
-        )
-        if self.threads == "auto":
-            problem = attrs.evolve(problem, threads=work.threads(problem))
-        backend = self.setup.backend_for(problem)
-        engine = backend.build(problem, self.device, self.runtime)
-        engine.load({n: state[n] for n in problem.parameters})
-        if before is not None:
-            self.standing.slots = {**self.standing.slots, **before.slots()}
-            self.standing.buffers = before.buffers()
-        taken = {"step", *(f"{s}/{p}" for s, p in problem.slots)}
-        if self.standing.slots:
-            engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
-            engine.load_buffers(self.standing.buffers)
-        if batch is not None and diagnosis.doubtful(problem):
-            diagnosis.check_rows(problem, engine, self._preparing(problem).batch(batch))
-        if before is not None:
-            before.close()
-        self._state, self._problem = state, problem
-        self._engine, self.backend_ = engine, backend.name
-        self.standing.built(size, taken)
-        # Large tensors that it put on the device for predictions are in the engine's now.
-        self._evaluator = Evaluator(problem, self.device)
-        tell = self.hooks.callables(self).get("graph_built")
-        for name, program in engine.programs().items() if tell is not None else ():
-            tell(name=name, program=program)  # type: ignore[misc]
-        return engine
-
-    def _enter(self, epoch: int) -> Engine | None:
-        """The engine of an epoch, if it trains other parameters than the one there is."""
-        now, then = self._problem, self.setup.problem.phase(epoch)
-        self.standing.epoch = epoch
-        if then.parameters == now.parameters or self.standing.size is None:
-            return None
-        new = [n for n in then.parameters if n not in now.parameters]
-        if new:
-            _log.info("from epoch %d on %s are trained as well", epoch + 1, ", ".join(new))
-        return self._compile(now.terms, self.standing.size, epoch)
-
     def forget_engine(self) -> None:
         """Build the engine anew at the next step, out of the state that waits for it."""
-        self._engine, self.backend_ = None, None
-
-    def _preparing(self, wanted: Problem) -> Preparation:
-        return Preparation(wanted, self.device, self.check_finite)
+        self.live.forget()
 
     # ------------------------------------------------------------------ training
 
@@ -317,73 +249,46 @@ class Trainer:
             feed, validation = feed.split(validation_data, self.seed)
         elif validation_data is not None:
             validation = self._feed(*held_out(validation_data))
-        preparing = self._build(feed.first, feed.size)
+        preparing = self.live.build(feed.first, feed.size)
         self._announce()
-        source = self._checked(feed.source(preparing, self.batch_size))
-        return self._train(source, self._judge(validation) if validation is not None else None)
+        source = feed.source(preparing, self.batch_size)
+        validate = None if validation is None else judging.judge(self.live, validation)
+        return self._train(source, validate)
 
     def _train(self, source: Source, validate: Callable[[], Mapping[str, float]] | None) -> History:
-        accumulate = self._problem.updating.accumulate
-        start, self.standing.position = self.standing.position, None
+        live, standing = self.live, self.live.standing
+        accumulate = live.problem.updating.accumulate
+        start, standing.position = standing.position, None
         if start is not None:
             go_on(start, beginning(source, accumulate, self.epochs), source)
         plan = Plan(
             engine=self.engine,
             source=source,
-            schedule=self._schedule(),
+            schedule=live.bound(self.schedule),
             base_rate=self.learning_rate,
             epochs=self.epochs,
             hooks=self.hooks.callables(self),
             validate=validate,
             shuffle=self.shuffle,
-            seed=(self.seed, self.standing.fits) if start is None else start.seed,
+            seed=(self.seed, standing.fits) if start is None else start.seed,
             progress=self.progress,
             accumulate=accumulate,
-            enter=self._enter if self.setup.problem.phase(0) is not self.setup.problem else None,
+            enter=live.enter if self.setup.problem.phase(0) is not self.setup.problem else None,
             start=start,
         )
-        self.standing.fits += start is None
+        standing.fits += start is None
         self.loop = loop = Loop(plan)
         try:
             self.history_ = loop.run()
         except GraphError as error:
             batch = source.sample()
-            raise diagnosis.explained(error, self._problem, self.engine, batch) from error
+            raise diagnosis.explained(error, live.problem, self.engine, batch) from error
         finally:
-            self.standing.manual, self.loop = loop.progress, None
+            standing.manual, self.loop = loop.progress, None
         return self.history_
 
-    def _schedule(self) -> Schedule:
-        """The schedule for this problem; what it asks the compiled loss is asked once."""
-        if self._bound is None or self._bound[:2] != (self.schedule, self._problem.terms):
-            slope = partial(scoring.slope, self._problem, self.device)
-            better = [m.column for m in self.setup.metrics if m.better == "higher"]
-            higher = frozenset(f"validation_{column}" for column in better)
-            context = ScheduleContext(slope=slope, higher=higher)
-            bound = self.schedule.bind(context)
-            self._bound = (self.schedule, self._problem.terms, bound)
-        return self._bound[2]
-
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
-        return Feed.of(X, y, sample_weight, self._open, batch_size=self.batch_size, **options)
-
-    def _checked(self, source: Source) -> Source:
-        """The source, if its batches have the sizes that the model takes."""
-        rows = source.rows
-        if rows is None:
-            return source
-        size = min(self.batch_size, rows)
-        if size < self.batch_size:
-            _log.info("batch_size %d is reduced to the %d rows there are", self.batch_size, rows)
-        for spec in self.model.inputs:
-            fixed = spec.shape[0] if spec.shape else None
-            if isinstance(fixed, int) and (size != fixed or rows % size):
-                raise DataError(
-                    f"the input {spec} has a fixed batch dimension, but there would be batches of "
-                    f"{size} of {rows} rows; use batch_size={fixed} and a multiple of it as rows, "
-                    "free_batch=True, or export the model with a dynamic batch dimension"
-                )
-        return source
+        return Feed.of(X, y, sample_weight, self.setup.open, batch_size=self.batch_size, **options)
 
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
@@ -391,15 +296,16 @@ class Trainer:
         The rate is the schedule's for the steps made so far.
         """
         X, y, weight = item_of(batch, 0)
-        columns = self._open(X, y, weight)
-        prepared = self._build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
-        rate = self._schedule().rate(self.learning_rate, self.standing.manual)
+        live, columns = self.live, self.setup.open(X, y, weight)
+        prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
+        now = live.standing.manual
+        rate = live.bound(self.schedule).rate(self.learning_rate, now)
         try:
             [(loss, penalty)] = self.engine.run([prepared], [rate]).read()
         except GraphError as error:
-            raise diagnosis.explained(error, self._problem, self.engine, prepared) from error
-        now = self.standing.manual
-        self.standing.manual = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
+            raise diagnosis.explained(error, live.problem, self.engine, prepared) from error
+        moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
+        live.standing.manual = moved
         return loss + penalty
 
     # ------------------------------------------------------------------ looking
@@ -422,54 +328,22 @@ class Trainer:
         """
         names = [o.name for o in self.model.outputs] if outputs is None else outputs
         wanted = [names] if isinstance(names, str) else list(names)
-        for name in wanted:
-            self.model.value(name)
-        batches = self._feed(X, labelled=False).inputs(self._preparing(self._problem))
-        predict = self._engine.predict if self._engine is not None else self._predict_alone()
-        parts = [predict(batch, wanted) for batch in batches]
-        whole = {n: np.concatenate([p[n] for p in parts]) for n in wanted}
+        whole = judging.predictions(self.live, self._feed(X, labelled=False), wanted)
         return whole[wanted[0]] if len(wanted) == 1 else whole
-
-    def _predict_alone(self) -> Callable[..., dict[str, Array]]:
-        weights = {n: self.device.put(a) for n, a in self._inferring().items()}
-        return partial(self._evaluator.predict, weights)
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """Loss and metrics on labelled data, with the weights of now, in inference mode.
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
-        return self._judge(self._feed(X, y, sample_weight))()
-
-    def _judge(self, feed: Feed) -> Callable[[], dict[str, float]]:
-        """Scores of labelled data, with the weights of whenever it is called.
-
-        The engine is never built anew for it, for a training may be running on it: data with other
-        kinds of labels or sample weights than the training's get an evaluator of their own.
-        """
-        judged = attrs.evolve(self._problem, terms=self._terms(feed.first))
-        batches = feed.labelled(self._preparing(judged))
-        scores = Scores(judged, self.setup.metrics, batches)
-        evaluator = Evaluator(judged, self.device)
-
-        def judge() -> dict[str, float]:
-            if self._engine is not None and judged.terms == self._problem.terms:
-                return scores(self._engine.evaluate)
-            weights = {n: self.device.put(a) for n, a in self._inferring().items()}
-            return scores(partial(evaluator.evaluate, weights))
-
-        return judge
+        return judging.judge(self.live, self._feed(X, y, sample_weight))()
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
         """The value of the loss for every sample, before weights and reduction.
 
         With several losses, a mapping from the tensor each one is on.
         """
-        columns = attrs.evolve(self._open(X, y, None), weights={})
-        unweighted = attrs.evolve(self._problem, terms=self._terms(columns))
-        prepared = self._preparing(unweighted).columns(columns)
-        state = self._inferring()
-        out = scoring.per_sample(unweighted, self.device, prepared, state)
+        out = judging.per_sample(self.live, self.setup.open(X, y, None))
         return out if len(out) > 1 else next(iter(out.values()))
 
     # ------------------------------------------------------------------ state and files
@@ -481,16 +355,7 @@ class Trainer:
             buffers: running statistics, too.
             averaged: the averages of the weights instead of them, where ``averaging`` keeps any.
         """
-        engine = self._engine
-        live = engine.state() if engine is not None else {}
-        state = {n: live[n] if n in live else array.copy() for n, array in self._state.items()}
-        extra, slots = dict(self.standing.buffers), dict(self.standing.slots)
-        if engine is not None:
-            extra = engine.buffers() if buffers else {}
-            slots = engine.slots() if averaged else {}
-        if averaged:
-            state |= {n: slots[k] for n in state if (k := f"{AVERAGE}/{n}") in slots}
-        return {**state, **extra} if buffers else state
+        return self.live.state(buffers=buffers, averaged=averaged)
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace trained tensors; those not named stay.
@@ -498,26 +363,7 @@ class Trainer:
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
         """
-        clean: dict[str, Array] = {}
-        for name, array in state.items():
-            if name not in self._state:
-                raise DataError(f"unknown parameter {name!r}; {nearest(name, self._state)}")
-            old = self._state[name]
-            fresh = np.asarray(array)
-            if fresh.shape != old.shape or fresh.dtype.kind not in "iuf":
-                raise DataError(
-                    f"the parameter {name!r} is {old.dtype}{list(old.shape)}, got "
-                    f"{fresh.dtype}{list(fresh.shape)}"
-                )
-            clean[name] = fresh.astype(old.dtype)
-        if self._engine is not None and set(clean) <= set(self._problem.parameters):
-            self._engine.load(clean)
-            return
-        self._state = {**self.get_state(), **clean}
-        if self._engine is not None:  # a value that its graphs have as a constant
-            self.standing.slots = {**self.standing.slots, **self._engine.slots()}
-            self.standing.buffers = self._engine.buffers()
-            self.forget_engine()
+        self.live.replace(state)
 
     def export(
         self,
@@ -543,7 +389,7 @@ class Trainer:
                 ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
             )
         return self.model.export(
-            self._inferring(), path, free_batch=free_batch, inferring=inference
+            self.live.inferring(), path, free_batch=free_batch, inferring=inference
         )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -606,15 +452,6 @@ class Trainer:
         return {name: str(target / f"{name}.onnx") for name in graphs}
 
     # ------------------------------------------------------------------ small things
-
-    def _open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
-        requests = self.setup.requests
-        columns = preparation.open_source(X, y, sample_weight, self.model, requests)
-        return preparation.encode_labels(columns, requests, self.setup.classes)
-
-    def _inferring(self) -> dict[str, Array]:
-        """What predictions are made with and the export has."""
-        return self.get_state(buffers=True, averaged=True)
 
     def _announce(self) -> None:
         _log.info("%s", self.describe())

@@ -293,7 +293,8 @@ class OrtEstimator(BaseEstimator):
             random = check_random_state(self.random_state)
             trainer = self._trainer(rows, weight, int(random.randint(2**31 - 1)))
             if self._slots:
-                trainer.standing.slots, trainer.standing.buffers = self._slots, self._buffers
+                standing = trainer.live.standing
+                standing.slots, standing.buffers = self._slots, self._buffers
         return self._made  # type: ignore[return-value]
 
     def _after(self, history: Any, stopping: Stopping | None, more: bool = False) -> None:
@@ -362,9 +363,7 @@ class OrtEstimator(BaseEstimator):
         if "_proto" in state:
             if made is not None:
                 state["_proto"] = made.export()
-                engine = made.engine if made.backend_ else None
-                state["_slots"] = engine.slots() if engine else dict(made.standing.slots)
-                state["_buffers"] = engine.buffers() if engine else dict(made.standing.buffers)
+                state["_slots"], state["_buffers"] = made.live.slots(), made.live.buffers()
             state["_proto"] = state["_proto"].SerializeToString()
         state["_ortflex_version"] = ortflex_core.__version__
         return state

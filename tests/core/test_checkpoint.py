@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from ortflex_core import Trainer
+from ortflex_core.checkpoint import Size
 from ortflex_core.errors import CheckpointError, ConfigError, DataError
 from ortflex_core.files import OutputError
 from ortflex_core.hookspecs import hook
@@ -244,6 +245,42 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     again = Trainer.resume(saver.written[0], plugins=plugins())
     with pytest.raises(DataError, match="had 47 rows and 10 steps an epoch, these data give 46"):
         again.fit(x, y)
+
+
+@every_backend
+def test_a_trainer_that_has_gone_on_returns_to_its_checkpoint(backend: str, tmp_path: Path) -> None:
+    x, y = regression(rows=40, features=6)
+    trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=2, learning_rate=0.01)
+    trainer.fit(x, y)
+    folder, before = trainer.save(tmp_path / "c"), trainer.predict(x)
+    trainer.fit(x, y)
+    after = bits(trainer)
+    trainer.restore(folder)
+    np.testing.assert_array_equal(trainer.predict(x), before)
+    trainer.fit(x, y)
+    assert bits(trainer) == after
+
+
+def test_forgetting_the_engine_forgets_nothing_else() -> None:
+    x, y = regression(rows=40, features=6)
+    trainer = make(models.mlp(), backend="fused", optimizer="adam", epochs=1, learning_rate=0.01)
+    trainer.fit(x, y)
+    state, predicted = bits(trainer), trainer.predict(x)
+    trainer.forget_engine()
+    assert trainer.backend_ is None
+    np.testing.assert_allclose(trainer.predict(x), predicted, rtol=1e-6)
+    trainer.live.build(trainer.setup.open(x, y, None), Size(rows=32, epoch_steps=1))
+    assert bits(trainer) == state
+
+
+def test_a_parameter_that_rests_is_set_all_the_same() -> None:
+    x, y = regression(rows=40, features=6)
+    later = [{"params": "W3", "start_epoch": 5}]
+    trainer = make(models.mlp(), backend="fused", groups=later, epochs=1, learning_rate=0.01)
+    trainer.fit(x, y)
+    trainer.set_state({"W3": np.zeros((4, 1))})
+    predicted = trainer.predict(x)
+    np.testing.assert_array_equal(predicted, np.broadcast_to(predicted[0], predicted.shape))
 
 
 def test_another_model_optimizer_or_plugin_version_is_refused(

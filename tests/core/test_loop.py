@@ -123,7 +123,7 @@ def watched(trainer: Any, x: Any, y: Any, epoch: int) -> list[float]:
         return run(trainer.engine, batches, rates)
 
     trainer.engine.run = spy
-    trainer.standing.fits = 0
+    trainer.live.standing.fits = 0
     trainer.fit(x, y)
     return seen[12 * epoch : 12 * epoch + 12]
 
