@@ -15,12 +15,6 @@ NEWEST = 26
 """The newest opset that an onnxruntime of today runs."""
 OLDEST = 13
 
-WITHOUT_RULE = {
-    "DeformConv": "sampling at learned places has no form in standard operators that is fast enough",
-    "MaxRoiPool": "the operator does not say where its maxima are",
-}
-"""Differentiable operators of the standard for which there is no rule, and why."""
-
 
 def standard(opset: int = NEWEST) -> dict[str, onnx.defs.OpSchema]:
     """The operators of the standard at an opset, those left out that are deprecated there."""
@@ -63,8 +57,8 @@ def _lines(rules: RuleTable) -> Iterator[str]:
     yield (
         f"Of the {len(schemas)} operators of the standard at opset {NEWEST}, {len(with_rule)} have "
         f"a gradient rule, {len(resolved)} are resolved before, through {len(walls)} no gradient "
-        "passes by their nature, and for "
-        f"{len(without)} there is no rule. `ortflex check model.onnx` says what that means for a "
+        "passes by their nature, and "
+        f"{_missing(len(without))}. `ortflex check model.onnx` says what that means for a "
         "model; [a rule of one's own](../howto/write-a-gradient-rule.md) is about ten lines."
     )
     yield ""
@@ -101,11 +95,15 @@ def _lines(rules: RuleTable) -> Iterator[str]:
         + ", ".join(resolved)
         + "."
     )
-    yield ""
-    yield "## Without a rule"
-    yield ""
-    for name in without:
-        yield f"- {name}: {WITHOUT_RULE.get(name, 'nobody has written one yet')}"
+    if without:
+        yield ""
+        yield "## Without a rule"
+        yield ""
+        yield "Nobody has written one yet: " + ", ".join(without) + "."
+
+
+def _missing(count: int) -> str:
+    return f"for {count} there is no rule" if count else "none is left without one"
 
 
 def _first(name: str) -> int:

@@ -196,37 +196,3 @@ def col2im(draw: Draw, operator: str) -> Case:
         torch=in_torch,
         **({"oracle": linear(formula, shape, 18)} if NEWEST >= 18 else {}),
     )
-
-
-@DRAWS.of("RoiAlign")
-def roi_align(draw: Draw, operator: str) -> Case:
-    """Regions inside and outside of the image."""
-    count, batch = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    shape = (batch, draw(st.integers(1, 2)), *draw(shapes(2, 2, side=5, smallest=2)))
-    corners = [[draw(tenths(-20, 70)) + 0.03 for _ in range(2)] for _ in range(count)]
-    regions = np.array(
-        [[x, y, x + draw(tenths(3, 60)), y + draw(tenths(3, 60))] for x, y in corners], np.float32
-    )
-    index = np.array([draw(st.integers(0, batch - 1)) for _ in range(count)])
-    options = {
-        "output_height": draw(st.integers(1, 2)),
-        "output_width": draw(st.integers(1, 2)),
-        "sampling_ratio": draw(st.integers(1, 2)),
-        "spatial_scale": draw(st.sampled_from([1.0, 0.5])),
-        "coordinate_transformation_mode": draw(
-            st.sampled_from(["half_pixel", "output_half_pixel"])
-        ),
-    }
-
-    def formula(op: Any, x: Any) -> Any:
-        places = op.CastLike(op.constant(regions), x)
-        return op.RoiAlign(x, places, op.constant(index), **options)
-
-    return drawn(
-        f"RoiAlign {options} {regions.tolist()}",
-        formula,
-        {"x": numbers(draw, shape)},
-        oracle=linear(formula, shape, 16),
-        since=16,
-        dtypes=F32,
-    )

@@ -1,0 +1,112 @@
+"""The gradient rule of DeformConv: a convolution whose kernel reads at places of its own.
+
+What the kernel reads are columns [N, C · taps, windows], as in any convolution, each an image's
+value between its points, times the mask. Weights get the product of the cotangent with the columns;
+image, offsets and mask share the product with the weights.
+
+Source: Dai et al., "Deformable convolutional networks" (2017); Zhu et al., "Deformable ConvNets v2"
+(2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ortflex_core.autodiff import Gradient, NodeView
+from ortflex_core.cotangents import full, reshape_like
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients._taps import Samples, Tap, linear_taps, size_of, zeros_outside
+from ortflex_plugins.gradients._windows import Sizes, flat, known
+
+
+def deform_conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Y = W · (mask ∘ x at the windows' places + offset); the rule needs the sizes of W."""
+    x, weight, offset, _, mask = (*node.inputs, None, None)[:5]
+    sizes = None if weight.shape is None else known(weight.shape)
+    if sizes is None:
+        raise NoGradientRule("with weights of unknown shape")
+    groups, taps = node.offset_group, flat(sizes[2:])
+    channels, rows = sizes[1] * node.group // groups, sizes[0] // node.group
+    batch = None if x.shape is None else x.shape[0]
+
+    def shaped(value: Tensor, times: int, *rest: int) -> Tensor:
+        """``value`` as [N · times, *rest]."""
+        if isinstance(batch, int):
+            target = op.constant([batch * times, *rest])
+        elif groups == 1:
+            target = op.constant([0, *rest])
+        else:
+            first = op.Slice(op.Shape(x), [0], [1]) * times
+            target = op.Concat(first, op.constant(list(rest)), axis=0)
+        return op.Reshape(value, target)  # type: ignore[no-any-return]
+
+    # Each group of offsets is an image of its own: [N · groups, channels, places].
+    places = [size_of(op, x, 2 + axis) for axis in range(len(sizes) - 2)]
+    image = shaped(x, groups, channels, -1)
+    samples = Samples(image, _taps(op, node, offset, sizes[2:], shaped, places), places)
+    held = None if mask is None else shaped(mask, groups, 1, -1)
+    whole = shaped(full(op, g, node.outputs[0]), 1, node.group, rows, -1)
+    kernel = op.Reshape(weight, op.constant([node.group, rows, sizes[1] * taps]))
+
+    def to_columns() -> Tensor:
+        """The cotangent of what the kernel reads, [N · groups, channels, taps · windows]."""
+        columns = op.MatMul(op.Transpose(kernel, perm=[0, 2, 1]), whole)
+        return shaped(columns, groups, channels, -1)
+
+    def to_samples() -> Tensor:
+        return to_columns() if held is None else to_columns() * held
+
+    def to_weight() -> Tensor:
+        columns = samples.values(op) if held is None else samples.values(op) * held
+        windows = shaped(columns, 1, node.group, sizes[1] * taps, -1)
+        product = op.MatMul(whole, op.Transpose(windows, perm=[0, 1, 3, 2]))
+        return reshape_like(op, op.ReduceSum(product, axes=[0], keepdims=0), weight)
+
+    def to_offset() -> Tensor:
+        sides = [shaped(s, groups, taps, 1, -1) for s in samples.to_points(op, to_samples())]
+        return reshape_like(op, op.Concat(*sides, axis=2), offset)
+
+    def to_mask() -> Tensor:
+        total = op.ReduceSum(to_columns() * samples.values(op), axes=[1], keepdims=0)
+        return reshape_like(op, total, mask)
+
+    return [
+        lambda: reshape_like(op, samples.to_image(op, to_samples()), x),
+        to_weight,
+        to_offset,
+        lambda: op.Reshape(op.ReduceSum(whole, axes=[0, 3], keepdims=0), op.constant([-1])),
+        to_mask,
+    ][: len(node.inputs)]
+
+
+def _taps(
+    op: Ops,
+    node: NodeView,
+    offset: Tensor,
+    kernel: Sizes,
+    shaped: Callable[..., Tensor],
+    places: Sequence[Tensor],
+) -> list[list[Tap]]:
+    """The neighbours, along each axis, of every place that the kernel reads."""
+    n = len(kernel)
+    strides, dilations = node.strides or [1] * n, node.dilations or [1] * n
+    pads = node.pads or [0] * (2 * n)
+    apart = shaped(offset, node.offset_group, flat(kernel), n, -1)
+    out = []
+    for axis, size in enumerate(places):
+        count = op.Range(op.constant(0), size_of(op, offset, 2 + axis), op.constant(1))
+        starts = op.Cast(count * strides[axis] - pads[axis], to=offset.dtype)
+        # [taps, 1] and [windows] of all axes.
+        steps = np.indices(kernel)[axis].reshape(-1, 1) * dilations[axis]
+        others = [k for k in range(n) if k != axis]
+        grid = op.Unsqueeze(starts, axes=others) if others else starts
+        windows = op.Reshape(op.Expand(grid, op.Slice(op.Shape(offset), [2], [2 + n])), [-1])
+        regular = windows + op.constant(steps.astype(np.float32), offset.dtype)
+        # [N · groups, taps, windows], one axis' column of the offsets.
+        moved = regular + op.Gather(apart, op.constant(axis), axis=2)
+        point = op.Reshape(moved, op.constant([0, -1]))
+        out.append([zeros_outside(op, t, size, offset.dtype) for t in linear_taps(op, point)])
+    return out

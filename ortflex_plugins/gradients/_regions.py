@@ -1,0 +1,184 @@
+"""Gradient rules of RoiAlign and MaxRoiPool, which read regions of images into grids of bins.
+
+All images side by side are [C, N · H · W], and the regions' places an index into that. The regions
+themselves get no gradient: in MaxRoiPool they are rounded, and in RoiAlign nobody gives them one.
+
+Source: Girshick, "Fast R-CNN" (2015); He et al., "Mask R-CNN" (2017).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+
+from ortflex_core.autodiff import Gradient, NodeView
+from ortflex_core.cotangents import dims, full, zeros_like
+from ortflex_core.ops import Ops, Tensor
+from ortflex_plugins.gradients._taps import INT64, Tap, size_of
+
+
+def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The mean, or the largest, of samples on a grid in each bin; no gradient of the regions."""
+    x, regions, batch = node.inputs
+    sizes = [size_of(op, x, axis) for axis in (2, 3)]
+    rows, columns = (_samples(op, node, regions, axis, sizes[axis]) for axis in (0, 1))
+    start = op.Unsqueeze(batch * (sizes[0] * sizes[1]), axes=[1, 2, 3, 4])
+    places, weights = [], []
+    for row, column in product(rows, columns):
+        # [R, h, s, w, s]: rows and their samples, columns and theirs.
+        down = op.Unsqueeze(row.place * sizes[1], axes=[3, 4])
+        places.append(start + down + op.Unsqueeze(column.place, axes=[1, 2]))
+        weights.append(
+            op.Unsqueeze(row.weight, axes=[3, 4]) * op.Unsqueeze(column.weight, axes=[1, 2])
+        )
+    # [C, R, h, w]
+    cotangent = op.Transpose(full(op, g, node.outputs[0]), perm=[1, 0, 2, 3])
+    if node.mode == "max":
+        return [_largest(op, x, places, weights, cotangent), None, None]
+    share = op.Unsqueeze(cotangent, axes=[3, 5])
+    values = [_flat(op, x, share * op.Unsqueeze(w, axes=[0])) for w in weights]
+    index = op.Concat(*(op.Reshape(p, op.constant([-1])) for p in places), axis=0)
+    return [_added(op, x, index, op.Concat(*values, axis=1)), None, None]
+
+
+def _samples(op: Ops, node: NodeView, regions: Tensor, axis: int, size: Tensor) -> list[Tap]:
+    """The two neighbours of every sample along one axis: [R, bins, samples]."""
+    count = (node.output_height, node.output_width)[axis]
+    # A region is (x1, y1, x2, y2); the first axis of an image is y. Before opset 16 one way exists.
+    half = node.coordinate_transformation_mode == "half_pixel"
+    first, last = (
+        op.Gather(regions, op.constant(k), axis=1) * node.spatial_scale - (0.5 if half else 0.0)
+        for k in (1 - axis, 3 - axis)
+    )
+    length = last - first if half else op.Max(last - first, 1.0)
+    first, length = (op.Unsqueeze(t, axes=[1, 2]) for t in (first, length))
+    bins = op.constant(np.arange(count, dtype=np.float32)[:, None], regions.dtype)
+    largest = node.mode == "max"
+    if node.sampling_ratio > 0:
+        per = node.sampling_ratio
+        steps = op.constant(((np.arange(per) + 0.5) / per).astype(np.float32), regions.dtype)
+        share: Tensor | float = 1.0 if largest else 1.0 / per
+    else:
+        # As many samples as a bin is wide, so regions differ; the longest decides the shape.
+        wanted = op.Ceil(length / float(count))
+        some = op.Max(wanted, 1.0)
+        every = op.Cast(op.ReduceMax(some, keepdims=0), to=INT64)
+        index = op.Cast(op.Range(op.constant(0), every, op.constant(1)), to=regions.dtype)
+        # Of the largest a repeated sample changes nothing, in a mean it counts nothing.
+        steps = ((op.Min(index, some - 1) if largest else index) + 0.5) / some
+        share = op.Cast(wanted > 0 if largest else index < wanted, to=regions.dtype)
+        share = share if largest else share / some
+    point = first + length * ((bins + steps) * (1.0 / count))
+    number = op.Cast(size, to=regions.dtype)
+    inside = op.Cast(op.And(point >= -1.0, point <= number), to=regions.dtype)
+    held = op.Min(op.Max(point, 0.0), number - 1)
+    below = op.Floor(held)
+    rest = held - below
+    kept = inside * share
+    place = op.Cast(below, to=INT64)
+    above = op.Min(place + 1, size - 1)
+    return [Tap(place, kept * (1 - rest), None), Tap(above, kept * rest, None)]
+
+
+def _largest(
+    op: Ops, x: Tensor, places: Sequence[Tensor], weights: Sequence[Tensor], g: Tensor
+) -> Tensor:
+    """One of each bin's products weight · value has it all: the first of the largest."""
+    # [R, h, w, all of the bin]
+    at, by = (
+        op.Concat(
+            *(op.Reshape(op.Transpose(t, perm=[0, 1, 3, 2, 4]), [0, 0, 0, -1]) for t in ts), axis=3
+        )
+        for ts in (places, weights)
+    )
+    return _to_first(op, x, at, by, g)
+
+
+def max_roi_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The first of each bin's largest has it; the regions are rounded, so they get none."""
+    x, regions = node.inputs
+    sizes = [size_of(op, x, axis) for axis in (2, 3)]
+    batch = op.Cast(op.Gather(regions, op.constant(0), axis=1), to=INT64)
+    (rows, no_rows), (columns, no_columns) = (
+        _bins(op, node, regions, axis, sizes[axis]) for axis in (0, 1)
+    )
+    start = op.Unsqueeze(batch * (sizes[0] * sizes[1]), axes=[1, 2, 3, 4])
+    down = op.Unsqueeze(rows * sizes[1], axes=[2, 4])
+    places = start + down + op.Unsqueeze(columns, axes=[1, 3])
+    places = op.Reshape(places, op.constant([0, 0, 0, -1]))
+    empty = op.Or(op.Unsqueeze(no_rows, axes=[2]), op.Unsqueeze(no_columns, axes=[1]))
+    cotangent = op.Transpose(full(op, g, node.outputs[0]), perm=[1, 0, 2, 3])
+    cotangent = op.Where(op.Unsqueeze(empty, axes=[0]), 0.0, cotangent)
+    return [_to_first(op, x, places, None, cotangent), None]
+
+
+def _bins(
+    op: Ops, node: NodeView, regions: Tensor, axis: int, size: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The places of each bin along one axis, [R, bins, longest], and which bins are empty.
+
+    A bin shorter than the longest has its last place several times.
+    """
+    count = node.pooled_shape[axis]
+    scaled = [
+        op.Gather(regions, op.constant(k), axis=1) * node.spatial_scale
+        for k in (2 - axis, 4 - axis)
+    ]
+    # Halves are rounded away from zero.
+    first, last = (op.Sign(v) * op.Floor(op.Abs(v) + 0.5) for v in scaled)
+    each = op.Unsqueeze(op.Max(last - first + 1.0, 1.0) / float(count), axes=[1])
+    first = op.Unsqueeze(first, axes=[1])
+    index = op.constant(np.arange(count, dtype=np.float32), regions.dtype)
+    ends = (op.Floor(index * each) + first, op.Ceil((index + 1.0) * each) + first)
+    begin, end = (op.Max(op.Min(op.Cast(e, to=INT64), size), 0) for e in ends)
+    longest = op.Max(op.ReduceMax(end - begin, keepdims=0), 1)
+    steps = op.Range(op.constant(0), longest, op.constant(1))
+    places = op.Unsqueeze(begin, axes=[2]) + steps
+    held = op.Max(op.Min(places, op.Unsqueeze(end, axes=[2]) - 1), 0)
+    return op.Min(held, size - 1), op.LessOrEqual(end, begin)
+
+
+def _to_first(op: Ops, x: Tensor, places: Tensor, weights: Tensor | None, g: Tensor) -> Tensor:
+    """Cotangents ``g`` [C, R, h, w], put where the first of the largest of [R, h, w, all] lies."""
+    side_by_side = op.Reshape(op.Transpose(x, perm=[1, 0, 2, 3]), op.constant([0, -1]))
+    values = op.Gather(side_by_side, places, axis=1)
+    if weights is not None:
+        values = values * op.Unsqueeze(weights, axes=[0])
+    chosen = op.ArgMax(values, axis=4, keepdims=1)
+    shape = op.Shape(values)
+
+    def of(t: Tensor) -> Tensor:
+        whole = op.Expand(op.Unsqueeze(t, axes=[0]), shape)
+        return _flat(op, x, op.GatherElements(whole, chosen, axis=4))
+
+    share = _flat(op, x, g)
+    return _added(op, x, of(places), share if weights is None else share * of(weights))
+
+
+def _flat(op: Ops, x: Tensor, values: Tensor) -> Tensor:
+    """[C, …] as [C, all], with the C of ``x``."""
+    channels = op.Unsqueeze(size_of(op, x, 1), axes=[0])
+    return op.Reshape(values, op.Concat(channels, op.constant([-1]), axis=0))  # type: ignore[no-any-return]
+
+
+def _added(op: Ops, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """``values`` [C, K] added up at ``index``, [K] or [C, K], in the shape of ``x``."""
+    turned = op.Transpose(x, perm=[1, 0, 2, 3])
+    zeros = zeros_like(op, op.Reshape(turned, op.constant([0, -1])))
+    if op.opset < 16:
+        # No operator adds at places yet; the product with a matrix of zeros and ones does.
+        every = op.Range(
+            op.constant(0),
+            op.Squeeze(op.Slice(op.Shape(zeros), [1], [2]), axes=[0]),
+            op.constant(1),
+        )
+        hits = op.Cast(op.Equal(op.Unsqueeze(index, axes=[-1]), every), to=values.dtype)
+        rows = op.MatMul(op.Unsqueeze(values, axes=[1]), hits)
+        added = op.Squeeze(rows, axes=[1])
+    else:
+        whole = op.Expand(index, op.Shape(values))
+        added = op.ScatterElements(zeros, whole, values, axis=1, reduction="add")
+    apart = op.Reshape(added, dims(op, turned))
+    return op.Transpose(apart, perm=[1, 0, 2, 3])  # type: ignore[no-any-return]
