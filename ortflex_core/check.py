@@ -10,12 +10,13 @@ from typing import Any, Literal
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core import parameters, problem, sequences
+from ortflex_core import parameters, sequences, terms
 from ortflex_core.autodiff import RuleTable, gradients
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, OrtflexError
 from ortflex_core.model import Model, reads
 from ortflex_core.ops import FLOATS, Trace
 from ortflex_core.parameters import Choice
+from ortflex_core.problem import Problem
 from ortflex_core.registry import Plugins
 from ortflex_core.types import TensorSpec
 
@@ -144,7 +145,7 @@ def check_model(
     if loss is None:
         floats = [o.name for o in source.outputs if o.dtype in FLOATS]
         spec = dict.fromkeys(floats, "squared_error") if len(floats) > 1 else "squared_error"
-    requests = problem.loss_requests(source, spec, found)
+    requests = terms.loss_requests(source, spec, found)
     outputs = tuple(dict.fromkeys(r.predicted for r in requests))
     choices = tuple(parameters.choose(source, outputs, params))
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
@@ -281,7 +282,7 @@ def _differentiate(
 
 def _backends(
     model: Model,
-    requests: Sequence[problem.LossRequest],
+    requests: Sequence[terms.LossRequest],
     choices: Sequence[Choice],
     rules: RuleTable,
     plugins: Plugins,
@@ -293,9 +294,9 @@ def _backends(
     try:
         runtime = require_runtime()
         labels = {r.label: _label(model, r) for r in requests}
-        bound = problem.Problem(
+        bound = Problem(
             model=model,
-            terms=problem.bind_terms(model, requests, labels, {}),
+            terms=terms.bind_terms(model, requests, labels, {}),
             penalties=(),
             optimizer=plugins.component("optimizers", "sgd"),
             optimizer_name="sgd",
@@ -305,7 +306,7 @@ def _backends(
             plugins=plugins,
         )
         device = plugins.component("devices", "cpu")
-        problem.check_precision(model, bound.parameters)
+        terms.check_precision(model, bound.parameters)
     except OrtflexError as error:
         return dict.fromkeys(names, (str(error),))
     found: dict[str, tuple[str, ...]] = {}
@@ -319,6 +320,6 @@ def _backends(
     return found
 
 
-def _label(model: Model, request: problem.LossRequest) -> TensorSpec:
+def _label(model: Model, request: terms.LossRequest) -> TensorSpec:
     predicted = model.value(request.predicted)
     return request.loss.label(predicted, None)

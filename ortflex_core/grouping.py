@@ -9,11 +9,12 @@ from typing import Any
 
 import attrs
 
-from ortflex_core import parameters, problem
+from ortflex_core import parameters
 from ortflex_core.errors import Problems, nearest
 from ortflex_core.parameters import Choice
 from ortflex_core.problem import PenaltyTerm
 from ortflex_core.registry import Plugins
+from ortflex_core.terms import penalty_terms
 from ortflex_core.updates import ConstraintTerm, Group, Updating
 
 GROUP_KEYS = {
@@ -120,12 +121,12 @@ def read(
     apart = {n for n, k in owner.items() if "penalty" in tables[k]}
     terms: list[PenaltyTerm] = []
     rest = [n for n in trained if n not in apart]
-    terms += found.collect(lambda: problem.penalty_terms(penalty, rest, plugins)) or ()
+    terms += found.collect(lambda: penalty_terms(penalty, rest, plugins)) or ()
     groups = []
     for k, table in enumerate(tables):
         own = tuple(n for n in trained if owner.get(n) == k)
         if "penalty" in table:
-            read_penalty = partial(problem.penalty_terms, table["penalty"], own, plugins)
+            read_penalty = partial(penalty_terms, table["penalty"], own, plugins)
             terms += found.collect(read_penalty) or ()
         mine = None
         if "optimizer" in table:

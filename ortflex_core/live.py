@@ -18,9 +18,10 @@ from ortflex_core.errors import DataError, nearest
 from ortflex_core.evaluate import Evaluator
 from ortflex_core.loop import Hook
 from ortflex_core.preparation import Preparation
-from ortflex_core.problem import LossTerm, Problem, bind_terms
+from ortflex_core.problem import LossTerm, Problem
 from ortflex_core.protocols import Engine, Schedule, ScheduleContext
 from ortflex_core.setup import Setup
+from ortflex_core.terms import bind_terms
 from ortflex_core.types import Array
 from ortflex_core.updates import AVERAGE
 

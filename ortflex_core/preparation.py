@@ -17,9 +17,10 @@ from ortflex_core.errors import DataError, nearest
 from ortflex_core.iterables import Batches
 from ortflex_core.model import Model
 from ortflex_core.pieces import Pieces, fitting
-from ortflex_core.problem import LossRequest, LossTerm, Problem
+from ortflex_core.problem import LossTerm, Problem
 from ortflex_core.protocols import DataSource, Device
 from ortflex_core.session import run_once
+from ortflex_core.terms import LossRequest
 from ortflex_core.types import Array, TensorSpec
 
 

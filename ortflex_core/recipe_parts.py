@@ -9,10 +9,11 @@ from typing import Any
 
 import attrs
 
-from ortflex_core import grouping, problem
+from ortflex_core import grouping, terms
 from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, Problems, nearest
 from ortflex_core.files import is_there
+from ortflex_core.problem import PenaltyTerm
 from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
@@ -213,7 +214,7 @@ class Parts:
     # ------------------------------------------------------------------ losses and penalties
 
     def _losses(self, spec: Any) -> list[Any]:
-        tables = problem.loss_tables(spec)
+        tables = terms.loss_tables(spec)
         found = Problems()
         out = []
         for k, (_, table) in enumerate(tables):
@@ -229,7 +230,7 @@ class Parts:
 
     def _spell_losses(self, spec: Any, made: list[Any]) -> Any:
         tables = []
-        for (_, given), loss in zip(problem.loss_tables(spec), made, strict=True):
+        for (_, given), loss in zip(terms.loss_tables(spec), made, strict=True):
             extras = {key: given[key] for key in _LOSS_KEYS if key in given}
             tables.append({**self._spell("losses", loss, given), **extras})
         if isinstance(spec, Mapping) and "name" not in spec:
@@ -238,15 +239,15 @@ class Parts:
             return tuple(tables)
         return tables[0]
 
-    def _penalties(self, spec: Any) -> tuple[problem.PenaltyTerm, ...]:
+    def _penalties(self, spec: Any) -> tuple[PenaltyTerm, ...]:
         # Each pattern stands for itself: which parameters it fits is the model's business.
         names = ["*"]
         if isinstance(spec, Mapping) and "name" not in spec:
             table = spec.get("by_parameter", spec)
             names = list(table) if isinstance(table, Mapping) else []
-        return problem.penalty_terms(spec, names, self.plugins)
+        return terms.penalty_terms(spec, names, self.plugins)
 
-    def _spell_penalties(self, spec: Any, made: tuple[problem.PenaltyTerm, ...]) -> Any:
+    def _spell_penalties(self, spec: Any, made: tuple[PenaltyTerm, ...]) -> Any:
         if spec is None:
             return None
         tables = {

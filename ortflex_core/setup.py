@@ -11,17 +11,18 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core import grouping, parameters, probe, problem, targets
+from ortflex_core import grouping, parameters, probe, targets
 from ortflex_core.data import Columns
 from ortflex_core.errors import ConfigError, ModelError, OrtflexError, Problems, Unsupported
 from ortflex_core.grouping import Asked
 from ortflex_core.model import Model
 from ortflex_core.parameters import Choice
 from ortflex_core.preparation import encode_labels, open_source
-from ortflex_core.problem import LossRequest, Problem, Reduction
+from ortflex_core.problem import Problem, Reduction
 from ortflex_core.protocols import Backend, Device, Metric, Optimizer, Schedule
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import Runtime
+from ortflex_core.terms import LossRequest, check_precision, loss_requests
 from ortflex_core.types import Array
 
 _log = logging.getLogger("ortflex")
@@ -139,7 +140,7 @@ def resolve(
         for k, c in enumerate(callbacks)
     ]
     backends = errors.collect(lambda: _backends(plugins, backend))
-    requests = errors.collect(lambda: problem.loss_requests(model, loss, plugins)) or []
+    requests = errors.collect(lambda: loss_requests(model, loss, plugins)) or []
     choices: list[Choice] = []
     if requests:
         seen = [r.predicted for r in requests]
@@ -150,7 +151,7 @@ def resolve(
             lambda: grouping.read(updates, choices, penalty, made_optimizer, plugins)
         )
     errors.raise_all()
-    problem.check_precision(model, [c.name for c in grouped.choices if c.trained])
+    check_precision(model, [c.name for c in grouped.choices if c.trained])
     unavailable = type(made_device).available(runtime)
     if unavailable:
         raise Unsupported(f"the device {made_device.name!r} cannot be used: {unavailable[0]}")

@@ -11,11 +11,12 @@ import attrs
 import onnx
 from onnx import ModelProto
 
-from ortflex_core import modelfile, problem
+from ortflex_core import modelfile
 from ortflex_core.check import check_model
 from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
 from ortflex_core.files import write_bytes
 from ortflex_core.model import Model, as_model
+from ortflex_core.terms import bind_terms
 from ortflex_plugins.pictures import html, layout, reading, svg
 from ortflex_plugins.pictures.parts import parts_of, step_of
 from ortflex_plugins.pictures.reading import Marks
@@ -163,7 +164,7 @@ def draw_step(
     if not now.terms:
         requests = trainer.setup.requests
         labels = {r.label: r.loss.label(trainer.model.value(r.predicted), None) for r in requests}
-        now = attrs.evolve(now, terms=problem.bind_terms(trainer.model, requests, labels, {}))
+        now = attrs.evolve(now, terms=bind_terms(trainer.model, requests, labels, {}))
     fixed = [i.shape[0] for i in trainer.model.inputs if i.shape and isinstance(i.shape[0], int)]
     rows = fixed[0] if fixed else trainer.batch_size
     try:
