@@ -22,6 +22,7 @@ from ortflex_core.program import Program, build
 from ortflex_core.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.shortcuts import Shortcuts
 from ortflex_core.together import Layout
+from ortflex_core.types import Shape
 from ortflex_core.updates import AVERAGE, symbols
 
 
@@ -279,11 +280,17 @@ def gradient_factor(problem: Problem) -> Host | None:
     """
     if not problem.updating.uniform:
         return None
+    specs = [problem.model.initializers[name] for name in problem.parameters]
+    # A formula may ask for a weight's shape: biases without decay, say.
+    found = {_factor(problem, *of) for of in {(spec.dtype, spec.shape) for spec in specs}}
+    return found.pop() if len(found) == 1 else None
+
+
+def _factor(problem: Problem, dtype: int, shape: Shape | None) -> Host | None:
+    """The factor of parameters of one type and shape."""
     trace = problem.trace()
-    spec = problem.model.initializers[problem.parameters[0]]
-    weight = trace.input("weight", spec.dtype, spec.shape)
-    gradient = trace.input("gradient", spec.dtype, spec.shape)
-    slots = {s: trace.input(s, spec.dtype, spec.shape) for s in problem.optimizer.slots}
+    weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
+    slots = {s: trace.input(s, dtype, shape) for s in problem.optimizer.slots}
     twin = symbolic(problem.optimizer, symbols("optimizer", problem.optimizer))
     twin.update(trace.op, weight, gradient, Host.symbol("rate"), Host.symbol("step"), slots)
     users = [n for n in trace.nodes if gradient in n.arguments]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -27,6 +27,7 @@ _ELEMENTWISE = {
 }
 # Elements that are copied in the time that starting an operator takes.
 _COPIED = 1500
+_VECTOR = (7,)
 
 
 @attrs.frozen(kw_only=True)
@@ -74,9 +75,10 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
         return None
     if not updating.uniform or updating.constraints:
         return None
-    nodes = _nodes(problem)
-    if nodes is None:
+    formula = _formula(problem, _VECTOR) if problem.optimizer.elementwise else None
+    if formula is None:
         return None
+    nodes = len(formula) - 1
     # Per parameter: its update, and what clipping does to its gradient.
     nodes += 2 * (updating.clip_value is not None) + 2 * (updating.clip_norm is not None) - scaled
     folded = scaled and nodes == 1  # into the product that makes the gradient
@@ -86,19 +88,37 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
     saved = 0 if folded else (len(specs) - 1) * nodes - moves
     shapes = {s.name: problem.model.initializer(s.name).shape for s in specs}
     elements = sum(prod(shape) for shape in shapes.values())
-    return Layout(shapes=shapes) if elements * (1 + tensors / steps) < _COPIED * saved else None
+    if elements * (1 + tensors / steps) >= _COPIED * saved:
+        return None
+    # A formula may ask for a weight's shape, biases without decay, say: the vector has one of its own.
+    alike = all(_formula(problem, shape) == formula for shape in set(shapes.values()))
+    return Layout(shapes=shapes) if alike else None
 
 
-def _nodes(problem: Problem) -> int | None:
-    """The operators that one parameter's update takes; None unless they are elementwise."""
+def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:
+    """What the update of a parameter of some shape computes; None unless it is elementwise."""
     trace = problem.trace()
     name = problem.parameters[0]
     dtype = problem.model.initializers[name].dtype
-    weight, gradient = (trace.input(n, dtype, (7,)) for n in ("weight", "gradient"))
-    slots = {s: trace.input(s, dtype, (7,)) for s in problem.slots_of(name)}
-    updates.updated(trace, problem, name, weight, gradient, slots)
-    elementwise = all(
-        node.op_type in _ELEMENTWISE and not node.domain and node.outputs[0].shape in ((), (7,))
-        for node in trace.nodes
-    )
-    return len(trace.nodes) if elementwise else None
+    weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
+    slots = {s: trace.input(s, dtype, shape) for s in problem.slots_of(name)}
+    made = updates.updated(trace, problem, name, weight, gradient, slots)
+    places: dict[Tensor, Any] = {tensor: n for n, tensor in trace.inputs.items()}
+    lines: list[Any] = []
+    for node in trace.nodes:
+        (out,) = node.outputs
+        if node.op_type not in _ELEMENTWISE or node.domain or out.shape not in ((), shape):
+            return None
+        attributes = sorted(a.SerializeToString() for a in node.attributes.values())
+        lines.append((node.op_type, attributes, [_place(places, t) for t in node.arguments]))
+        places[out] = len(lines)
+    return [*lines, {label: _place(places, t) for label, t in made.items()}]
+
+
+def _place(places: Mapping[Tensor, Any], tensor: Tensor) -> Any:
+    """What a tensor is in a formula: an input, a line, a host scalar or a number."""
+    if tensor.host is not None:
+        return tensor.host
+    if tensor.constant is not None:
+        return tensor.constant.shape, tensor.constant.tobytes()
+    return places[tensor]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from ortflex_core import session, together
+from ortflex_core.component import hyper
 from ortflex_core.ops import Trace
 from ortflex_core.program import build
+from ortflex_core.protocols import Optimizer
 from ortflex_core.step import step_program
 from tests import models
 from tests.gradcheck import run
@@ -101,3 +104,63 @@ def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
     got = run(build(trace, {f"new/{n}": t for n, t in parts.items()}, name="p"), values)
     for name, value in values.items():
         np.testing.assert_array_equal(got[f"new/{name}"], 2 * value)
+
+
+@attrs.frozen(kw_only=True)
+class MatricesDecay(Optimizer):
+    """Momentum that leaves biases without decay."""
+
+    name = "matrices_decay"
+    default_rate = 0.02
+    slots = ("velocity",)
+    decay: float = hyper(default=0.1)
+
+    def update(
+        self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        if weight.rank > 1:
+            gradient = gradient + self.decay * weight
+        velocity = 0.9 * slots["velocity"] + gradient
+        return weight - rate * velocity, {"velocity": velocity}
+
+
+@attrs.frozen(kw_only=True)
+class MatricesCentered(Optimizer):
+    """Plain descent along the gradient, whose mean a matrix leaves out."""
+
+    name = "matrices_centered"
+    default_rate = 0.02
+
+    def update(
+        self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        if weight.rank > 1:
+            gradient = gradient - op.ReduceMean(gradient, axes=[0], keepdims=1)
+        return weight - rate * gradient, {}
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("first", ["W1", "b1"])
+@pytest.mark.parametrize("optimizer", [MatricesDecay(), MatricesCentered()])
+def test_a_formula_may_ask_for_the_shape_of_a_weight(
+    optimizer: Optimizer, first: str, steps: int
+) -> None:
+    """Neither a vector of all weights nor the first parameter speaks for the others."""
+    model = models.mlp()
+    tensors = sorted(model.graph.initializer, key=lambda t: t.name[0] != first[0])
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(tensors)
+    options: dict[str, Any] = {"optimizer": optimizer, "batch_size": 10, "learning_rate": None}
+    fused = make(model, epochs=2, backend={"name": "fused", "steps_per_run": steps}, **options)
+    fused.fit(X, Y)
+    plain = make(model, epochs=2, backend="example_numpy", **options)  # updates one by one
+    plain.fit(X, Y)
+    same(fused.get_state(), plain.get_state())
+
+
+def test_what_says_that_it_is_not_elementwise_is_believed() -> None:
+    class Modest(type(trained().optimizer)):  # type: ignore[misc]
+        elementwise = False
+
+    assert layout(trained()) is not None
+    assert layout(trained(optimizer=Modest())) is None
