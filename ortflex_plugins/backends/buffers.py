@@ -12,7 +12,7 @@ from ortflex_core.errors import DataError, nearest
 from ortflex_core.keeping import not_finite
 from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device, Value
-from ortflex_core.types import Array, TensorSpec, shape_text
+from ortflex_core.types import Array, TensorSpec, numpy_dtype, shape_text
 from ortflex_core.updates import AVERAGE
 
 
@@ -160,7 +160,8 @@ class Scalar:
         if self._view is not None:
             self._view.fill(number)
         else:
-            self._device.write(self._value, np.full(self._value.shape(), number, np.float32))
+            kind = numpy_dtype(self._value.element_type())
+            self._device.write(self._value, np.full(self._value.shape(), number, kind))
 
 
 class Scales:

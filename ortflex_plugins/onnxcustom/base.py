@@ -29,8 +29,11 @@ def save_graphs(
     owner: str, attributes: dict[str, Any], folder: Any, prefix: str | None, suffix: str | None
 ) -> dict[str, Any]:
     """Save every graph among some attributes; see :meth:`BaseOnnxClass.save_onnx_graph`."""
-    if isinstance(folder, str | os.PathLike) and not os.path.isdir(folder):
-        raise OutputError(f"the folder {os.fspath(folder)!r} does not exist")
+    if isinstance(folder, str | os.PathLike):
+        if not os.path.isdir(folder):
+            raise OutputError(f"the folder {os.fspath(folder)!r} does not exist")
+    elif folder is not bytes:
+        raise TypeError(f"folder: expected a path, or the class bytes, got {folder!r}")
     prefix, suffix = prefix or "", suffix or ""
     saved: dict[str, Any] = {}
     for key, value in attributes.items():

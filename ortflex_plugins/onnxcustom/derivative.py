@@ -13,6 +13,7 @@ from ortflex_core.errors import ConfigError, ModelError, nearest
 from ortflex_core.files import write_bytes
 from ortflex_core.model import reads
 from ortflex_core.vjp import gradient_model
+from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.weights import FLOATS, get_train_initializer, rename_tensors
 
 _YIELD = "com.microsoft"
@@ -80,6 +81,7 @@ def onnx_derivative(
         raise TypeError(
             f"options: expected a DerivativeOptions, got {type(options).__name__}: {options!r}"
         )
+    check_model(onx, "onx")
     floats = [i.name for i in onx.graph.input if i.type.tensor_type.elem_type in FLOATS]
     initializers = {t.name for t in onx.graph.initializer}
     floats = [name for name in floats if name not in initializers]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.errors import ConfigError
+from ortflex_core.errors import ConfigError, Unsupported
 from ortflex_core.protocols import Device
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import Runtime, require_runtime
@@ -90,11 +90,19 @@ def core_device(device: Any) -> Device:
 
     Raises:
         ValueError, TypeError: as :func:`get_ort_device`.
+        Unsupported: it cannot be used here.
     """
     text = device if isinstance(device, str) else ort_device_to_string(device)
-    kind, index = _parse(text)
+    return _checked_device(*_parse(text))
+
+
+@functools.cache
+def _checked_device(kind: str, index: int) -> Device:
     spec: Any = {"name": kind, "index": index} if index else kind
     found: Device = plugins().component("devices", spec, "device")
+    unavailable = type(found).available(this_runtime())
+    if unavailable:
+        raise Unsupported(f"the device {kind!r} cannot be used: {unavailable[0]}")
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from onnx import ModelProto
 from ortflex_core.errors import DataError, nearest
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, BaseOnnxClass
+from ortflex_plugins.onnxcustom.checks import check_count, check_model, check_names
 from ortflex_plugins.onnxcustom.devices import get_ort_device, ort_device_to_string
 from ortflex_plugins.onnxcustom.learning_rate import BaseLearningRate
 from ortflex_plugins.onnxcustom.weights import with_weights
@@ -34,6 +35,7 @@ class BaseEstimator(BaseOnnxClass):
     }
 
     def __init__(self, model_onnx: ModelProto, learning_rate: Any, device: Any) -> None:
+        check_model(model_onnx)
         self.model_onnx = model_onnx
         self.learning_rate = BaseLearningRate.select(learning_rate)
         self.device = get_ort_device(device)
@@ -59,8 +61,7 @@ class BaseEstimator(BaseOnnxClass):
         for name, value in params.items():
             made = self._select[name](value) if name in self._select else value
             setattr(self, name, made)
-        if "validation_every" in params or "max_iter" in params:
-            self._set_validation()
+        self._check_parameters()
         self.build_onnx_function()
         return self
 
@@ -74,13 +75,21 @@ class BaseEstimator(BaseOnnxClass):
             input_tags=InputTags(),
         )
 
+    batch_size: int
     max_iter: int
     validation_every: float
+    weights_to_train: Sequence[str]
 
-    def _set_validation(self) -> None:
-        """A fraction of the iterations becomes a number of them."""
-        if self.validation_every < 1:
-            self.validation_every = max(1, int(self.max_iter * self.validation_every))
+    def _check_parameters(self) -> None:
+        """Refuse what cannot be; a fraction of the iterations becomes a number of them."""
+        check_model(self.model_onnx)
+        check_names("weights_to_train", self.weights_to_train)
+        check_count("batch_size", self.batch_size, 1, "; the number of rows takes them all at once")
+        check_count("max_iter", self.max_iter, 0)
+        every: Any = self.validation_every
+        if isinstance(every, float) and 0 < every < 1:
+            self.validation_every = every = max(1, int(self.max_iter * every))
+        check_count("validation_every", every, 1, ", or a fraction of max_iter")
 
     def __repr__(self) -> str:
         shown = []

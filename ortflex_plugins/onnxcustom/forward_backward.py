@@ -14,6 +14,7 @@ from ortflex_core.model import Model
 from ortflex_core.session import reason, session
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.base import save_graphs
+from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.devices import (
     borrowed,
     core_device,
@@ -91,6 +92,7 @@ class OrtGradientForwardBackward:
                     f"{name}: sessions are made by the core, which takes no such option"
                 )
             setattr(self, name, None)
+        check_model(onnx_model, "onnx_model")
         weights = list(
             get_train_initializer(onnx_model) if weights_to_train is None else weights_to_train
         )

@@ -11,7 +11,8 @@ import numpy as np
 from onnx import ModelProto
 
 from ortflex_core.errors import DataError, ModelError
-from ortflex_core.types import Array, TensorSpec, numpy_dtype
+from ortflex_core.types import Array, TensorSpec, numpy_dtype, onnx_dtype
+from ortflex_plugins.onnxcustom.checks import fitted
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
 from ortflex_plugins.onnxcustom.devices import core_device, ort_device_to_string
 from ortflex_plugins.onnxcustom.estimator import both_or_none, drawn, iterations, last
@@ -118,7 +119,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         self.weight_name = weight_name
         self.learning_penalty = BaseLearningPenalty.select(learning_penalty)
         self.exc = exc
-        self._set_validation()
+        self._check_parameters()
         self.build_onnx_function()
 
     @property
@@ -146,7 +147,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         name = self.weight_name or ("weight" if weighted else None)
         dtype = self._output().numpy if len(self.model_onnx.graph.output) == 1 else np.float32
         kind: Any = {} if dtype == np.float32 else {"dtype": dtype}
-        count = len(self.weights_to_train or ())
+        count = len(self.weights_to_train)
         self.learning_loss.build_onnx_function(opset, self.device, name, **kind)
         self.learning_rate.build_onnx_function(opset, self.device, count, **kind)
         self.learning_penalty.build_onnx_function(opset, self.device, count, **kind)
@@ -167,7 +168,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         kind, _, index = ort_device_to_string(self.device).partition(":")
         self.train_session_ = OrtGradientForwardBackward(
             self.model_onnx,
-            weights_to_train=list(self.weights_to_train or ()),
+            weights_to_train=list(self.weights_to_train),
             providers=kind,
             device_index=int(index or 0),
             enable_logging=self.enable_logging,
@@ -221,7 +222,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
 
     def _start(self) -> None:
         """The weights that training begins with, and velocities of 0."""
-        names = list(self.weights_to_train or ())
+        names = list(self.weights_to_train)
         values = [self.train_session_.get_initializer(n) for n in names]
         arrays = [np.asarray(v) for v in values]
         if not self.warm_start:
@@ -244,11 +245,13 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             if graph is None
             else {i.name: numpy_dtype(i.type.tensor_type.elem_type) for i in graph.graph.input}
         )
-        labels = kinds.get("X1", given.numpy)
-        w = None if weight is None else np.asarray(weight, kinds.get("X2", given.numpy))
-        return OrtDataLoader(
-            np.asarray(X, given.numpy), np.asarray(y, labels), w, device=self.device, **options
-        )
+        # What shape labels have is known from the first predictions.
+        label = TensorSpec("label", onnx_dtype(kinds.get("X1", given.numpy)), None)
+        weighting = TensorSpec("weight", onnx_dtype(kinds.get("X2", given.numpy)), None)
+        labels = fitted(y, label, "y")
+        self.learning_loss.check_labels(labels)
+        weights = None if weight is None else fitted(weight, weighting, "sample_weight")
+        return OrtDataLoader(fitted(X, given, "X"), labels, weights, device=self.device, **options)
 
     def _check(self, expected: Any, predicted: Any) -> None:
         if list(expected.shape()) != list(predicted.shape()):
@@ -352,9 +355,8 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             self.build_onnx_function(weighted=True)
         loader = self._loader(X, y, sample_weight)
         parts = []
-        size = self.batch_size if self.batch_size > 0 else max(1, len(loader))
-        for start in range(0, len(loader), size):
-            values = [loader._put(a[start : start + size]) for a in loader.data_np]
+        for start in range(0, len(loader), self.batch_size):
+            values = [loader._put(a[start : start + self.batch_size]) for a in loader.data_np]
             predicted = function.forward([values[0], *self.get_state()])
             self._check(values[1], predicted[0])
             w = values[2] if len(values) == 3 else None

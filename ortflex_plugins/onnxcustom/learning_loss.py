@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import nearest
+from ortflex_core.errors import DataError, nearest
 from ortflex_core.protocols import Loss
-from ortflex_core.types import onnx_dtype
+from ortflex_core.types import Array, onnx_dtype
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
 from ortflex_plugins.onnxcustom.devices import (
     core_device,
@@ -117,6 +117,13 @@ class BaseLearningLoss(BaseLearningOnnx):
         sess, bind = self._need("loss_score_sess_"), self._need("loss_score_sess_bind_")
         return self._run(sess, bind, ["Y"], device, (expected, predicted, weight))[0]
 
+    def check_labels(self, labels: Array) -> None:
+        """Refuse labels that the formula does not know; by itself it takes all of them.
+
+        Raises:
+            DataError: see the class.
+        """
+
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningLoss:
         """The loss of a name, with parameters; an instance as it is.
@@ -133,7 +140,7 @@ class BaseLearningLoss(BaseLearningOnnx):
         if isinstance(class_name, BaseLearningLoss):
             return class_name
         names = _names()
-        if class_name not in names:
+        if not isinstance(class_name, str) or class_name not in names:
             raise ValueError(f"unknown loss {class_name!r}; {nearest(str(class_name), names)}")
         found: BaseLearningLoss = names[class_name](**kwargs)
         return found
@@ -237,6 +244,20 @@ class NegLogLearningLoss(BaseLearningLoss):
     def component(self) -> Loss:
         """−(1 − y)·log(1 − p) − y·log(p)."""
         return ClippedLogLoss(eps=self.eps)
+
+    def check_labels(self, labels: Array) -> None:
+        """Refuse other classes than 0 and 1.
+
+        Raises:
+            DataError: the class, and its row.
+        """
+        others = np.argwhere((labels != 0) & (labels != 1))
+        if len(others):
+            place = tuple(others[0])
+            raise DataError(
+                f"y has the class {labels[place]} (row {place[0]}), {type(self).__name__} takes 0 "
+                "and 1"
+            )
 
 
 def _names() -> dict[Any, type[Any]]:

@@ -55,7 +55,7 @@ class BaseLearningPenalty(BaseLearningOnnx):
             ElasticLearningPenalty: ("elastic", "l1l2"),
         }
         names = {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
-        if class_name not in names:
+        if not isinstance(class_name, str | None) or class_name not in names:
             known = [n for n in names if n]
             raise ValueError(f"unknown penalty {class_name!r}; {nearest(str(class_name), known)}")
         found: BaseLearningPenalty = names[class_name](**kwargs)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ortflex_core.errors import nearest
+from ortflex_core.program import Program
 from ortflex_core.types import onnx_dtype
+from ortflex_plugins.backends.buffers import Scalar
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
+from ortflex_plugins.onnxcustom.checks import check_number
 from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device
 from ortflex_plugins.onnxcustom.functions import axpy_program, axpyw_program
 from ortflex_plugins.onnxcustom.inplace import Scratch
@@ -96,7 +99,7 @@ class BaseLearningRate(BaseLearningOnnx):
             LearningRateSGDNesterov: ("SGDNesterov", "Nesterov"),
         }
         names = {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
-        if class_name not in names:
+        if not isinstance(class_name, str) or class_name not in names:
             raise ValueError(
                 f"unknown learning rate {class_name!r}; {nearest(str(class_name), names)}"
             )
@@ -121,7 +124,8 @@ class LearningRateSGD(BaseLearningRate):
         learning_rate: which schedule.
 
     Raises:
-        ValueError: no such schedule.
+        ValueError: no such schedule, or a number out of range.
+        TypeError: no number.
 
     >>> LearningRateSGD(1e-3, learning_rate="constant").loop(2).__next__()
     0.001
@@ -141,6 +145,9 @@ class LearningRateSGD(BaseLearningRate):
             raise ValueError(
                 f"learning_rate: {learning_rate!r}; {nearest(str(learning_rate), _SCHEDULES)}"
             )
+        check_number("eta0", eta0)
+        check_number("alpha", alpha, beyond=learning_rate == "optimal")
+        check_number("power_t", power_t, least=-math.inf)
         self.eta0 = eta0
         self.alpha = alpha
         self.power_t = power_t
@@ -181,34 +188,30 @@ class LearningRateSGD(BaseLearningRate):
             self.value_ = float(self.eta0_ / (t + 1) ** self.power_t)
         return self
 
+    _graph: ClassVar[str] = "axpy"
+
+    def _program(self, opset: int, dtype: int) -> Program:
+        """``Y = alpha·X1 + X2``."""
+        return axpy_program(opset, dtype)
+
+    def _numbers(self, batch_size: int) -> dict[str, float]:
+        """What the graph reads beside tensors."""
+        return {"alpha": -self.value / batch_size}
+
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
     ) -> None:
-        """Make the graph ``axpy_onnx_``: alpha·X1 + X2."""
+        """Make the graph of an update, ``axpy_onnx_``, with velocities ``axpyw_onnx_``."""
         self.built_ = (opset, device, n_tensors, np.dtype(dtype).name)
-        program = axpy_program(opset, onnx_dtype(np.dtype(dtype)))
-        self.axpy_onnx_ = program.proto()
-        self.axpy_sess_, self.axpy_sess_binds_ = self._sessions(device, program, n_tensors)
-        self._scalars(device, dtype)
-
-    def _scalars(self, device: Any, dtype: Any) -> None:
-        self.alpha_ = np.zeros(1, dtype)
-        self.beta_ = np.zeros(1, dtype)
-        self.device_ = core_device(device)
-        self.alpha_value_ = self.device_.put(self.alpha_)
-        self.beta_value_ = self.device_.put(self.beta_)
-        self.written_: dict[str, float] = {}
-        self.scratch_ = Scratch(self.device_)
-
-    def _scalar(self, name: str, number: float) -> Any:
-        """The value of ``alpha`` or ``beta``, written when it is another."""
-        value = self.alpha_value_ if name == "alpha" else self.beta_value_
-        if self.written_.get(name) != number:
-            array = self.alpha_ if name == "alpha" else self.beta_
-            array[0] = number
-            self.device_.write(value, array)
-            self.written_[name] = number
-        return value
+        program = self._program(opset, onnx_dtype(np.dtype(dtype)))
+        made, binds = self._sessions(device, program, n_tensors)
+        made_for = {"onnx": program.proto(), "sess": made, "sess_binds": binds}
+        vars(self).update({f"{self._graph}_{kind}_": value for kind, value in made_for.items()})
+        place = core_device(device)
+        # In the graphs' type; always the same memory, so that it is bound once.
+        self.scalars_ = {name: place.put(np.zeros(1, dtype)) for name in ("alpha", "beta")}
+        self.writers_ = {name: Scalar(place, value) for name, value in self.scalars_.items()}
+        self.scratch_ = Scratch(place)
 
     def update_weights(
         self,
@@ -219,22 +222,30 @@ class LearningRateSGD(BaseLearningRate):
         batch_size: int,
         velocity: Any = None,
     ) -> Any:
-        """``w ← w − rate/batch_size · g`` in place; returns the weight.
+        """Move the weight (and its velocity) in place; returns the weight, or both.
 
         Raises:
-            RuntimeError: :meth:`build_onnx_function` was not called, or there is a velocity.
+            RuntimeError: :meth:`build_onnx_function` was not called, or a velocity is missing, or
+                there is one where none is needed.
         """
+        if (velocity is not None) != self.needs_grad:
+            wrong = "needs a velocity, got none" if self.needs_grad else "has no velocity, got one"
+            raise RuntimeError(f"{type(self).__name__} {wrong}")
+        bind = self._need(f"{self._graph}_sess_binds_")[n_bind]
+        inputs, outputs = {"X1": gradienti, "X2": statei}, {"Y": statei}
         if velocity is not None:
-            raise RuntimeError(f"{type(self).__name__} has no velocity, got one")
-        bind = self._need("axpy_sess_binds_")[n_bind]
+            inputs["G"] = outputs["Z"] = velocity
+        for name, number in self._numbers(batch_size).items():
+            self.writers_[name].write(number)
+            inputs[name] = self.scalars_[name]
         place = get_ort_device(device)
-        alpha = self._scalar("alpha", -self.value / batch_size)
-        for name, value in (("X1", gradienti), ("X2", statei), ("alpha", alpha)):
+        for name, value in inputs.items():
             self._bind_input_ortvalue(name, bind, value, place, cache=True)
-        with self.scratch_.beside(n_bind, Y=statei) as fresh:
-            self._bind_output_ortvalue("Y", bind, fresh["Y"], cache=True)
-            self._call_iobinding(self.axpy_sess_, bind)
-        return statei
+        with self.scratch_.beside(n_bind, **outputs) as fresh:
+            for name, value in fresh.items():
+                self._bind_output_ortvalue(name, bind, value, cache=True)
+            self._call_iobinding(self._need(f"{self._graph}_sess_"), bind)
+        return statei if velocity is None else (statei, velocity)
 
 
 class LearningRateSGDNesterov(LearningRateSGD):
@@ -245,7 +256,7 @@ class LearningRateSGDNesterov(LearningRateSGD):
 
     Args:
         eta0, alpha, power_t, learning_rate: as there.
-        momentum: how much velocity is kept.
+        momentum: how much velocity is kept, from 0 on.
         nesterov: whether the weight moves on by the next step's velocity.
 
     >>> LearningRateSGDNesterov(1e-3).needs_grad
@@ -264,6 +275,7 @@ class LearningRateSGDNesterov(LearningRateSGD):
         nesterov: bool = True,
     ) -> None:
         super().__init__(eta0=eta0, alpha=alpha, power_t=power_t, learning_rate=learning_rate)
+        check_number("momentum", momentum)
         self.momentum = momentum
         self.nesterov = nesterov
 
@@ -272,41 +284,11 @@ class LearningRateSGDNesterov(LearningRateSGD):
         """A velocity for every weight."""
         return True
 
-    def build_onnx_function(
-        self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
-    ) -> None:
-        """Make the graph ``axpyw_onnx_``: the new velocity and the new weight."""
-        self.built_ = (opset, device, n_tensors, np.dtype(dtype).name)
-        program = axpyw_program(opset, nesterov=self.nesterov, dtype=onnx_dtype(np.dtype(dtype)))
-        self.axpyw_onnx_ = program.proto()
-        self.axpyw_sess_, self.axpyw_sess_binds_ = self._sessions(device, program, n_tensors)
-        self._scalars(device, dtype)
+    _graph: ClassVar[str] = "axpyw"
 
-    def update_weights(
-        self,
-        n_bind: int,
-        device: Any,
-        statei: Any,
-        gradienti: Any,
-        batch_size: int,
-        velocity: Any = None,
-    ) -> Any:
-        """Move weight and velocity in place; returns both.
+    def _program(self, opset: int, dtype: int) -> Program:
+        """``Z = beta·G + alpha·X1``, ``Y = X2 + Z`` or ``X2 + beta·Z + alpha·X1``."""
+        return axpyw_program(opset, nesterov=self.nesterov, dtype=dtype)
 
-        Raises:
-            RuntimeError: :meth:`build_onnx_function` was not called, or there is no velocity.
-        """
-        if velocity is None:
-            raise RuntimeError(f"{type(self).__name__} needs a velocity, got none")
-        bind = self._need("axpyw_sess_binds_")[n_bind]
-        place = get_ort_device(device)
-        alpha = self._scalar("alpha", -self.value / batch_size)
-        beta = self._scalar("beta", self.momentum)
-        values = {"X1": gradienti, "X2": statei, "G": velocity, "alpha": alpha, "beta": beta}
-        for name, value in values.items():
-            self._bind_input_ortvalue(name, bind, value, place, cache=True)
-        with self.scratch_.beside(n_bind, Y=statei, Z=velocity) as fresh:
-            for name, value in fresh.items():
-                self._bind_output_ortvalue(name, bind, value, cache=True)
-            self._call_iobinding(self.axpyw_sess_, bind)
-        return statei, velocity
+    def _numbers(self, batch_size: int) -> dict[str, float]:
+        return {**super()._numbers(batch_size), "beta": self.momentum}

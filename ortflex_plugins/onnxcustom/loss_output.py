@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from ortflex_core.errors import ConfigError, ModelError, nearest
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import build
+from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.devices import plugins
 from ortflex_plugins.onnxcustom.weights import FLOATS, rename_tensors
 
@@ -77,6 +78,7 @@ def add_loss_output(
     """
     if score_name not in _SCORES:
         raise ConfigError(f"score_name: {score_name!r}; {nearest(str(score_name), _SCORES)}")
+    check_model(onx, "onx")
     out = ModelProto()
     out.CopyFrom(onx)
     graph = out.graph
@@ -186,6 +188,11 @@ def _only(parameters: Mapping[str, Any], *allowed: str) -> dict[str, Any]:
 
 def _penalties(onx: ModelProto, penalty: Mapping[str, Any]) -> dict[str, Any]:
     known = [t.name for t in onx.graph.initializer if t.data_type in FLOATS]
+    if not isinstance(penalty, Mapping):
+        raise TypeError(
+            f"penalty: expected {{initializer: {{'l1': …, 'l2': …}}}}, got {penalty!r}; "
+            f"initializers: {', '.join(known)}"
+        )
     out = {}
     for name, given in penalty.items():
         if name not in known:

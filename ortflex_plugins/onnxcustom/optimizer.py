@@ -11,6 +11,7 @@ from onnx import ModelProto
 from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, nearest
 from ortflex_core.model import Model
 from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.onnxcustom.checks import fitted
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
 from ortflex_plugins.onnxcustom.devices import core_device
 from ortflex_plugins.onnxcustom.estimator import (
@@ -103,7 +104,7 @@ class OrtGradientOptimizer(BaseEstimator):
         self.validation_every = validation_every
         self.saved_gradient = saved_gradient
         self.sample_weight_name = sample_weight_name
-        self._set_validation()
+        self._check_parameters()
         self.build_onnx_function()
 
     def build_onnx_function(self) -> None:
@@ -213,11 +214,14 @@ class OrtGradientOptimizer(BaseEstimator):
         return names
 
     def _arrays(self, X: Any, y: Any, weight: Any) -> tuple[Array, Array, Array | None]:
-        """Data in the types of the model's inputs."""
-        given = [X, y] if weight is None else [X, y, weight]
+        """Data in the types and shapes of the model's inputs."""
         specs = self._specs()
-        made = [np.asarray(a, dtype=s.numpy) for a, s in zip(given, specs, strict=False)]
-        return made[0], made[1], made[2] if len(made) == 3 else None
+        y = y if np.ndim(y) != 1 else np.asarray(y).reshape(-1, 1)
+        return (
+            fitted(X, specs[0], "X"),
+            fitted(y, specs[1], "y"),
+            None if weight is None else fitted(np.ravel(weight), specs[2], "sample_weight"),
+        )
 
     def _iteration(
         self, loader: OrtDataLoader, names: list[str], rate: float, use_numpy: bool

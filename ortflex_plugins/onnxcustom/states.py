@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import DataError
+from ortflex_core.errors import DataError, nearest
 from ortflex_plugins.onnxcustom.devices import core_device, plain
 from ortflex_plugins.onnxcustom.estimator import BaseEstimator
 
@@ -17,8 +17,6 @@ _ATTRIBUTES = {"weight": "train_state_", "grad": "train_grad_state_"}
 
 class OrtValueState(BaseEstimator):
     """An optimizer whose weights are a list of ``OrtValue`` objects, one input of the model before them."""
-
-    weights_to_train: Sequence[str] | None
 
     def get_full_state(self, kind: Any = "weight") -> Any:
         """None for every input of the model, then the weights, as ``OrtValue`` objects.
@@ -45,7 +43,7 @@ class OrtValueState(BaseEstimator):
             AttributeError: nothing was trained yet.
         """
         full = self.get_full_state(kind)
-        found: list[Any] = full[len(full) - len(self.weights_to_train or ()) :]
+        found: list[Any] = full[len(full) - len(self.weights_to_train) :]
         return found
 
     def set_state(
@@ -62,20 +60,30 @@ class OrtValueState(BaseEstimator):
 
         Raises:
             AttributeError: before :meth:`fit`.
-            DataError: another number of tensors.
+            DataError: another number of tensors, or another shape.
         """
         if check_trained and not hasattr(self, "train_session_"):
             raise AttributeError("there are no weights to replace yet: call fit first")
-        names = list(self.weights_to_train or ())
+        names = list(self.weights_to_train)
         if isinstance(state, Mapping):
+            unknown = [n for n in state if n not in names]
+            if unknown:
+                raise DataError(
+                    f"state: unknown weight {unknown[0]!r}; {nearest(unknown[0], names)}"
+                )
             state = [state.get(n) for n in names]
         values = list(state)[-len(names) :] if names else []
         if len(values) != len(names) or any(v is None for v in values):
             raise DataError(f"state: expected {', '.join(names)}, got {len(values)} tensors")
         device = core_device(self.device)
         made: list[Any] = [None]
-        for value in values:
+        shapes = {t.name: list(t.dims) for t in self.model_onnx.graph.initializer}
+        for name, value in zip(names, values, strict=True):
             array = value if isinstance(value, np.ndarray) else device.read(plain(value))
+            if list(array.shape) != shapes[name]:
+                raise DataError(
+                    f"state: {name!r} has shape {shapes[name]}, got {list(array.shape)}"
+                )
             made.append(device.put(np.zeros_like(array) if zero else array))
         setattr(self, _ATTRIBUTES[kind], made)
 
@@ -86,7 +94,7 @@ class OrtValueState(BaseEstimator):
         Raises:
             AttributeError: nothing was trained yet.
         """
-        return dict(zip(self.weights_to_train or (), self.get_state(), strict=True))
+        return dict(zip(self.weights_to_train, self.get_state(), strict=True))
 
     def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
         """The model (or another one with such initializers) with the weights of now.

@@ -112,6 +112,10 @@ class Steps:
 
     def _checked(self, state: Mapping[str, Array]) -> dict[str, Array]:
         shapes: dict[str, Any] = {n: self.model.initializers[n].shape for n in self.weights}
+        if not isinstance(state, Mapping):
+            raise DataError(
+                f"state: expected arrays by the names {', '.join(shapes)}, got {type(state).__name__}"
+            )
         for name in state:
             if name not in shapes:
                 raise DataError(f"unknown weight {name!r}; {nearest(name, shapes)}")

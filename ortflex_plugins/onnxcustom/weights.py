@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from ortflex_core.errors import ModelError, nearest
 from ortflex_core.types import Array
+from ortflex_plugins.onnxcustom.checks import check_model
 
 FLOATS = (TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
@@ -29,6 +30,7 @@ def get_train_initializer(onx: ModelProto) -> OrderedDict[str, tuple[Array, Tens
     >>> list(get_train_initializer(model))
     ['coef']
     """
+    check_model(onx, "onx")
     return OrderedDict(
         (tensor.name, (onnx.numpy_helper.to_array(tensor), tensor))
         for tensor in onx.graph.initializer
@@ -50,6 +52,7 @@ def onnx_rename_weights(onx: ModelProto) -> ModelProto:
     >>> [tensor.name for tensor in onnx_rename_weights(model).graph.initializer]
     ['I0_w', 'I1_b']
     """
+    check_model(onx, "onx")
     names = [tensor.name for tensor in onx.graph.initializer]
     if names:
         digits = max(1, int(math.log10(len(names)) + 1))

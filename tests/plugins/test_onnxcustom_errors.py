@@ -12,11 +12,13 @@ import onnx
 import pytest
 
 import ortflex_plugins.onnxcustom as api
-from ortflex_core.errors import ConfigError, DataError, ModelError
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
+from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 from ortflex_plugins.onnxcustom import (
     ConvergenceError,
     ConvergenceWarning,
+    LearningRateSGD,
     LearningRateSGDNesterov,
     OrtGradientForwardBackward,
     OrtGradientForwardBackwardOptimizer,
@@ -136,6 +138,120 @@ def test_models_that_do_not_fit() -> None:
     heads = models.two_headed()
     with pytest.raises(ModelError, match="should have one input, it has left, right"):
         OrtGradientForwardBackwardOptimizer(heads, ["shared"]).fit(X, Y)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("batch_size", 0, "batch_size: expected an integer >= 1, got 0; the number of rows"),
+        ("batch_size", "10", "batch_size: expected an integer >= 1, got '10'"),
+        ("batch_size", True, "batch_size: expected an integer >= 1, got True"),
+        ("max_iter", -1, "max_iter: expected an integer >= 0, got -1"),
+        ("max_iter", 2.5, "max_iter: expected an integer >= 0, got 2.5"),
+        ("validation_every", 0, "validation_every: expected an integer >= 1, got 0, or a fraction"),
+        ("weights_to_train", "coef", "weights_to_train: expected a list of names, got 'coef'"),
+        ("weights_to_train", [], "weights_to_train: expected the name of an initializer at least"),
+        ("model_onnx", "model.onnx", r"expected an onnx.ModelProto, got str; onnx.load\(path\)"),
+        ("learning_rate", {"name": "SGD"}, r"unknown learning rate \{'name': 'SGD'\}; Known: "),
+        ("learning_rate", -0.1, "eta0: expected a number >= 0, got -0.1"),
+        ("learning_rate", float("nan"), "eta0: expected a number >= 0, got nan"),
+    ],
+)
+def test_arguments_that_cannot_be(way: str, option: str, value: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        trainer(way).set_params(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: LearningRateSGD(alpha=0.0, learning_rate="optimal"),
+            "alpha: expected a number > 0",
+        ),
+        (lambda: LearningRateSGD(power_t=float("inf")), "power_t: expected a number"),
+        (
+            lambda: LearningRateSGDNesterov(momentum=-0.5),
+            "momentum: expected a number >= 0, got -0.5",
+        ),
+        (lambda: LearningRateSGD(eta0="0.1"), "eta0: expected a number >= 0, got '0.1'"),
+        (lambda: add_loss_output("model.onnx"), "onx: expected an onnx.ModelProto, got str"),
+        (lambda: api.onnx_derivative(b""), "onx: expected an onnx.ModelProto, got bytes"),
+        (lambda: api.onnx_rename_weights(None), "onx: expected an onnx.ModelProto, got NoneType"),
+        (
+            lambda: OrtGradientForwardBackward("a"),
+            "onnx_model: expected an onnx.ModelProto, got str",
+        ),
+        (
+            lambda: add_loss_output(models.linear(3), penalty="l2"),
+            r"penalty: expected \{initializer: .*got 'l2'; initializers: coef, intercept",
+        ),
+    ],
+)
+def test_parts_that_cannot_be(make: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=text):
+        make()
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("x", "y", "text"),
+    [
+        (X[:, :2], Y, r"X has shape \[33, 2\], but 'X' takes \[.*, 3\]"),
+        (X[0], Y[:1], r"X has shape \[3\], but 'X' takes \[.*, 3\]"),
+        (X[:0], Y[:0], r"[Xy] is empty: its shape is \[0, "),
+        (
+            np.where(X[4, 1] == X, np.nan, X),
+            Y,
+            r"X has a value that is not finite \(first in row 4",
+        ),
+        (X, np.where(Y[7] == Y, np.inf, Y), r"y has a value that is not finite \(first in row 7"),
+        (X, np.array(["a"] * ROWS), "y has type <U1, but 'label' takes float32"),
+    ],
+)
+def test_data_that_cannot_be(way: str, x: Any, y: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        trainer(way).fit(x, y)
+
+
+@BOTH
+def test_sparse_matrices_are_named(way: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse").csr_matrix(X)
+    with pytest.raises(DataError, match=r"X is a sparse matrix, expected an array: X.toarray\(\)"):
+        trainer(way).fit(sparse, Y)
+
+
+def test_classes_of_the_log_loss() -> None:
+    session = trainer("beside", learning_loss="log")
+    with pytest.raises(
+        DataError, match=r"y has the class -1 \(row 2\), NegLogLearningLoss takes 0"
+    ):
+        session.fit(X, np.where(np.arange(ROWS) == 2, -1, 1))
+    with pytest.raises(DataError, match=r"y has type float32.*astype\('int64'\)"):
+        session.fit(X, Y)
+
+
+def test_states_that_cannot_be() -> None:
+    inside, beside = fitted("inside"), fitted("beside")
+    with pytest.raises(
+        DataError, match="state: expected arrays by the names coef, intercept, got list"
+    ):
+        inside.set_state([1.0])
+    with pytest.raises(DataError, match="unknown weight 'coeff'; did you mean 'coef'"):
+        beside.set_state({"coeff": Y})
+    with pytest.raises(DataError, match=r"'intercept' has shape \[1\], got \[2\]"):
+        beside.set_state([np.ones((3, 1), np.float32), np.ones(2, np.float32)])
+    with pytest.raises(TypeError, match="folder: expected a path, or the class bytes, got None"):
+        beside.save_onnx_graph(None)
+
+
+def test_a_device_that_is_not_there() -> None:
+    if not Plugins.discover()["devices"].load("cuda").available(require_runtime()):
+        pytest.skip("there is a GPU")
+    for way in ("inside", "beside"):
+        with pytest.raises(Unsupported, match="the device 'cuda' cannot be used: "):
+            fitted(way, device="cuda")
 
 
 # ---------------------------------------------------------------------- forward and backward

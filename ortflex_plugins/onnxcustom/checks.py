@@ -1,0 +1,83 @@
+"""What arguments of the older API must be, said before anything is computed with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from ortflex_core.data import fit_to
+from ortflex_core.errors import DataError
+from ortflex_core.types import Array, TensorSpec
+
+
+def check_model(onx: Any, name: str = "model_onnx") -> None:
+    """Refuse everything but a model in memory.
+
+    Raises:
+        TypeError: say, the path of a file.
+    """
+    if not isinstance(onx, ModelProto):
+        raise TypeError(
+            f"{name}: expected an onnx.ModelProto, got {type(onx).__name__}; "
+            "onnx.load(path) reads a file, onnx.load_from_string(data) its bytes"
+        )
+
+
+def check_count(name: str, value: Any, least: int, hint: str = "") -> None:
+    """Refuse everything but integers from ``least`` on.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: a smaller one.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least:
+        text = f"{name}: expected an integer >= {least}, got {value!r}{hint}"
+        raise (ValueError if whole else TypeError)(text)
+
+
+def check_number(name: str, value: Any, *, least: float = 0.0, beyond: bool = False) -> None:
+    """Refuse everything but finite numbers from ``least`` on, or ``beyond`` it.
+
+    Raises:
+        TypeError: not a number.
+        ValueError: out of range.
+    """
+    real = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value < least or (beyond and value == least):
+        text = f"{name}: expected a number {'>' if beyond else '>='} {least:g}, got {value!r}"
+        raise (ValueError if real else TypeError)(text)
+
+
+def check_names(name: str, value: Any) -> None:
+    """The names of weights, one at least.
+
+    Raises:
+        TypeError: a single text, whose letters would be taken for names.
+        ValueError: none.
+    """
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: expected a list of names, got {value!r}")
+    if not list(value):
+        raise ValueError(f"{name}: expected the name of an initializer at least, got none")
+
+
+def fitted(array: Any, spec: TensorSpec, what: str) -> Array:
+    """An array in the type and shape of an input.
+
+    Raises:
+        DataError: no rows, another shape, text, or values that are not finite.
+    """
+    if hasattr(array, "toarray"):
+        raise DataError(f"{what} is a sparse matrix, expected an array: {what}.toarray()")
+    made = fit_to(np.asarray(array), spec, what, check_finite=False)
+    if not made.size:
+        raise DataError(f"{what} is empty: its shape is {list(made.shape)}")
+    if made.dtype.kind == "f" and not np.isfinite(made).all():
+        row = int(np.argwhere(~np.isfinite(made))[0][0])
+        raise DataError(f"{what} has a value that is not finite (first in row {row})")
+    return made
