@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 
@@ -121,6 +121,52 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
             f"the training to go on with had {names.get(was, repr(was))}, now it is given "
             f"{names[kind]}: the rows would come in another order; give the same data"
         )
+
+
+class Source(Protocol):
+    """Batches, epoch after epoch."""
+
+    waited: float
+    """Seconds that steps waited for data that a thread reads."""
+
+    @property
+    def steps(self) -> int | None:
+        """Batches an epoch, None if nobody knows."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows an epoch, None if nobody knows."""
+
+    def epoch(
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+        more: Following | None = None,
+    ) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch, shuffled by ``rng`` if there is one, without the first ``start``.
+
+        They come in groups of ``at_once`` equal ones where that is possible, else one by one. The
+        iterator is closed when the training ends before it does. ``more`` is there if another epoch
+        will be asked for: who reads ahead may begin with it.
+        """
+
+    def sample(self) -> Batch:
+        """A batch to look at, which is drawn all the same."""
+
+    def close(self) -> None:
+        """The training is over, whatever was said of more."""
+
+    def place(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON, of where the batches drawn last are from."""
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Before the first epoch: it begins after the batch that was drawn last at that place.
+
+        Raises:
+            DataError: the place is that of other data.
+        """
 
 
 class ArrayBatches:

@@ -19,7 +19,7 @@ from ortflex_core.registry import Entry, Plugins
 from ortflex_core.types import Array, Position, Progress
 
 if TYPE_CHECKING:
-    from ortflex_core.loop import Source
+    from ortflex_core.batches import Source
     from ortflex_core.trainer import Trainer
 
 T = TypeVar("T", bound="Trainer")

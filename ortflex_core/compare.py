@@ -17,12 +17,12 @@ import attrs
 import numpy as np
 
 from ortflex_core import data, parting
+from ortflex_core.batches import Source
 from ortflex_core.compose import prediction_program
 from ortflex_core.data import Batch
 from ortflex_core.double import run_widened, widened
 from ortflex_core.errors import ConfigError, DataError, OrtflexError, Unsupported, nearest
 from ortflex_core.feeding import Feed
-from ortflex_core.loop import Source
 from ortflex_core.modes import buffer_value
 from ortflex_core.parting import Difference, Found, Step
 from ortflex_core.preparation import gives_batches

@@ -10,12 +10,11 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.batches import ArrayBatches, Batch
+from ortflex_core.batches import ArrayBatches, Batch, Source
 from ortflex_core.checkpoint import Size
 from ortflex_core.data import Columns, split
 from ortflex_core.errors import DataError
 from ortflex_core.iterables import Batches, IterableBatches
-from ortflex_core.loop import Source
 from ortflex_core.model import Model
 from ortflex_core.pieces import Making, PieceBatches, Pieces, fitting, head, rows_of
 from ortflex_core.preparation import Preparation, gives_batches

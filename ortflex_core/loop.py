@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import numpy as np
 
-from ortflex_core.batches import Batch, Following
+from ortflex_core.batches import Batch, Source
 from ortflex_core.display import Display
 from ortflex_core.errors import ConfigError, TrainingDiverged
 from ortflex_core.keeping import Good
@@ -28,53 +28,6 @@ _log = logging.getLogger("ortflex")
 
 # Losses are looked at after so many steps at the latest; a training that went wrong stops there.
 _BLOCK = 256
-
-
-class Source(Protocol):
-    """Batches, epoch after epoch."""
-
-    waited: float
-    """Seconds that steps waited for data that a thread reads."""
-
-    @property
-    def steps(self) -> int | None:
-        """Batches an epoch, None if nobody knows."""
-
-    @property
-    def rows(self) -> int | None:
-        """Rows an epoch, None if nobody knows."""
-
-    def epoch(
-        self,
-        rng: np.random.Generator | None,
-        at_once: int = 1,
-        start: int = 0,
-        number: int = 0,
-        more: Following | None = None,
-    ) -> Iterator[Sequence[Batch]]:
-        """The batches of an epoch, shuffled by ``rng`` if there is one, without the first ``start``.
-
-        They come in groups of ``at_once`` equal ones where that is possible, else one by one. The
-        iterator is closed when the training ends before it does. ``more`` is there if another epoch
-        will be asked for: who reads ahead may begin with it.
-        """
-
-    def sample(self) -> Batch:
-        """A batch to look at, which is drawn all the same."""
-
-    def close(self) -> None:
-        """The training is over, whatever was said of more."""
-
-    def place(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON, of where the batches drawn last are from."""
-
-    def go_on(self, place: Mapping[str, Any]) -> None:
-        """Before the first epoch: it begins after the batch that was drawn last at that place.
-
-        Raises:
-            DataError: the place is that of other data.
-        """
-
 
 Hook = Callable[..., Any]
 

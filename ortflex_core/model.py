@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import attrs
 import numpy as np
 import onnx
 import onnx.inliner
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from ortflex_core import freeing, inference, modelfile, raising, vetting
+from ortflex_core import freeing, inference, modelfile, raising, shapes, vetting
 from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, nearest
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.subgraphs import captured as captured
 from ortflex_core.subgraphs import trace_node
-from ortflex_core.types import Array, Shape, TensorSpec, dtype_name
+from ortflex_core.types import Array, TensorSpec
 
 OLDEST_OPSET = 13
 # Larger initializers that nobody trains are inputs of the compiled graphs, shared by all of them.
@@ -61,7 +60,7 @@ class Model:
         self.opsets = {_domain(o.domain): o.version for o in self.internal.opset_import}
         graph = self.internal.graph
         values = self._inferred(self.internal)
-        self._values = _one_batch(values, graph)
+        self._values = shapes.one_batch(values, graph)
         self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
         self.inputs = tuple(
             values[_tensor(i, self.label)] for i in graph.input if i.name not in self._initializers
@@ -106,7 +105,7 @@ class Model:
         }
 
     def _inferred(self, proto: ModelProto) -> dict[str, TensorSpec]:
-        values = _infer(proto, self.label)
+        values = shapes.inferred(proto, self.label)
         weights = sum(map(modelfile.size_of, self._initializers.values()))
         vetting.vet_values(proto, values, weights, self.label)
         return values
@@ -153,7 +152,9 @@ class Model:
         known = {n for n, s in self._values.items() if s.dtype and s.shape is not None}
         # Inference calls what it does not know unk__0, unk__1, …
         vague = {
-            o.name for o in self.outputs if any(d is None for d in o.shape or ()) or _vague(o.shape)
+            o.name
+            for o in self.outputs
+            if any(d is None for d in o.shape or ()) or shapes.vague(o.shape)
         }
         return [name for name in self.producers if name not in known or name in vague]
 
@@ -257,7 +258,7 @@ class Model:
         known = not (infer and standard) and all(
             s is not None and s.dtype and not (standard and s.shape is None) for s in specs
         )
-        if known and standard and any(_vague(s.shape) for s in specs if s is not None):
+        if known and standard and any(shapes.vague(s.shape) for s in specs if s is not None):
             return self._sharpened(trace, node, arguments, captures, specs)
         types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
         return trace_node(trace, node, arguments, captures, types)
@@ -350,11 +351,6 @@ def reads(node: NodeProto) -> list[str]:
     return [i for i in node.input if i] + captured(node)
 
 
-def _vague(shape: Shape | None) -> bool:
-    """Whether inference made up a name for a size."""
-    return any(str(d).startswith("unk__") for d in shape or ())
-
-
 def _domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
@@ -365,74 +361,6 @@ def _inline(proto: ModelProto, label: str) -> ModelProto:
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise ModelError(f"{label} is not a valid ONNX model: {error}") from error
-
-
-def _infer(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
-    """Types and shapes of all values, the batch dimension followed by name as far as possible.
-
-    An unnamed first dimension of an input is taken for the batch; declared output shapes are set
-    aside, because an anonymous dimension there would hide the name that comes from the input.
-    """
-    bare = ModelProto()
-    bare.CopyFrom(proto)
-    for value in bare.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].WhichOneof("value"):
-            dims[0].dim_param = "batch"
-    for value in bare.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    try:
-        inferred = _infer_strictly(bare).graph
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{label}: types and shapes cannot be inferred: {error}") from error
-    specs = {}
-    for info in (*proto.graph.output, *inferred.input, *inferred.value_info, *inferred.output):
-        if not info.type.HasField("tensor_type"):
-            continue
-        spec = TensorSpec.from_proto(info)
-        if spec.shape is not None or info.name not in specs:
-            specs[info.name] = spec
-    for tensor in proto.graph.initializer:
-        specs[tensor.name] = TensorSpec(tensor.name, tensor.data_type, tuple(tensor.dims))
-    return specs
-
-
-def _infer_strictly(bare: ModelProto) -> ModelProto:
-    """Inference that refuses shapes that do not fit: older runtimes end the process over them.
-
-    Types that are not known, behind operators that nobody declared, are no reason; nor is what a
-    file says of its inner tensors, which nobody needs to be right.
-    """
-    infer, failed = onnx.shape_inference.infer_shapes, onnx.shape_inference.InferenceError
-    try:
-        return infer(bare, strict_mode=True, data_prop=True)
-    except failed:
-        alone = ModelProto()
-        alone.CopyFrom(bare)
-        del alone.graph.value_info[:]
-        try:
-            return infer(alone, strict_mode=True, data_prop=True)
-        except failed as error:
-            if "[ShapeInferenceError]" in str(error).partition("Inference error(s):")[2]:
-                raise
-    return infer(bare, data_prop=True)
-
-
-def _one_batch(values: dict[str, TensorSpec], graph: GraphProto) -> dict[str, TensorSpec]:
-    """Call the batch dimension ``batch``, as labels and losses do, so that it is known to be one."""
-    shapes = [values[i.name].shape for i in graph.input if i.name in values]
-    first = {shape[0] for shape in shapes if shape}
-    symbols = {d for spec in values.values() for d in spec.shape or () if isinstance(d, str)}
-    name = next(iter(first), None)
-    if len(first) != 1 or not isinstance(name, str) or "batch" in symbols:
-        return values
-
-    def renamed(spec: TensorSpec) -> TensorSpec:
-        shape = spec.shape and tuple("batch" if d == name else d for d in spec.shape)
-        return attrs.evolve(spec, shape=shape)
-
-    return {key: renamed(spec) for key, spec in values.items()}
 
 
 def _tensor(info: onnx.ValueInfoProto, label: str) -> str:
@@ -448,6 +376,3 @@ def _tensor(info: onnx.ValueInfoProto, label: str) -> str:
 def find_nodes(graph: GraphProto, op_type: str, domain: str = "") -> list[NodeProto]:
     """Nodes of one operator at the top level of a graph."""
     return [n for n in graph.node if n.op_type == op_type and _domain(n.domain) == domain]
-
-
-__all__ = ["Model", "Rewrite", "captured", "dtype_name", "find_nodes", "reads"]

@@ -12,6 +12,7 @@ import attrs
 import onnx
 
 from ortflex_core import checkpointing, diagnosis, judging, pickling
+from ortflex_core.batches import Source
 from ortflex_core.checkpoint import Size
 from ortflex_core.checkpointing import go_on
 from ortflex_core.errors import GraphError, OrtflexError
@@ -23,7 +24,7 @@ from ortflex_core.inference import in_training
 from ortflex_core.initialize import reinitialize as draw
 from ortflex_core.items import item_of
 from ortflex_core.live import Live
-from ortflex_core.loop import Loop, Plan, Source, beginning
+from ortflex_core.loop import Loop, Plan, beginning
 from ortflex_core.model import Model, as_model
 from ortflex_core.problem import Problem, Reduction
 from ortflex_core.program import Program
