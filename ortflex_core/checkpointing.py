@@ -158,7 +158,7 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         )
     slots = found.part("slot")
     position = found.record.position
-    most = {f"{s}/{p}" for s, p in whole.slots}
+    most = {f"{s}/{p}" for s, p in whole.slots} | {g.own_step for g in whole.updating.groups}
     least = {f"{s}/{p}" for s, p in whole.phase(position.progress.epoch if position else 0).slots}
     if slots and not least <= set(slots) - {"step"} <= most:
         raise CheckpointError(

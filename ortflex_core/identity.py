@@ -19,6 +19,7 @@ from ortflex_core.model import LARGE
 
 if TYPE_CHECKING:
     from ortflex_core.problem import Problem
+    from ortflex_core.updates import Group
 
 
 class Same:
@@ -46,12 +47,17 @@ def problem_key(problem: Problem) -> Hashable:
         tuple((component_key(t.penalty), _rest(t, "penalty")) for t in problem.penalties),
         component_key(problem.optimizer),
         (updating.clip_value is None, updating.clip_norm is None, updating.accumulate),
-        tuple((component_key(g.optimizer), g.parameters, g.rate == 1.0) for g in updating.groups),
-        tuple((component_key(t.constraint), t.parameters) for t in updating.constraints),
+        tuple(_group_key(group) for group in updating.groups),
+        tuple((component_key(t.constraint), _rest(t, "constraint")) for t in updating.constraints),
         None if updating.average is None else component_key(updating.average),
         tuple(Same(family) for family in problem.rules.families),
         (problem.reduction, problem.batch_norm, problem.dropout, problem.seed),
     )
+
+
+def _group_key(group: Group) -> Hashable:
+    own = component_key(group.optimizer)
+    return own, group.index, group.parameters, group.rate == 1.0, bool(group.start_epoch)
 
 
 def component_key(component: Component) -> Hashable:

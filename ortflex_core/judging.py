@@ -41,7 +41,7 @@ def judge(live: Live, feed: Feed) -> Callable[[], dict[str, float]]:
     The engine is never built anew for it, for a training may be running on it: data with other
     kinds of labels or sample weights than the training's get an evaluator of their own.
     """
-    judged = attrs.evolve(live.problem, terms=live.terms(feed.first))
+    judged = live.inference(live.terms(feed.first))
     batches = feed.labelled(live.preparing(judged))
     scores = Scores(judged, live.setup.metrics, batches)
     evaluator = Evaluator(judged, live.device)
@@ -57,7 +57,7 @@ def judge(live: Live, feed: Feed) -> Callable[[], dict[str, float]]:
 def per_sample(live: Live, columns: Columns) -> dict[str, Array]:
     """The values of every loss before weights and reduction, by the tensor each one is on."""
     unweighted = attrs.evolve(columns, weights={})
-    problem = attrs.evolve(live.problem, terms=live.terms(unweighted))
+    problem = live.inference(live.terms(unweighted))
     prepared = live.preparing(problem).columns(unweighted)
     return scoring.per_sample(problem, live.device, prepared, live.inferring())
 

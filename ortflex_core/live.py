@@ -83,6 +83,16 @@ class Live:
             self._compile(terms, known or size, self.standing.epoch, batch)
         return self.preparing(self.problem)
 
+    def inference(self, terms: tuple[LossTerm, ...] = ()) -> Problem:
+        """The problem for whoever looks at the weights beside an engine, in every epoch the same.
+
+        What is trained from a later epoch on is an input of its graphs, not a constant.
+        """
+        now = self.problem
+        return attrs.evolve(
+            self.setup.problem, terms=terms, batch_size=now.batch_size, threads=now.threads
+        )
+
     def enter(self, epoch: int) -> Engine | None:
         """The engine of an epoch, if it trains other parameters than the one there is."""
         now, then = self.problem, self.setup.problem.phase(epoch)
@@ -97,10 +107,14 @@ class Live:
     def _compile(
         self, terms: tuple[LossTerm, ...], size: Size, epoch: int, batch: Columns | None = None
     ) -> Engine:
-        before = self.engine
+        before, slots = self.engine, self.slots()
         state = self._weights | (before.state() if before is not None else {})
         problem = attrs.evolve(
-            self.setup.problem, terms=terms, batch_size=size.rows, epoch_steps=size.epoch_steps
+            self.setup.problem,
+            terms=terms,
+            updating=self.setup.problem.updating.going_on(slots),
+            batch_size=size.rows,
+            epoch_steps=size.epoch_steps,
         ).phase(epoch)
         resting = {n: state[n] for n in state if n not in problem.parameters}
         problem = attrs.evolve(
@@ -112,7 +126,7 @@ class Live:
         engine = backend.build(problem, self.device, self.setup.runtime)
         engine.load({n: state[n] for n in problem.parameters})
         if before is not None:
-            self.standing.slots, self.standing.buffers = self.slots(), self.buffers()
+            self.standing.slots, self.standing.buffers = slots, self.buffers()
         taken = {"step", *(f"{s}/{p}" for s, p in problem.slots)}
         if self.standing.slots:
             engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
@@ -125,7 +139,7 @@ class Live:
         self.engine, self.backend = engine, backend.name
         self.standing.built(size, taken)
         # Large tensors that it put on the device for predictions are in the engine's now.
-        self.evaluator = Evaluator(problem, self.device)
+        self.evaluator = Evaluator(self.inference(terms), self.device)
         tell = self._graph_built()
         for name, program in engine.programs().items() if tell is not None else ():
             tell(name=name, program=program)  # type: ignore[misc]
@@ -172,8 +186,10 @@ class Live:
 
     def slots(self) -> dict[str, Array]:
         """The optimizer's state, that which waits for an engine included."""
-        slots = self.engine.slots() if self.engine is not None else {}
-        return {**self.standing.slots, **slots}
+        if self.engine is None:
+            return dict(self.standing.slots)
+        slots = self.engine.slots()
+        return {**self.standing.slots, **slots, **self.problem.updating.own_steps(slots)}
 
     def buffers(self) -> dict[str, Array]:
         """The running statistics."""

@@ -74,10 +74,13 @@ class Loop:
         self._pending: list[tuple[Losses, Sequence[int]]] = []
         self._before = 0.0  # seconds of the epoch under way that another process spent
         self._started = 0.0
-        self._at_once = 1 if "step_end" in plan.hooks else plan.engine.steps_per_run
-        self._batches = self._at_once * plan.accumulate
         if plan.start is not None:
             self._continue(plan.start)
+
+    @property
+    def _at_once(self) -> int:
+        """The steps of a run: each engine has its own number."""
+        return 1 if "step_end" in self.plan.hooks else self.engine.steps_per_run
 
     def _continue(self, start: Position) -> None:
         now = start.progress
@@ -91,7 +94,8 @@ class Loop:
         )
         self._sums = _Sums(start.steps, start.rows, start.loss, start.penalty)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
-        if start.at_once != self._at_once:
+        # Where an epoch begins, so may another engine.
+        if start.at_once != self._at_once and (start.steps or self.plan.enter is None):
             _log.warning(
                 "the checkpoint was written by a training of %d steps a run, this one makes %d: the "
                 "weights will be the same to float32 rounding, not to the last bit",
@@ -174,7 +178,8 @@ class Loop:
         self._started = time.perf_counter()
         done = sums.steps * plan.accumulate
         more = partial(self._rng, epoch + 1) if epoch + 1 < plan.epochs else None
-        drawn = plan.source.epoch(self._rng(epoch), self._batches, done, epoch, more)
+        at_once = self._at_once * plan.accumulate
+        drawn = plan.source.epoch(self._rng(epoch), at_once, done, epoch, more)
         try:
             with closing(drawn):  # type: ignore[type-var]  # generators, all of them
                 self._steps(_whole_steps(drawn, plan.accumulate), display)

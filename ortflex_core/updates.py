@@ -19,6 +19,7 @@ from ortflex_core.host import Host
 from ortflex_core.ops import Tensor, Trace
 from ortflex_core.program import Program, build
 from ortflex_core.protocols import Average, Constraint, Optimizer
+from ortflex_core.types import Array
 
 if TYPE_CHECKING:
     from ortflex_core.problem import Problem
@@ -33,7 +34,8 @@ _TINY = 1e-30
 class Group:
     """Parameters that are updated alike: by an optimizer, with the rate times a factor.
 
-    They are trained from the epoch ``start_epoch`` on (gradual unfreezing).
+    They are trained from the epoch ``start_epoch`` on (gradual unfreezing), and their optimizer counts
+    steps from their own first one: ``rested`` are those that were made without them.
     """
 
     index: int
@@ -42,11 +44,17 @@ class Group:
     optimizer_name: str | None
     rate: float = 1.0
     start_epoch: int = 0
+    rested: int = 0
 
     @property
     def prefix(self) -> str:
         """The beginning of this group's host symbols."""
         return f"group{self.index}"
+
+    @property
+    def own_step(self) -> str:
+        """What a checkpoint calls the number of this group's own steps."""
+        return f"step#{self.prefix}"
 
 
 @attrs.frozen(kw_only=True)
@@ -82,9 +90,9 @@ class Updating:
 
     @property
     def uniform(self) -> bool:
-        """Whether all gradients meet the same optimizer with the same rate."""
+        """Whether all gradients meet the same optimizer with the same rate at the same step."""
         factors = {g.rate for g in self.groups} | ({1.0} if self.groups else set())
-        own = any(g.optimizer_name for g in self.groups)
+        own = any(g.optimizer_name or g.start_epoch for g in self.groups)
         return len(factors) <= 1 and not own
 
     def group(self, name: str) -> Group | None:
@@ -95,6 +103,20 @@ class Updating:
     def _owners(self) -> dict[str, Group]:
         return {name: g for g in reversed(self.groups) for name in g.parameters}
 
+    def own_steps(self, slots: Mapping[str, Array]) -> dict[str, Array]:
+        """How often the parameters of each group that started later were updated, from the state."""
+        late = [g for g in self.groups if g.start_epoch]
+        return {g.own_step: np.asarray(int(slots["step"]) - g.rested) for g in late}
+
+    def going_on(self, slots: Mapping[str, Array]) -> Updating:
+        """The same from a state on, in which groups that started later have made fewer steps."""
+        made = int(slots.get("step", 0))
+        groups = tuple(
+            attrs.evolve(g, rested=made - int(slots.get(g.own_step, 0))) if g.start_epoch else g
+            for g in self.groups
+        )
+        return attrs.evolve(self, groups=groups)
+
     def constants(self) -> dict[str, float]:
         """Values of the host symbols."""
         values: dict[str, float] = {}
@@ -104,6 +126,7 @@ class Updating:
                 values[name] = bound
         for group in self.groups:
             values[f"{group.prefix}/rate"] = group.rate
+            values[f"{group.prefix}/rested"] = group.rested
             values |= hypers(group.prefix, group.optimizer)
         for term in self.constraints:
             values |= hypers(term.prefix, term.constraint)
@@ -219,6 +242,8 @@ def updated(
     if group is not None:
         if group.rate != 1.0:
             rate = rate * Host.symbol(f"{group.prefix}/rate")
+        if group.start_epoch:
+            step = step - Host.symbol(f"{group.prefix}/rested")
         optimizer, prefix = group.optimizer, group.prefix
     twin = symbolic(optimizer, symbols(prefix, optimizer))
     own = {s: t for s, t in slots.items() if s != AVERAGE}
@@ -236,7 +261,8 @@ def updated(
             _check(out, weight, f"the constraint {term.constraint.name!r}")
     if updating.average is not None and AVERAGE in slots:
         average = symbolic(updating.average, symbols(AVERAGE, updating.average))
-        moved = average.update(trace.op, slots[AVERAGE], out[f"new/{name}"], step)
+        whole = Host.symbol(f"step{suffix}")
+        moved = average.update(trace.op, slots[AVERAGE], out[f"new/{name}"], whole)
         out[f"new/{AVERAGE}/{name}"] = moved
         _check(out, weight, f"the average {updating.average.name!r}")
     return out

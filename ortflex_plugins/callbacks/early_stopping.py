@@ -97,20 +97,23 @@ class EarlyStopping:
 
 
 def _everything(trainer: Trainer) -> dict[str, Array]:
-    """Weights, running statistics and averages, by what they are."""
-    engine = trainer.engine
-    parts = {"parameter": engine.state(), "buffer": engine.buffers()}
-    parts["slot"] = {n: a for n, a in engine.slots().items() if n.startswith("average/")}
+    """Weights, running statistics and averages, by what they are.
+
+    Those of groups that are trained later are among them: by the end they may have moved.
+    """
+    parts = {"parameter": trainer.get_state(), "buffer": trainer.engine.buffers()}
+    if trainer.problem.updating.average is not None:
+        parts["average"] = trainer.get_state(averaged=True)
     return {f"{kind}/{name}": a for kind, group in parts.items() for name, a in group.items()}
 
 
 def _put_back(trainer: Trainer, kept: Mapping[str, Array]) -> None:
-    engine = trainer.engine
+    engine, trained = trainer.engine, trainer.problem.parameters
 
     def part(kind: str) -> dict[str, Array]:
         return {n.removeprefix(f"{kind}/"): a for n, a in kept.items() if n.startswith(f"{kind}/")}
 
-    engine.load(part("parameter"))
+    engine.load({n: a for n, a in part("parameter").items() if n in trained})
     engine.load_buffers(part("buffer"))
-    if averages := part("slot"):
+    if averages := {f"average/{n}": a for n, a in part("average").items() if n in trained}:
         engine.load_slots({**engine.slots(), **averages})

@@ -65,6 +65,16 @@ def test_what_changes_the_graph_changes_the_key(options: dict[str, Any]) -> None
     assert key(**options) != key()
 
 
+def test_groups_alike_in_another_place_have_symbols_of_their_own() -> None:
+    x, y = regression(rows=8, features=6)
+    frozen = [{"params": "W1", "frozen": True}, {"params": "b*", "rate": 0.5}]
+    options: dict[str, Any] = {"backend": "fused", "optimizer": "adam"}
+    second = make(models.mlp(), groups=frozen, **options)
+    first = make(models.mlp(), params=["*", "!W1"], groups=frozen[1:], **options)
+    costs = [[trainer.step((x, y)) for _ in range(2)] for trainer in (second, first)]
+    assert costs[0] == costs[1]
+
+
 def test_a_frozen_constant_is_part_of_the_graph() -> None:
     assert key(params="!W1", model=changed(W1=0.5)) != key(params="!W1")
     assert key(penalty={"name": "l2", "l2": 0.1}) == key(penalty={"name": "l2", "l2": 0.2})
