@@ -12,13 +12,13 @@ import attrs
 import numpy as np
 
 from ortflex_core import modes
-from ortflex_core.autodiff import RuleTable
 from ortflex_core.host import Host
 from ortflex_core.model import Model
 from ortflex_core.ops import Trace
 from ortflex_core.parameters import Choice
 from ortflex_core.protocols import Loss, Optimizer, Penalty
 from ortflex_core.registry import Plugins
+from ortflex_core.rules import RuleTable
 from ortflex_core.types import Array, Shape, TensorSpec
 from ortflex_core.updates import AVERAGE, ConstraintTerm, Group, Updating, hypers
 

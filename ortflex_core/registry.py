@@ -20,7 +20,7 @@ from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, PluginError, nearest
 
 if TYPE_CHECKING:
-    from ortflex_core.autodiff import RuleTable
+    from ortflex_core.rules import RuleTable
 
 _BASES = {
     "losses": "ortflex_core.protocols:Loss",
@@ -259,7 +259,7 @@ class Plugins:
         order = list(first)
         for name in order:
             registry.entry(name)
-        from ortflex_core.autodiff import RuleTable
+        from ortflex_core.rules import RuleTable
 
         families = {name: registry.load(name) for name in registry.names()}
         for family in families.values():

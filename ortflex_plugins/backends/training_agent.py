@@ -18,17 +18,18 @@ import numpy as np
 from ortflex_core import compose, updates
 from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
-from ortflex_core.errors import GraphError, Unsupported
+from ortflex_core.errors import Unsupported
 from ortflex_core.evaluate import Evaluator
 from ortflex_core.model import Model, Rewrite
 from ortflex_core.problem import Problem
 from ortflex_core.program import Program
 from ortflex_core.protocols import Device, LayerBackend, Value
 from ortflex_core.runtime import Runtime
-from ortflex_core.session import keep, reason, session, session_options
+from ortflex_core.session import session
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.accumulating import split, together
+from ortflex_plugins.backends.agent import Agent
 from ortflex_plugins.backends.buffers import (
     DataBuffers,
     ReadLosses,
@@ -81,82 +82,6 @@ class TrainingAgentBackend(LayerBackend):
         if found:
             raise Unsupported("\n".join(o.text for o in found))
         return Agent(program, wrt, device, threads)
-
-
-class Agent:
-    """The runtime's TrainingAgent on one program, its parameters being inputs with gradients."""
-
-    def __init__(
-        self, program: Program, parameters: Sequence[str], device: Device, threads: int
-    ) -> None:
-        import onnxruntime
-        from onnxruntime.capi import _pybind_state as state
-
-        config = state.OrtModuleGraphBuilderConfiguration()
-        config.initializer_names = []
-        config.initializer_names_to_train = []
-        config.input_names_require_grad = list(parameters)
-        config.build_gradient_graph = True
-        builder = state.OrtModuleGraphBuilder()
-        try:
-            builder.initialize(program.model, config)
-            builder.build(state.TrainingGraphTransformerConfiguration())
-            self.model: bytes = builder.get_gradient_model()
-            info = builder.get_graph_info()
-            self._session = keep(
-                onnxruntime.InferenceSession(
-                    self.model, session_options(threads), providers=device.providers()
-                )
-            )
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(
-                f"onnxruntime cannot differentiate the model: {reason(error)}"
-            ) from error
-        self.inputs = [i.name for i in self._session.get_inputs()]
-        self.outputs = list(info.user_output_names)
-        fixed = set(info.output_grad_indices_non_differentiable)
-        self.differentiable = [n for k, n in enumerate(self.outputs) if k not in fixed]
-        fetches = [o.name for o in self._session.get_outputs()]
-        owner = {gradient: name for name, gradient in info.user_input_grad_names.items()}
-        self.gradients = [owner[f] for f in fetches]
-        missing = sorted(set(parameters) - set(self.gradients))
-        if missing:
-            raise Unsupported(f"onnxruntime's builder gives no gradient for {', '.join(missing)}")
-        place = device.ort_device()
-        self._agent = state.TrainingAgent(
-            self._session._sess,
-            self.inputs,
-            [place] * len(self.outputs),
-            fetches,
-            [place] * len(fetches),
-            0,
-        )
-        self._cache = state.OrtValueCache()
-        self._new_state = state.PartialGraphExecutionState
-        self.vector = state.OrtValueVector
-
-    def pack(self, values: Sequence[Value]) -> Any:
-        """The runtime's vector of tensors; it holds references of its own."""
-        vector = self.vector()
-        for value in values:
-            vector.push_back(value)
-        return vector
-
-    def forward(self, feeds: Any, fetches: Any) -> Any:
-        """Run up to the outputs; the state returned belongs to one :meth:`backward`."""
-        state = self._new_state()
-        try:
-            self._agent.run_forward(feeds, fetches, state, self._cache)
-        except Exception as error:  # as above
-            raise GraphError(f"the forward graph failed: {reason(error)}") from error
-        return state
-
-    def backward(self, cotangents: Any, fetches: Any, state: Any) -> None:
-        """Run from the cotangents of the outputs to the gradients."""
-        try:
-            self._agent.run_backward(cotangents, fetches, state)
-        except Exception as error:  # as above
-            raise GraphError(f"the backward graph failed: {reason(error)}") from error
 
 
 class _Plan:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import onnx
 
 from ortflex_core import sequences
-from ortflex_core.autodiff import RuleTable
 from ortflex_core.registry import Plugins
+from ortflex_core.rules import RuleTable
 
 NEWEST = 26
 """The newest opset that an onnxruntime of today runs."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
-from ortflex_core.autodiff import RuleTable
 from ortflex_core.errors import GraphError
 from ortflex_core.protocols import Device
+from ortflex_core.rules import RuleTable
 from ortflex_core.session import open_session, reason, session_options
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.layers.graphs import GRADIENT, gradient_program

@@ -255,7 +255,6 @@ def test_a_rule_for_newer_opsets_takes_over_from_there() -> None:
         got = computed(lambda op, x: op.Neg(x), {"x": data(1)}, None, opset=opset, rules=table)
         assert got["x"] == [expected]
     assert table.lookup("", "Neg", 12) == (False, None)
-    assert table.operators() == [("", "Neg")]
     with pytest.raises(PluginError, match="two gradient rules for Neg since opset 16"):
         rules.rule("Neg", since=16)(lambda op, node, g: [g])
 
