@@ -122,10 +122,19 @@ class TracedLoss:
             ) from None
 
 
+def alike(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors in one precision, the highest among them: outputs of a model may differ in it."""
+    types = {tensor.dtype for tensor in tensors}
+    if len(types) < 2:
+        return list(tensors)
+    to = TensorProto.DOUBLE if TensorProto.DOUBLE in types else TensorProto.FLOAT
+    return [tensor.trace.op.Cast(tensor, to=to) for tensor in tensors]
+
+
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of scalars."""
-    total = tensors[0]
-    for tensor in tensors[1:]:
+    total, *others = alike(tensors)
+    for tensor in others:
         total = total + tensor
     return total
 

@@ -199,6 +199,9 @@ def _by_name(
                     f"the parameter {pattern!r} is {dtype_name(specs[pattern].dtype)}"
                     f"{shape_text(specs[pattern].shape)}; only float initializers can be trained"
                 )
+            if 0 in (specs[pattern].shape or ()):
+                shape = shape_text(specs[pattern].shape)
+                raise ModelError(f"the parameter {pattern!r} has no elements, its shape is {shape}")
             if pattern not in used:
                 raise ModelError(f"the parameter {pattern!r} does not reach what the loss sees")
             matches = [pattern]

@@ -71,6 +71,8 @@ def step_program(
     for suffix, batches in suffixes:
         now = _step(trace, problem, now, suffix, batches, rows, factor, layout, outputs, replaced)
         versions.append(now.held.weights)
+    # So far the costs alone; whoever reads them has one array for all.
+    outputs = dict(zip(outputs, compose.alike(list(outputs.values())), strict=True))
     slots = dict(now.held.slots)
     if shares is not None:
         moved = updates.averaged(trace, means, versions, shares)

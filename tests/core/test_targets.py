@@ -84,6 +84,16 @@ def test_an_attention_mask_is_no_parameter() -> None:
     assert trained(net(nodes, weights)) == ["W"]
 
 
+def test_a_parameter_without_elements_is_none() -> None:
+    nodes = [node("MatMul", "X", "W", "z"), node("MatMul", "X", "E", "e")]
+    nodes.append(node("Concat", "z", "e", "Y", axis=1))
+    model = net(nodes, {"W": np.ones((4, 3)), "E": np.ones((4, 0))})
+    assert trained(model) == ["W"]
+    assert [c.name for c in choose(model, ["Y"], ["*"]) if c.trained] == ["W"]
+    with pytest.raises(ModelError, match=r"parameter 'E' has no elements, its shape is \[4, 0\]"):
+        choose(model, ["Y"], ["W", "E"])
+
+
 def test_only_what_reaches_the_loss_is_trained() -> None:
     model = Model(models.two_headed())
     assert [c.name for c in choose(model, ["amount"], None)] == ["shared", "to_amount"]
