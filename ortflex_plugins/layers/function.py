@@ -11,13 +11,14 @@ from onnx import ModelProto
 
 from ortflex_core import parameters, probe
 from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, nearest
+from ortflex_core.labels import fits
 from ortflex_core.model import Model
 from ortflex_core.ops import FLOATS
 from ortflex_core.protocols import Device, LayerBackend
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 from ortflex_core.setup import device_spec
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core.types import Array, TensorSpec, shape_text
 from ortflex_plugins.layers.backend_gradient import BackendGradient
 from ortflex_plugins.layers.graphs import COTANGENT, NEW
 from ortflex_plugins.layers.memory import Buffer
@@ -33,11 +34,16 @@ class Saved:
     ``statistics`` has new running statistics, where the forward pass made some.
     """
 
-    __slots__ = ("kept", "shapes", "statistics")
+    __slots__ = ("function", "kept", "shapes", "statistics")
 
     def __init__(
-        self, kept: Any, shapes: Mapping[str, Buffer], statistics: Mapping[str, Array]
+        self,
+        function: OnnxFunction,
+        kept: Any,
+        shapes: Mapping[str, Buffer],
+        statistics: Mapping[str, Array],
     ) -> None:
+        self.function = function
         self.kept = kept
         self.shapes = {n: (b.shape, b.dtype) for n, b in shapes.items()}
         self.statistics = dict(statistics)
@@ -125,14 +131,20 @@ class OnnxFunction:
         self.differentiated = self._known("outputs", outputs, floats)
         self.parameters = self._choose(params)
         self.inputs = self._known("inputs", inputs, self._float_inputs())
+        if not (self.inputs or self.parameters):
+            raise ModelError(
+                f"{self.model.label} has nothing to differentiate: no input or parameter of float "
+                f"type reaches {', '.join(self.differentiated) or 'an output of float type'}"
+            )
         self._specs = self.mode.statistics()
         self._statistics = self.mode.start(list(self._specs))
         self._values = {n: self.model.initializer(n) for n in self.parameters}
         self.outputs = tuple(o.name for o in self.model.outputs)
         weights = {n: self.model.initializers[n] for n in self.parameters}
-        specs = [*self.model.outputs, *self.model.inputs, *weights.values(), *self._specs.values()]
-        self.kinds = {s.name: s.numpy for s in specs}
-        self._gradient = self._compiled(engine, threads)
+        specs = [*self.model.inputs, *weights.values(), *self._specs.values()]
+        self._fed = {s.name: s for s in specs}
+        self.kinds = {s.name: s.numpy for s in (*self.model.outputs, *specs)}
+        self._gradient = self._compiled(engine, _positive("threads", threads))
         self.graphs: dict[str, ModelProto] = self._gradient.graphs
         given = {*(i.name for i in self.model.inputs), *self._values, *self._specs}
         given |= {STEP, *(f"{COTANGENT}{n}" for n in self.differentiated)}
@@ -221,11 +233,11 @@ class OnnxFunction:
             step: each has its own masks in training.
 
         Raises:
-            DataError: names, types or ranks that do not fit.
+            DataError: names, types or shapes that do not fit.
         """
         named = self._named(inputs, [i.name for i in self.model.inputs], "inputs")
         specs = {i.name: i for i in self.model.inputs}
-        feeds = {n: self._buffer(self._fit(s, named[n])) for n, s in specs.items()}
+        feeds = {n: self._own(self._fit(s, named[n])) for n, s in specs.items()}
         for what, mine, given, kinds in (
             ("parameter", self._values, parameters, self.model.initializers),
             ("running statistic", self._statistics, statistics, self._specs),
@@ -233,7 +245,11 @@ class OnnxFunction:
             values = {**mine, **(given or {})}
             if unknown := [n for n in values if n not in mine]:
                 raise DataError(f"unknown {what} {unknown[0]!r}; {nearest(unknown[0], mine)}")
-            feeds |= {n: self._buffer(self._fit(kinds[n], a)) for n, a in values.items()}
+            fitting = {n: self._fit(kinds[n], a) for n, a in values.items()}
+            changeable = given or ()
+            feeds |= {
+                n: self._own(a) if n in changeable else self._buffer(a) for n, a in fitting.items()
+            }
         outputs, saved, new = self.run_forward(feeds, step)
         saved.statistics = {n: self._array(b) for n, b in new.items()}
         return {n: self._array(b) for n, b in outputs.items()}, saved
@@ -245,7 +261,15 @@ class OnnxFunction:
             cotangents: of the outputs' shapes: an array where there is one output, or a mapping;
                 outputs that are not named have none.
             saved: what :meth:`forward` gave; it can be used again.
+
+        Raises:
+            DataError: cotangents of other names, types or shapes than the outputs', or ``saved``
+                is not of this function.
         """
+        if not isinstance(saved, Saved):
+            raise DataError(
+                f"saved: expected the second thing that forward gave, got {type(saved).__name__}"
+            )
         named = self._named(cotangents, self.differentiated, "cotangents", partial=True)
         specs = {o.name: o for o in self.model.outputs}
         given = {n: self._buffer(self._fit(specs[n], a)) for n, a in named.items()}
@@ -261,16 +285,23 @@ class OnnxFunction:
         ``feeds`` has every input, parameter and running statistic, on the function's device. The
         backward pass may leave out gradients that are not ``wanted``.
         """
+        for name, buffer in feeds.items():
+            if not fits(self._fed[name].shape, buffer.shape):
+                raise DataError(
+                    f"{name!r} takes {self._fed[name]}, got the shape {shape_text(buffer.shape)}"
+                )
         fed = {**self._frozen, **feeds}
         if self.draws:
             fed[STEP] = self._buffer(np.asarray(step, np.int64))
         made, kept = self._gradient.forward(fed, wanted)
         outputs = {n: made[n] for n in self.outputs}
         new = {n: made[f"{NEW}{n}"] for n in self._specs if f"{NEW}{n}" in made}
-        return outputs, Saved(kept, outputs, {}), new
+        return outputs, Saved(self, kept, outputs, {}), new
 
     def run_backward(self, cotangents: Mapping[str, Buffer], saved: Saved) -> dict[str, Buffer]:
         """:meth:`backward` without a copy."""
+        if saved.function is not self:
+            raise DataError("saved comes from the forward pass of another OnnxFunction")
         feeds = {}
         for name in self.differentiated:
             shape, dtype = saved.shapes[name]
@@ -284,6 +315,10 @@ class OnnxFunction:
                 )
             feeds[f"{COTANGENT}{name}"] = given
         return self._gradient.backward(feeds, saved.kept)
+
+    def _own(self, array: Array) -> Buffer:
+        """A copy: what the caller writes into an array later is not what was computed with."""
+        return self._buffer(array.copy() if self._host else array)
 
     def _buffer(self, array: Array) -> Buffer:
         """An array's memory, or a copy of it on a device that does not reach that."""
@@ -322,6 +357,12 @@ def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
     if value not in allowed:
         raise ConfigError(f"{name}: expected {' or '.join(map(repr, allowed))}, got {value!r}")
     return value
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ConfigError(f"{name}: expected an integer >= 1, got {value!r}")
 
 
 def _ratio(dropout: Any) -> Any:

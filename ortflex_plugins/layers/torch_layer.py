@@ -146,7 +146,7 @@ class OrtLayer(torch.nn.Module):
                 f"expected the inputs {', '.join(known)}, got {len(inputs)} by place and "
                 f"{', '.join(named) or 'none'} by name"
             )
-        tensors = {n: given[n] for n in known}
+        tensors = {n: _dense(n, given[n]) for n in known}
         tensors |= {self.names[own]: getattr(self, own) for own in self._weights}
         statistics = {self.names[own]: getattr(self, own) for own in self._statistics}
         place = _place({**tensors, **statistics})
@@ -154,6 +154,11 @@ class OrtLayer(torch.nn.Module):
         call = _Call(self._function(place), place, tuple(tensors), statistics, wanted)
         made = _Differentiable.apply(call, *tensors.values())
         return made[0] if len(made) == 1 else made
+
+    def extra_repr(self) -> str:
+        """The model's inputs and outputs, for ``print``."""
+        sides = (self._model.inputs, self._model.outputs)
+        return " → ".join(", ".join(map(str, side)) for side in sides)
 
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
         """The model's file with the parameters and the running statistics of now.
@@ -238,6 +243,17 @@ class _Differentiable(torch.autograd.Function):
             for name, need in zip(ctx.call.names, ctx.needs_input_grad[1:], strict=True)
         ]
         return (None, *gradients)
+
+
+def _dense(name: str, given: Any) -> torch.Tensor:
+    """An input that has memory of its own."""
+    if not isinstance(given, torch.Tensor):
+        raise DataError(
+            f"{name!r} is a {type(given).__name__}, a layer takes tensors of torch: torch.as_tensor"
+        )
+    if given.layout is not torch.strided:
+        raise DataError(f"{name!r} is sparse ({given.layout}), which has no ONNX type: to_dense()")
+    return given
 
 
 def _devices(tensors: Iterable[torch.Tensor]) -> set[str]:

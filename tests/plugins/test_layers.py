@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core.errors import DataError, Unsupported
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
 from ortflex_plugins.layers import OnnxFunction
 from tests import models
 
@@ -83,6 +83,19 @@ def test_several_forwards_are_in_flight_and_memory_stays_theirs() -> None:
         np.testing.assert_array_equal(gradient, f.backward(np.ones((len(x), 1)), saved)["X"])
 
 
+def test_arrays_may_be_written_into_while_a_forward_is_in_flight() -> None:
+    f = OnnxFunction(double(models.mlp()))
+    rng = np.random.default_rng(2)
+    x, w, c = rng.standard_normal((4, 6)), f.state, np.ones((4, 1))
+    alone = f.backward(c, f.forward(x, w)[1])
+    mine = {n: a.copy() for n, a in w.items()}
+    outputs, saved = f.forward(x, mine)
+    for array in (x, *mine.values(), *outputs.values()):
+        array[:] = 7.0
+    for name, gradient in f.backward(c, saved).items():
+        np.testing.assert_array_equal(gradient, alone[name], err_msg=name)
+
+
 def test_other_weights_several_outputs_and_absent_cotangents() -> None:
     f = OnnxFunction(models.two_headed())
     x = {i.name: np.ones((2, i.shape[1]), np.float32) for i in f.model.inputs}  # type: ignore[index]
@@ -111,6 +124,20 @@ def test_mistakes_are_named() -> None:
         DataError, match=r"the cotangent of 'Y' has shape \[3, 1\], the output has \[2, 1\]"
     ):
         f.backward(np.ones((3, 1), np.float32), saved)
+    with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got the shape \[2, 5\]"):
+        f.forward(good[:, :5])
+    with pytest.raises(DataError, match=r"'W1' takes W1: float32\[6, 8\], got the shape \[6, 4\]"):
+        f.forward(good, {"W1": f.state["W1"][:, :4]})
+    with pytest.raises(DataError, match="saved comes from the forward pass of another"):
+        OnnxFunction(models.mlp()).backward(np.ones((2, 1), np.float32), saved)
+    with pytest.raises(DataError, match="saved: expected the second thing that forward gave"):
+        f.backward(np.ones((2, 1), np.float32), good)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="threads: expected an integer >= 1, got 'many'"):
+        OnnxFunction(models.mlp(), threads="many")  # type: ignore[arg-type]
+    text = [helper.make_tensor_value_info(n, TensorProto.STRING, ["N"]) for n in ("a", "b")]
+    words = models.model([helper.make_node("Identity", ["a"], ["b"])], text[:1], text[1:], {})
+    with pytest.raises(ModelError, match="nothing to differentiate: no input or parameter"):
+        OnnxFunction(words)
 
 
 # ---------------------------------------------------------------------- in torch
@@ -216,6 +243,12 @@ def test_no_grad_eval_frozen_parameters_and_the_second_derivative() -> None:
         net(x.double())
     with pytest.raises(DataError, match="expected the inputs X, got 2 by place"):
         net(x, x)
+    with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got the shape \[2, 7\]"):
+        net(torch.ones(2, 7))
+    with pytest.raises(DataError, match="'X' is a ndarray, a layer takes tensors of torch"):
+        net(np.ones((2, 6), np.float32))
+    with pytest.raises(DataError, match=r"'X' is sparse .*to_dense"):
+        net(torch.ones(2, 6).to_sparse())
     y = net(x).sum()
     with torch.no_grad():
         net.W2.zero_()
@@ -223,14 +256,39 @@ def test_no_grad_eval_frozen_parameters_and_the_second_derivative() -> None:
         y.backward()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own
 def test_compiled_networks_break_at_the_layer() -> None:
     torch = pytest.importorskip("torch")
-    net = torch.nn.Sequential(torch.nn.Linear(6, 6), layer(models.mlp()))
-    compiled = torch.compile(net, backend="eager")
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.onnx = torch.nn.Linear(6, 6), layer(models.mlp())
+            self.after = torch.nn.Linear(1, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.after(torch.tanh(self.onnx(torch.relu(self.before(x)))))
+
+    graphs: list[list[str]] = []
+
+    def compiler(module: Any, _: Any) -> Any:
+        calls = [n for n in module.graph.nodes if n.op.startswith("call")]
+        graphs.append([getattr(n.target, "__name__", str(n.target)) for n in calls])
+        return module.forward
+
     x = torch.ones(2, 6)
-    torch.testing.assert_close(compiled(x), net(x))
-    compiled(x).sum().backward()
-    assert net[0].weight.grad is not None
+    for net in (Net(), torch.nn.Sequential(torch.nn.Linear(6, 6), layer(models.mlp()))):
+        torch._dynamo.reset()
+        y = torch.compile(net, backend=compiler)(x)
+        torch.testing.assert_close(y, net(x))
+        y.sum().backward()
+        compiled = {n: p.grad.clone() for n, p in net.named_parameters()}
+        net.zero_grad()
+        net(x).sum().backward()
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(compiled[name], parameter.grad)
+    # What is before the layer and what is behind it; a Sequential is a loop, which torch gives up.
+    assert graphs == [["linear", "relu"], ["tanh", "linear"]]
 
 
 def test_integer_outputs_and_inputs_have_no_gradient() -> None:
