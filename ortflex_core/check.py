@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,14 +11,24 @@ from typing import Any, Literal
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core import parameters, sequences, terms
+from ortflex_core import compose, parameters, probe, sequences, terms
 from ortflex_core.autodiff import RuleTable, gradients
-from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, OrtflexError
+from ortflex_core.errors import (
+    GraphError,
+    NoGradientRule,
+    NotDifferentiable,
+    OrtflexError,
+    RuntimeUnavailable,
+)
 from ortflex_core.model import Model, reads
 from ortflex_core.ops import FLOATS, Trace
 from ortflex_core.parameters import Choice
 from ortflex_core.problem import Problem
+from ortflex_core.protocols import Device
 from ortflex_core.registry import Plugins
+from ortflex_core.runtime import require_runtime
+from ortflex_core.session import session
+from ortflex_core.setup import check_version
 from ortflex_core.types import TensorSpec
 
 Status = Literal["trainable", "passes", "frozen", "not differentiable", "no rule"]
@@ -140,7 +151,10 @@ def check_model(
     """
     source = model if isinstance(model, Model) else Model(model)
     found = plugins or Plugins.discover()
-    rules = found.rules(families)
+    rules = found.rules(families)  # which may bring kernels along
+    with contextlib.suppress(RuntimeUnavailable):
+        require_runtime()
+        probe.complete(source)
     spec = loss
     if loss is None:
         floats = [o.name for o in source.outputs if o.dtype in FLOATS]
@@ -288,11 +302,10 @@ def _backends(
     plugins: Plugins,
 ) -> dict[str, tuple[str, ...]]:
     """Why each backend cannot train the model; the labels are of the kind each loss asks for."""
-    from ortflex_core.runtime import require_runtime
-
     names = plugins["backends"].names()
     try:
         runtime = require_runtime()
+        check_version(model, runtime)
         labels = {r.label: _label(model, r) for r in requests}
         bound = Problem(
             model=model,
@@ -307,6 +320,7 @@ def _backends(
         )
         device = plugins.component("devices", "cpu")
         terms.check_precision(model, bound.parameters)
+        refused = _refused(bound, device)
     except OrtflexError as error:
         return dict.fromkeys(names, (str(error),))
     found: dict[str, tuple[str, ...]] = {}
@@ -316,8 +330,17 @@ def _backends(
             against = backend.available(runtime) or backend.supports(bound, device, runtime)
         except OrtflexError as error:
             against = [str(error)]
-        found[name] = tuple(against)
+        found[name] = tuple(against or refused)
     return found
+
+
+def _refused(problem: Problem, device: Device) -> list[str]:
+    """Why onnxruntime does not even run the model, such as an operator without a kernel."""
+    try:
+        session(compose.prediction_program(problem, problem.predicted), device, optimize=False)
+    except GraphError as error:
+        return [str(error)]
+    return []
 
 
 def _label(model: Model, request: terms.LossRequest) -> TensorSpec:

@@ -227,10 +227,22 @@ def missing_kernel(
         ways.insert(0, "convert the model to float32, which has more kernels than float64")
     else:
         ways.append("write the operator with others")
+    if newer := _changed_at(operator, domain, opsets.get(domain, 1)):
+        ways.insert(0, f"export the model with opset <= {newer - 1}, for which there may be one")
     return (
         f"onnxruntime {version} has no kernel on {device.name} for the operator {operator} of "
         f"{domain} opset {opsets.get(domain, '?')}, {where}. Ways out: {', or '.join(ways)}."
     )
+
+
+def _changed_at(operator: str, domain: str, opset: int) -> int | None:
+    """The opset that last changed an operator of the standard, if it is older than that."""
+    try:
+        schema = onnx.defs.get_schema(operator, opset, "" if domain == "ai.onnx" else domain)
+        onnx.defs.get_schema(operator, schema.since_version - 1, schema.domain)
+    except onnx.defs.SchemaError:
+        return None
+    return int(schema.since_version)
 
 
 def run_once(

@@ -8,6 +8,7 @@ import sys
 import click
 
 from ortflex_core.check import ModelReport, NodeReport, check_model
+from ortflex_core.errors import OrtflexError, printable
 from ortflex_plugins.cli.terminal import plain
 
 _COLORS = {
@@ -27,9 +28,17 @@ _COLORS = {
 def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) -> None:
     """Say what of MODEL can be trained, node by node, and which backends can.
 
-    Exits with 1 if no backend can train the model here.
+    Exits with 1 if no backend can train the model here, or if MODEL cannot be checked; --json then
+    prints the reason as "error".
     """
-    report = check_model(model, loss, list(params) or None)
+    try:
+        report = check_model(model, loss, list(params) or None)
+    except OrtflexError as error:
+        if not as_json:
+            raise
+        told = {"model": model, "trainable": False, "error": printable(str(error))}
+        click.echo(json.dumps(told, indent=2))
+        raise SystemExit(1) from None
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from ortflex_core import check_model
 from ortflex_core.check import ModelReport
 from ortflex_core.errors import ModelError
+from ortflex_core.runtime import require_runtime
 from ortflex_plugins.cli.check import check as command
 from tests import models
 from tests.training import plugins
@@ -76,7 +77,9 @@ def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:
     assert silu.reason == "there is no gradient rule for Silu of my.company opset 1"
     assert "2 parameters, 1 of them reached" in found.summary
     assert "operator Silu of my.company" in found.backends["fused"][0]
-    assert report(source, params=["u"]).trainable
+    after = report(source, params=["u"])
+    assert by_name(after)["Silu"].status == "frozen"
+    assert "no kernel on cpu for the operator Silu of my.company" in after.backends["fused"][0]
 
 
 def test_a_form_without_a_rule_is_told_from_an_operator_without_one() -> None:
@@ -122,8 +125,6 @@ def test_each_backend_has_its_reasons() -> None:
     assert set(found.backends) == set(plugins()["backends"].names())
     for name, reasons in found.backends.items():
         loaded = plugins()["backends"].load(name)
-        from ortflex_core.runtime import require_runtime
-
         unavailable = loaded.available(require_runtime())
         assert list(reasons) == unavailable
 
@@ -135,6 +136,26 @@ def test_several_outputs_and_a_loss_of_choice() -> None:
     assert by_name(found)["Softmax"].status == "frozen"
     with pytest.raises(ModelError, match="unknown parameter 'nothing'"):
         report(models.linear(), params="nothing")
+
+
+def test_a_model_newer_than_the_runtime_cannot_be_trained() -> None:
+    future = model("y = MatMul(x, w)", W)
+    future.opset_import[0].version = 99
+    assert "has opset 99 and IR version 8; the installed" in report(future).backends["fused"][0]
+
+
+def test_an_operator_that_an_older_opset_has_a_kernel_for() -> None:
+    pooled = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 22]>
+        g (float[N, 1, 4, 4] x, float[R, 5] r) => (float[R, 1, 2, 2] y) <float[1, 1, 1, 1] w = {2}>
+        { m = Conv(x, w)  y = MaxRoiPool<pooled_shape = [2, 2]>(m, r) }"""
+    )
+    reason = report(pooled, params=["w"]).backends["fused"][0]
+    if require_runtime().max_opset < 22:
+        assert "has opset 22" in reason
+    else:
+        assert "no kernel on cpu for the operator MaxRoiPool of ai.onnx opset 22" in reason
+        assert "export the model with opset <= 21" in reason
 
 
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
@@ -152,3 +173,16 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     wall = model("m = MatMul(x, w)  y = Floor(m)", W)
     onnx.save(wall, path)
     assert CliRunner().invoke(command, [path, "--params", "w"]).exit_code == 1
+
+
+def test_with_json_what_cannot_be_checked_is_told_as_json(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing.onnx")
+    made = CliRunner().invoke(command, [missing, "--json"])
+    assert made.exit_code == 1
+    told = json.loads(made.output)
+    assert told["trainable"] is False
+    assert told["error"] == f"there is no file {missing!r}"
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    told = json.loads(CliRunner().invoke(command, [str(broken), "--json"]).output)
+    assert "is not an ONNX model or is truncated" in told["error"]
