@@ -21,15 +21,17 @@ from ortflex_plugins.estimators import OrtRegressor
 warnings.simplefilter("ignore")  # few epochs: nothing converges here
 X, y = make_regression(3000, n_features=100, random_state=0)
 X, y = X.astype(np.float32), (y / y.std()).astype(np.float32)
-shape = {"hidden_layer_sizes": (50, 10), "batch_size": 15, "max_iter": 5, "random_state": 0}
+shape = {"hidden_layer_sizes": (50, 10), "batch_size": 15, "random_state": 0}
 
 
 def seconds(estimator):
-    """Of one epoch, without what is done once."""
-    estimator.fit(X[:150], y[:150])
-    start = time.perf_counter()
-    estimator.fit(X, y)
-    return (time.perf_counter() - start) / shape["max_iter"]
+    """Of one epoch, without what is done once a fit, or once at all."""
+    took = []
+    for epochs in (1, 1, 11):
+        start = time.perf_counter()
+        estimator.set_params(max_iter=epochs).fit(X, y)
+        took.append(time.perf_counter() - start)
+    return (took[2] - took[1]) / 10
 
 
 times = {
@@ -46,7 +48,8 @@ for name, value in times.items():
 
 figure, axes = plt.subplots(figsize=(7, 0.8 + 0.5 * len(times)), layout="constrained")
 bars = axes.barh(list(times), [1e6 * t / 200 for t in times.values()])
-axes.bar_label(bars, fmt="%.0f µs")
+axes.bar_label(bars, fmt="%.0f µs", padding=3)
+axes.margins(x=0.12)
 axes.set_xlabel("µs a step of 15 rows")
 axes.invert_yaxis()
 

@@ -70,7 +70,7 @@ print("black on white:  ", first.evaluate(inverted[test], labels[test])["accurac
 # Fine-tuning by groups
 # ---------------------
 #
-# The convolutions start to move after three epochs, with a tenth of the rate.
+# The convolutions start to move after three epochs, with three tenths of the rate.
 
 tuned = Trainer(
     known,
@@ -83,7 +83,7 @@ history = tuned.fit(inverted[train], labels[train], validation_data=(inverted[te
 print("after fine-tuning:", history["validation_accuracy"][-1])
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-left.imshow(np.hstack([*images[:5, 0], *inverted[:5, 0]]), cmap="gray")
+left.imshow(np.vstack([np.hstack(some[:5, 0]) for some in (images, inverted)]), cmap="gray")
 left.set_axis_off()
 right.plot(range(1, 11), history["validation_accuracy"])
 right.axvline(3.5, color="gray", linestyle=":")

@@ -43,7 +43,7 @@ draw(model)
 # Its gradient
 # ------------
 
-draw(gradient_model(model, wrt=["W1", "b1", "W2", "b2"]))
+draw(gradient_model(model, wrt=["W1", "b1", "W2", "b2"]), title="forward, and the gradient")
 
 # %%
 # A step of training
@@ -75,36 +75,38 @@ four = {
 }
 figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
 bars = axes.barh(list(four), [len(made.graph.node) for made in four.values()])
-axes.bar_label(bars)
+axes.bar_label(bars, padding=3)
+axes.margins(x=0.08)
 axes.invert_yaxis()
 axes.set_xlabel("nodes")
 
 # %%
 # The loss and its gradient: predictions and labels in, what goes into the backward pass out.
 
-draw(four["loss"])
+draw(four["loss"], title="the loss")
 
 # %%
 # The penalty and its gradient.
 
-draw(four["penalty"])
+draw(four["penalty"], title="the penalty")
 
 # %%
 # The update, of all weights at once.
 
-draw(four["update"])
+draw(four["update"], title="the update")
 
 # %%
 # The graphs in use
 # -----------------
 
 graphs = trainer.save_onnx_graph()
-sizes = {name: len(made.graph.node) for name, made in graphs.items()}
-print(sizes)
-figure, axes = plt.subplots(figsize=(6, 0.8 + 0.5 * len(sizes)), layout="constrained")
-bars = axes.barh(list(sizes), list(sizes.values()))
-axes.bar_label(bars)
-axes.set_xlabel("nodes")
+for name, made in graphs.items():
+    print(f"{name}: {len(made.graph.node)} nodes")
+
+# %%
+# What really runs: the formulas above after the passes that make them smaller.
+
+draw(next(iter(graphs.values())), title=f"in use: {next(iter(graphs))}")
 
 # %%
 # Versions

@@ -181,6 +181,12 @@ def parts_of(proto: ModelProto) -> list[str] | None:
     update = _tail(makers, ends.get("new", []), forward | loss | penalty)
     rest = "backward" if slopes or "new" in ends else "forward"
     found = {id(node): rest for node in nodes}
+    seeds = {i.name for i in graph.input if _kind(i.name) == "cotangent"}
+    if seeds and slopes:
+        # Of a gradient model, whose outputs may have any name: also ours.
+        own = [o.name for o in graph.output if o.name not in slopes]
+        forward = _above(makers, own) - _below(nodes, seeds)
+        loss, penalty, update = set(), set(), set()
     for part, members in (
         ("loss", loss), ("forward", forward), ("penalty", penalty), ("update", update)
     ):  # fmt: skip

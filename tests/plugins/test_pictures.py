@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto, parser
 
+from ortflex_core import gradient_model
 from ortflex_core.errors import ConfigError
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.pictures import draw, draw_step
@@ -158,6 +159,16 @@ def test_the_four_graphs_of_forward_backward() -> None:
         items = levels[name].items
         trained = {c.text.split(" ")[0] for i in items for c in i.chips if c.kind == "parameter"}
         assert trained == set(names), name
+
+
+def test_a_gradient_model_is_its_forward_pass_and_its_backward_pass() -> None:
+    model = models.mlp()
+    weights = [t.name for t in model.graph.initializer]
+    made = gradient_model(model, wrt=weights)
+    found = kinds(draw(made, fold=False).level)
+    # A bias joins the product before it.
+    assert found["forward"] == [n.op_type for n in model.graph.node].count("MatMul") + 2
+    assert found["backward"] == len(made.graph.node) - found["forward"]
 
 
 def test_several_steps_in_one_graph_and_their_parts() -> None:
