@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _POINTS = 72 / 100  # a unit of the layout, in points of a figure with 100 units an inch
 _MOST = 14_000  # pixels a side: what viewers open
+_LONGEST = 32_000  # and what the most of them open, where the other side is short
 
 
 def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
@@ -54,8 +56,19 @@ def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
     return made
 
 
+def resolution(width: float, height: float) -> float:
+    """Pixels an inch: two a unit, or fewer where that would be too many, while text can be read.
+
+    >>> resolution(10, 10), resolution(5, 100), resolution(5, 300)
+    (200.0, 140.0, 80.0)
+    """
+    longer, area = max(width, height), width * height
+    readable = min(80.0, _LONGEST / longer, _MOST / math.sqrt(area))
+    return max(min(200.0, _MOST / longer), readable)
+
+
 def png(made: Figure) -> bytes:
-    """The figure at two pixels a unit, or fewer where that would be too many."""
+    """The figure as a file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
@@ -63,7 +76,7 @@ def png(made: Figure) -> bytes:
     with warnings.catch_warnings():
         # Of letters that the font lacks, it says so for each; a box stands in their place.
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
-        made.savefig(out, format="png", dpi=min(200.0, _MOST / max(made.get_size_inches())))
+        made.savefig(out, format="png", dpi=resolution(*made.get_size_inches()))
     return out.getvalue()
 
 
