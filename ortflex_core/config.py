@@ -266,15 +266,13 @@ class Recipe:
 
 
 def _out_of_range(values: Mapping[str, Any]) -> Iterator[str]:
-    from ortflex_core.setup import check_numbers
+    from ortflex_core.setup import check_plain
 
     good = {"batch_size": 1, "epochs": 1, "threads": 1} | dict(values)
     counts = {name: good[name] for name in ("batch_size", "epochs", "threads")}
     rate, seed = values.get("learning_rate"), values.get("seed", 0)
-    yield from check_numbers(counts, rate, seed, "mean", "train")
     dropout = values.get("dropout", "file")
-    if not isinstance(dropout, str) and not 0 <= dropout < 1:
-        yield f"dropout: expected 'file', 'off' or a number >= 0 and < 1, got {dropout!r}"
+    yield from check_plain(counts, rate, seed, "mean", "train", dropout, {})
 
 
 _PATHS = ("model", "data", "validation", "output")

@@ -132,6 +132,11 @@ def _array(value: Any, what: str) -> Array:
     except Exception as error:  # of whoever makes the array: torch on another device, ragged lists
         raise DataError(f"{what} cannot be made an array: {error}") from error
     if array.ndim == 0:
+        if array.dtype.kind == "U":
+            raise DataError(
+                f"{what} is the text {value!r}, expected arrays, a data source or batches; numpy.load "
+                "reads .npy and .npz files, ortflex_plugins.data has sources"
+            )
         raise DataError(f"{what} is a single value, expected one row at least: {array!r}")
     return array
 

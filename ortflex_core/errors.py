@@ -136,7 +136,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("adm", ["sgd", "adam"])
     "did you mean 'adam'? Known: adam, sgd"
     """
-    names = sorted(known)
+    names = sorted(set(known))
     if len(name) > _COMPARED:
         # A file may have names of any length; to compare them takes the square of it.
         return f"Known: {_listed(names)}"

@@ -202,6 +202,10 @@ class Live:
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
         """
+        if not isinstance(state, Mapping):
+            raise DataError(
+                f"expected arrays by the names of parameters, got {type(state).__name__}"
+            )
         clean: dict[str, Array] = {}
         for name, array in state.items():
             if name not in self._weights:

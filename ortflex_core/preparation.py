@@ -45,7 +45,10 @@ def encode_labels(
         text = array.dtype.kind in "OUSb"
         if request.loss.scores != "raw":
             if text and array.dtype.kind != "b":
-                raise DataError(f"{request.label!r} has type {array.dtype}, expected numbers")
+                raise DataError(
+                    f"{request.label!r} has type {array.dtype}, expected numbers for the "
+                    f"{request.loss.name} loss; only losses on scores of classes take their names"
+                )
             continue
         if classes is None:
             if text and array.dtype.kind != "b":

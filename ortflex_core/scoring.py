@@ -31,7 +31,8 @@ def chunk_size(problem: Problem, rows: int) -> int:
     fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
     if fixed and rows % fixed[0]:
         raise DataError(
-            f"the model has a fixed batch dimension of {fixed[0]}, {rows} rows are no multiple of it"
+            f"the model has a fixed batch dimension of {fixed[0]}, {rows} rows are no multiple of it; "
+            "give such a number of rows, or make the Trainer with free_batch=True"
         )
     return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
 

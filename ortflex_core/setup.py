@@ -93,7 +93,7 @@ def resolve(
     model: Model,
     *,
     loss: Any,
-    params: str | Iterable[str] | None,
+    params: Sequence[str] | None,
     penalty: Any,
     updates: Asked,
     optimizer: Any,
@@ -102,6 +102,7 @@ def resolve(
     device: Any,
     backend: Any,
     counts: Mapping[str, Any],
+    flags: Mapping[str, Any],
     seed: int,
     reduction: Reduction,
     metrics: Sequence[Any],
@@ -114,7 +115,8 @@ def resolve(
     """Find and build everything that the arguments name.
 
     ``counts`` are the arguments that have to be positive integers: batch_size, epochs, threads
-    (or "auto", which the Trainer settles when it knows the batches).
+    (or "auto", which the Trainer settles when it knows the batches); ``flags`` those that have to be
+    True or False (``progress`` may be None).
 
     Raises:
         ConfigError: all that is wrong with the arguments, at once.
@@ -125,15 +127,15 @@ def resolve(
     errors = Problems()
     rules = errors.collect(lambda: plugins.rules(gradients))  # which may bring kernels along
     probe.complete(model)
-    errors.extend(check_numbers(counts, learning_rate, seed, reduction, batch_norm))
+    plain = check_plain(counts, learning_rate, seed, reduction, batch_norm, dropout, flags)
+    errors.extend(plain)
     errors.extend(wrong_updates := list(grouping.problems(updates)))
     get = plugins.component
     made_optimizer = errors.collect(lambda: get("optimizers", optimizer))
     made_schedule = errors.collect(lambda: get("schedules", schedule))
     made_device = errors.collect(lambda: get("devices", device_spec(device)))
     made_metrics = [
-        errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
-        for k, m in enumerate([metrics] if isinstance(metrics, str) else metrics)
+        errors.collect(partial(get, "metrics", m, f"metrics[{k}]")) for k, m in enumerate(metrics)
     ]
     made_callbacks = [
         errors.collect(partial(_callback, plugins, c, f"callbacks[{k}]"))
@@ -208,8 +210,32 @@ def _backends(plugins: Plugins, spec: Any) -> list[Backend]:
     return sorted(found, key=lambda b: -b.priority)
 
 
-def check_numbers(
-    counts: Mapping[str, Any], rate: Any, seed: Any, reduction: Any, batch_norm: Any
+def several(spec: Any) -> list[Any]:
+    """The parts of a list; a name, a table or an object alone is a list of one."""
+    alone = isinstance(spec, str | Mapping) or not isinstance(spec, Iterable)
+    return [spec] if alone else list(spec)
+
+
+def names(argument: str, given: Any) -> list[str]:
+    """One name or several.
+
+    Raises:
+        ConfigError: something else.
+    """
+    found = several(given)
+    if not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"{argument}: expected a name or a list of names, got {given!r}")
+    return found
+
+
+def check_plain(
+    counts: Mapping[str, Any],
+    rate: Any,
+    seed: Any,
+    reduction: Any,
+    batch_norm: Any,
+    dropout: Any,
+    flags: Mapping[str, Any],
 ) -> Iterable[str]:
     """What is wrong with the plain arguments, one line each."""
     for name, value in counts.items():
@@ -227,6 +253,12 @@ def check_numbers(
         yield f"reduction: expected 'mean' or 'sum', got {reduction!r}"
     if batch_norm not in ("train", "freeze"):
         yield f"batch_norm: expected 'train' or 'freeze', got {batch_norm!r}"
+    number = isinstance(dropout, int | float | np.number) and not isinstance(dropout, bool)
+    if dropout not in ("file", "off") and not (number and 0 <= dropout < 1):
+        yield f"dropout: expected 'file', 'off' or a number >= 0 and < 1, got {dropout!r}"
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_) and not (name == "progress" and value is None):
+            yield f"{name}: expected True or False, got {value!r}"
 
 
 def check_version(model: Model, runtime: Runtime) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 from onnx import TensorProto
 
 from ortflex_core import parameters, targets
@@ -84,6 +86,9 @@ def _loss_request(
     plugins: Plugins,
 ) -> LossRequest:
     path = f"loss[{index}]" if several else "loss"
+    for key in ("predicted", "expected"):
+        if not isinstance(table.get(key), str | None):
+            raise ConfigError(f"{path}.{key}: expected the name of a tensor, got {table[key]!r}")
     where = table.pop("predicted", None) or output or targets.default_output(model)
     targets.check_tensor(model, where)
     # Every classifier that skl2onnx writes has an output called "label".
@@ -96,6 +101,10 @@ def _loss_request(
             f"{path}.weight: names the input with sample weights, got {weight!r}; "
             "to weigh a loss against others use factor="
         )
+    if isinstance(factor, bool) or not isinstance(factor, int | float | np.number):
+        raise ConfigError(f"{path}.factor: expected a number, got {factor!r}")
+    if not math.isfinite(factor):
+        raise ConfigError(f"{path}.factor: expected a finite number, got {factor!r}")
     given = table.pop("object", None)
     loss = given if given is not None else plugins.component("losses", table, path)
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)

@@ -15,7 +15,7 @@ from ortflex_core import checkpointing, diagnosis, judging, pickling
 from ortflex_core.batches import Source
 from ortflex_core.checkpoint import Size
 from ortflex_core.checkpointing import go_on
-from ortflex_core.errors import GraphError, OrtflexError
+from ortflex_core.errors import ConfigError, GraphError, OrtflexError
 from ortflex_core.feeding import Feed, held_out
 from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.grouping import Asked
@@ -31,7 +31,7 @@ from ortflex_core.program import Program
 from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
-from ortflex_core.setup import resolve
+from ortflex_core.setup import names, resolve, several
 from ortflex_core.types import Array, History
 
 _log = logging.getLogger("ortflex")
@@ -69,8 +69,8 @@ class Trainer:
         shuffle: a new random order every epoch.
         seed: of everything random.
         reduction: ``"mean"``: Σ w·l / Σ w; ``"sum"``: Σ w·l.
-        metrics: evaluated on validation data and by :meth:`evaluate`.
-        callbacks: objects with hooks, or names of callbacks.
+        metrics: one or several, evaluated on validation data and by :meth:`evaluate`.
+        callbacks: one or several objects with hooks, or names of callbacks.
         classes: class labels in the order of the scores; read from the file where it has them.
         reinitialize: True, or globs: start from new random weights instead of the file's.
         check_finite: refuse data with NaN or infinity (once an array).
@@ -116,19 +116,24 @@ class Trainer:
         shuffle: bool = True,
         seed: int = 0,
         reduction: Reduction = "mean",
-        metrics: Sequence[Any] = (),
-        callbacks: Sequence[Any] = (),
+        metrics: Any = (),
+        callbacks: Any = (),
         classes: Sequence[Any] | None = None,
         reinitialize: bool | str | Iterable[str] = False,
         check_finite: bool = True,
         batch_norm: str = "train",
         dropout: Any = "file",
         threads: int | Literal["auto"] = "auto",
-        gradients: Sequence[str] = (),
+        gradients: str | Iterable[str] = (),
         free_batch: bool = False,
         progress: bool | None = None,
         plugins: Plugins | None = None,
     ) -> None:
+        metrics, callbacks = several(metrics), several(callbacks)
+        gradients = names("gradients", gradients)
+        params = None if params is None else names("params", params)
+        if not isinstance(reinitialize, bool):
+            reinitialize = names("reinitialize", reinitialize)
         self.arguments = {k: v for k, v in locals().items() if k not in _NOT_RECORDED}
         self.setup = resolve(
             require_runtime(),
@@ -151,6 +156,7 @@ class Trainer:
             device=device,
             backend=backend,
             counts={"batch_size": batch_size, "epochs": epochs, "threads": threads},
+            flags={"shuffle": shuffle, "check_finite": check_finite, "progress": progress},
             seed=seed,
             reduction=reduction,
             metrics=metrics,
@@ -327,8 +333,11 @@ class Trainer:
 
         One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
         """
-        names = [o.name for o in self.model.outputs] if outputs is None else outputs
-        wanted = [names] if isinstance(names, str) else list(names)
+        wanted = [o.name for o in self.model.outputs]
+        if outputs is not None:
+            wanted = names("outputs", outputs)
+            if not wanted:
+                raise ConfigError("outputs: expected one name at least, got none")
         whole = judging.predictions(self.live, self._feed(X, labelled=False), wanted)
         return whole[wanted[0]] if len(wanted) == 1 else whole
 
