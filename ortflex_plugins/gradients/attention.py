@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 
 from ortflex_core.autodiff import Gradient, NodeView, Rules
 from ortflex_core.cotangents import full
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.ops import Ops, Tensor
+from ortflex_core.types import numpy_dtype
 
 RULES = Rules()
 
-# Instead of −∞, so that a row in which all is masked has no 0/0: e^x of it is 0 as well.
-_MASKED = -1e30
+
+def _lowest(x: Tensor) -> float:
+    """Instead of −∞, so that a row in which all is masked has no 0/0: e^x of it is 0 as well."""
+    return float(np.finfo(numpy_dtype(x.dtype)).min)
 
 
 @RULES.rule("Attention")
@@ -58,7 +62,12 @@ def _attention_outputs(op: Ops, node: NodeView) -> list[Tensor]:
     scores = op.MatMul(q * scale, across)
     if node.softcap:
         scores = node.softcap * op.Tanh(scores / node.softcap)
-    probabilities = op.Softmax(_masked(op, node, scores, q, keys), axis=-1)
+    scores = _masked(op, node, scores, q, keys)
+    probabilities = op.Softmax(scores, axis=-1)
+    if node.input(3) is not None:
+        # A query that sees nothing at all gets 0, and passes nothing on.
+        blind = op.ReduceMax(scores, axes=[-1], keepdims=1) <= _lowest(scores)
+        probabilities = op.Where(blind, 0.0, probabilities)
     y = op.MatMul(probabilities, _repeated(op, values, repeat))
     if node.inputs[0].rank == 3:
         y = op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
@@ -94,13 +103,13 @@ def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
 def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) -> Tensor:
     mask = node.input(3)
     if mask is not None and mask.dtype == onnx.TensorProto.BOOL:
-        scores = op.Where(mask, scores, _MASKED)
+        scores = op.Where(mask, scores, _lowest(scores))
     elif mask is not None:
-        scores = scores + mask
+        scores = scores + op.Max(mask, _lowest(mask))
     if node.is_causal:
         before = op.Unsqueeze(_count(op, keys), axes=[0])
         scores = op.Where(
-            op.LessOrEqual(before, op.Unsqueeze(_count(op, q), axes=[1])), scores, _MASKED
+            op.LessOrEqual(before, op.Unsqueeze(_count(op, q), axes=[1])), scores, _lowest(scores)
         )
     return scores
 

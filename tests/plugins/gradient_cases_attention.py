@@ -36,6 +36,29 @@ def attention(name: str, mask: Any = None, heads: int = 2, shared: int = 1, **op
     return case(f"Attention-{name}", formula, **fields, **given)
 
 
+def blind(name: str, mask: Array, seen: Array, **options: Any) -> Case:
+    """Queries of which some see no key at all: they get 0, whatever mask says so."""
+
+    def formula(op: Any, q: Any, k: Any, v: Any) -> Any:
+        held = op.constant(mask if mask.dtype == bool else mask.astype(np.float32))
+        return op.Attention(q, k, v, held, **options)
+
+    def oracle(q: Array, k: Array, v: Array) -> Array:
+        scores = np.where(seen, q @ k.swapaxes(-1, -2) / np.sqrt(2), -np.inf)
+        shares = np.exp(scores) * seen.any(-1, keepdims=True)
+        total = shares.sum(-1, keepdims=True)
+        return np.asarray(shares / np.where(total, total, 1) @ v)
+
+    return case(
+        f"Attention-blind-{name}",
+        formula,
+        q=data(1, 2, 2, 2),
+        k=data(1, 2, 3, 2, seed=1),
+        v=data(1, 2, 3, 3, seed=2),
+        **{"since": 23, "sized": ("q", "k", "v"), "oracle": oracle, "dtypes": (np.float32,)},
+    )
+
+
 def past(op: Any, q: Any, k: Any, v: Any, past_k: Any, past_v: Any) -> Any:
     y, keys, values = op.Attention(q, k, v, None, past_k, past_v, outputs=3)
     return op.MatMul(y, op.MatMul(op.Transpose(keys, perm=[0, 1, 3, 2]), values))
@@ -67,6 +90,8 @@ def rotary(name: str, x: Any, **options: Any) -> Case:
 
 
 _row = np.array([[True, False, True], [True, True, False]])
+_nothing = np.array([[False, False, False], [True, True, False]])
+_not_first = np.array([[False, True, True], [True, True, False]])
 _flat = {"q_num_heads": 2, "kv_num_heads": 2}
 
 CASES = [
@@ -75,6 +100,10 @@ CASES = [
     attention("causal", is_causal=1),
     attention("boolean", _row),
     attention("added", data(1, 1, 2, 3, seed=3)),
+    blind("boolean", _nothing, _nothing),
+    blind("infinite", np.where(_nothing, 0.0, -np.inf), _nothing),
+    blind("lowest", np.where(_nothing, 0.0, np.finfo(np.float32).min), _nothing),
+    blind("causal", _not_first, _nothing, is_causal=1),
     attention("three-dimensions", **_flat),
     attention("shared", heads=4, shared=2),
     attention("shared-3d", heads=4, shared=2, q_num_heads=4, kv_num_heads=2, is_causal=1),
