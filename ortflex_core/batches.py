@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -257,3 +257,21 @@ class ArrayBatches:
             sizes = [min(self.batch_size, self.rows - s) for s in self._starts]
             return [denominator * n for n in sizes]
         return np.add.reduceat(denominator[order], np.asarray(self._starts)).tolist()  # type: ignore[no-any-return]
+
+
+def whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
+    """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
+    if size == 1:
+        yield from groups
+        return
+    waiting: list[Batch] = []
+    for group in groups:
+        if len(group) > 1:
+            yield group
+            continue
+        waiting.extend(group)
+        if len(waiting) == size:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting

@@ -11,29 +11,27 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
 import numpy as np
 
 from ortflex_core import data, parting
-from ortflex_core.batches import Source
-from ortflex_core.compose import prediction_program
-from ortflex_core.data import Batch
-from ortflex_core.double import run_widened, widened
+from ortflex_core.batches import Batch, Source, whole_steps
 from ortflex_core.errors import ConfigError, DataError, OrtflexError, Unsupported, nearest
 from ortflex_core.feeding import Feed
+from ortflex_core.loop import beginning
 from ortflex_core.modes import buffer_value
 from ortflex_core.parting import Difference, Found, Step
 from ortflex_core.preparation import gives_batches
 from ortflex_core.problem import Problem
-from ortflex_core.program import Program
-from ortflex_core.protocols import Device, Engine
-from ortflex_core.step import step_program
+from ortflex_core.protocols import Engine
+from ortflex_core.reference import Double
 from ortflex_core.trainer import Trainer
-from ortflex_core.types import Array, Progress
+from ortflex_core.types import Array
+from ortflex_core.updates import AVERAGE, Updating
 
-_DOUBLE = "float64"
 # A power of two: weight − rate · gradient then loses no digit of the gradient to the rate.
 _PROBE_RATE = 1024.0
 
@@ -91,23 +89,25 @@ class _Runner:
     difference: Difference | None = None
     us_per_step: float = float("nan")
 
-    def step(self, start: Step, batch: Batch, rate: float) -> Found:
+    def step(self, start: Step, batches: Sequence[Batch], rate: float) -> Found:
         """One step from the given state: cost, gradients of the total, new state."""
         _load(self.probe, attrs.evolve(start, slots={"step": start.slots["step"]}))
-        self.probe.run([batch], [_PROBE_RATE]).read()
+        self.probe.run(batches, [_PROBE_RATE]).read()
         moved = self.probe.state()
         gradients = {
             n: (a.astype(np.float64) - moved[n].astype(np.float64)) / _PROBE_RATE
             for n, a in start.weights.items()
         }
         _load(self.engine, start)
-        [(loss, penalty)] = self.engine.run([batch], [rate]).read()
+        [(loss, penalty)] = self.engine.run(batches, [rate]).read()
         after = Step(self.engine.state(), self.engine.slots(), self.engine.buffers())
         return Found(loss + penalty, gradients, after)
 
     def tensors(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
         """Tensors of the graph from the weights that the step starts with."""
         _load(self.engine, start)
+        # Again, for their averages, where there are any, start from them and predict.
+        self.engine.load(start.weights)
         return self.engine.predict(batch, names)
 
     def result(self) -> Result:
@@ -125,70 +125,6 @@ def _load(engine: Engine, start: Step) -> None:
     engine.load(start.weights)
     engine.load_slots(start.slots)
     engine.load_buffers({n: start.buffers[n] for n in engine.buffers() if n in start.buffers})
-
-
-class _Double:
-    """The fused step in float64, from arrays to arrays."""
-
-    name = _DOUBLE
-
-    def __init__(self, problem: Problem, probe: Problem, device: Device) -> None:
-        self._problem, self._device = problem, device
-        # No pass of ours is in the reference, so that a wrong one shows.
-        self._step = widened(step_program(problem, plain=True))
-        self._probe = widened(step_program(probe, plain=True))
-        self._constants = (problem.constants(), probe.constants())
-
-    def step(self, start: Step, batch: Batch, rate: float) -> Found:
-        """As :meth:`_Runner.step`; the weights of the next step are float32 again."""
-        problem = self._problem
-        moved = self._run(self._probe, self._constants[1], start, batch, 1.0)
-        made = self._run(self._step, self._constants[0], start, batch, rate)
-        gradients = {n: a - moved[f"new/{n}"] for n, a in start.weights.items()}
-        factors = _factors(problem, batch)
-        cost = np.sum(made.get("penalty", 0.0)).item() + sum(
-            made[f"total/{t.index}"].item() * factors[f"{t.prefix}/scale"] for t in problem.terms
-        )
-
-        def new(group: Mapping[str, Array]) -> dict[str, Array]:
-            return {n: made[f"new/{n}"].astype(a.dtype) for n, a in group.items() if n != "step"}
-
-        slots = {**new(start.slots), "step": np.asarray(start.slots["step"] + 1)}
-        return Found(cost, gradients, Step(new(start.weights), slots, new(start.buffers)))
-
-    def tensors(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
-        """As :meth:`_Runner.tensors`."""
-        program = widened(prediction_program(self._problem, names))
-        return self._run(program, self._constants[0], start, batch, 0.0)
-
-    def _run(
-        self,
-        program: Program,
-        constants: Mapping[str, float],
-        start: Step,
-        batch: Batch,
-        rate: float,
-    ) -> dict[str, Array]:
-        values = {**constants, **_factors(self._problem, batch), "rate": rate}
-        values["step"] = float(start.slots["step"]) + 1
-        known = {**start.weights, **start.slots, **start.buffers}
-        feeds = {}
-        for spec in program.inputs:
-            if spec.name in batch.columns:
-                feeds[spec.name] = batch.array(spec.name)
-            elif spec.name in known:
-                feeds[spec.name] = known[spec.name]
-            else:
-                feeds[spec.name] = self._problem.model.initializer(spec.name)
-        return run_widened(program, feeds, values, self._device)
-
-
-def _factors(problem: Problem, batch: Batch) -> dict[str, float]:
-    out = {}
-    for term, below in zip(problem.terms, batch.denominators, strict=True):
-        divisor = 1.0 if problem.reduction == "sum" else below
-        out[f"{term.prefix}/scale"] = term.factor / divisor if below else 0.0
-    return out
 
 
 def compare(
@@ -229,7 +165,8 @@ def compare(
             "an iterable of batches cannot be compared on; give arrays or a data source"
         )
     feed = Feed.of(X, y, sample_weight, trainer.setup.open, batch_size=trainer.batch_size)
-    columns = feed.some(steps * trainer.batch_size)
+    together = trainer.problem.updating.accumulate
+    columns = feed.some(steps * trainer.batch_size * together)
     if held_out is not None:
         columns, _ = data.split(columns, held_out, trainer.seed)
     rows = min(trainer.batch_size, columns.rows)
@@ -241,7 +178,9 @@ def compare(
     )
     source = Feed.of_columns(columns, rows).source(trainer.live.preparing(problem), rows)
     sgd = trainer.plugins.component("optimizers", "sgd")
-    probe = attrs.evolve(problem, optimizer=sgd, optimizer_name="sgd")
+    # What a user does with gradients is seen in the weights; here they are as they come.
+    plainly = Updating(accumulate=together)
+    probe = attrs.evolve(problem, optimizer=sgd, optimizer_name="sgd", updating=plainly)
     runners, skipped = _runners(trainer, problem, probe, backends)
     try:
         return _compare(trainer, problem, probe, source, runners, skipped, steps)
@@ -297,25 +236,27 @@ def _compare(
     skipped: Mapping[str, tuple[str, ...]],
     steps: int,
 ) -> Comparison:
-    zeros = {f"{s}/{p}": np.zeros_like(problem.model.initializer(p)) for s, p in problem.slots}
+    weights = trainer.get_state()
+    slots = problem.slot_values() | {"step": np.asarray(0)}
+    slots |= {n: weights[p] for s, p in problem.slots if (n := f"{s}/{p}") and s == AVERAGE}
     buffers = {n: buffer_value(problem, n) for n in problem.buffers}
-    now = Step(trainer.get_state(), {**zeros, "step": np.asarray(0)}, buffers)
+    now = Step(weights, slots, buffers)
     first = now
     notes: list[str] = []
-    reference: _Double | _Runner = runners[0]
-    batches = list(_batches(trainer, source, steps))
+    reference: Double | _Runner = runners[0]
+    drawn = list(_batches(trainer, source, steps, problem.updating.accumulate))
     try:
-        double = _Double(problem, probe, trainer.device)
-        double.step(now, batches[0][0], batches[0][1])
+        double = Double(problem, probe, trainer.device)
+        double.step(now, *drawn[0])
         reference = double
     except OrtflexError as error:
         notes.append(f"no float64 reference: {str(error).split('. Ways out')[0]}")
     losses = []
-    for k, (batch, rate) in enumerate(batches):
-        true = reference.step(now, batch, rate)
+    for k, (batches, rate) in enumerate(drawn):
+        true = reference.step(now, batches, rate)
         losses.append(true.cost)
         for runner in runners:
-            mine = true if runner is reference else runner.step(now, batch, rate)
+            mine = true if runner is reference else runner.step(now, batches, rate)
             errors = parting.errors(now, mine, true)
             runner.losses.append(mine.cost)
             runner.loss_error = max(runner.loss_error, errors.loss)
@@ -328,14 +269,16 @@ def _compare(
                     errors,
                     step=k,
                     names=(runner.name, reference.name),
-                    tensors=lambda names, now=now, batch=batch, sides=sides: [  # type: ignore[misc]
+                    tensors=lambda names, now=now, batch=batches[0], sides=sides: [  # type: ignore[misc]
                         side(now, batch, names) for side in sides
                     ],
                 )
         now = true.after
     for runner in runners:
         _load(runner.engine, first)
-        runner.us_per_step = _timed(runner.engine, source, batches[0][1], steps)
+        runner.us_per_step = _timed(
+            runner.engine, source, drawn[0][1], steps, problem.updating.accumulate
+        )
     return Comparison(
         reference=reference.name,
         reference_losses=tuple(losses),
@@ -351,37 +294,44 @@ def _worst(worst: dict[str, float], now: Mapping[str, float]) -> None:
         worst[name] = max(worst.get(name, 0.0), error)
 
 
-def _batches(trainer: Trainer, source: Source, steps: int) -> Iterator[tuple[Batch, float]]:
-    """The batches and rates of the first steps of a training with this recipe."""
+def _batches(
+    trainer: Trainer, source: Source, steps: int, together: int
+) -> Iterator[tuple[list[Batch], float]]:
+    """The batches and rates of the first steps of a training with this recipe.
+
+    Of steps of several batches those at an epoch's end that have fewer or smaller ones are left out,
+    unless there are no others.
+    """
     schedule = trainer.live.bound(trainer.schedule)
-    rows = made = epoch = 0
+    progress = beginning(source, together, trainer.epochs)
+    made = 0
     while made < steps:
+        epoch = progress.epoch
         rng = np.random.default_rng([trainer.seed, 0, epoch]) if trainer.shuffle else None
-        for (batch,) in source.epoch(rng):
-            progress = Progress(
-                step=made,
-                epoch=epoch,
-                rows=rows,
-                epochs=trainer.epochs,
-                steps_per_epoch=source.steps,
-                rows_per_epoch=source.rows,
-            )
-            yield batch, schedule.rate(trainer.learning_rate, progress)
-            made += 1
-            rows += batch.size
-            if made == steps:
-                return
-        epoch += 1
+        drawn = (batch for (batch,) in source.epoch(rng))
+        first = True
+        while parts := list(islice(drawn, together)):
+            alike = len(parts) == together and parts[0].size == parts[-1].size
+            if alike or first:
+                yield parts, schedule.rate(trainer.learning_rate, progress)
+                made += 1
+                if made == steps:
+                    return
+            first = False
+            rows = progress.rows + sum(batch.size for batch in parts)
+            progress = attrs.evolve(progress, step=progress.step + 1, rows=rows)
+        progress = attrs.evolve(progress, epoch=epoch + 1)
 
 
-def _timed(engine: Engine, source: Source, rate: float, steps: int) -> float:
+def _timed(engine: Engine, source: Source, rate: float, steps: int, together: int) -> float:
     """The median time of a step, in µs, as a training runs them: so many at once as it likes."""
     times: list[float] = []
     wanted = max(steps, 3 * engine.steps_per_run)
     rates: dict[int, list[float]] = {}
     while len(times) < wanted:
-        for group in source.epoch(np.random.default_rng(0), engine.steps_per_run):
-            count = len(group)
+        drawn = source.epoch(np.random.default_rng(0), engine.steps_per_run * together)
+        for group in whole_steps(drawn, together):
+            count = -(-len(group) // together)
             started = time.perf_counter()
             engine.run(group, rates.setdefault(count, [rate] * count))
             times += [(time.perf_counter() - started) / count] * count

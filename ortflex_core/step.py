@@ -43,8 +43,7 @@ def step_program(
         steps: how many.
         rows: the batch size, where it is known and always the same: sizes then are constants of
             the graph. None keeps the batch dimension symbolic.
-        plain: leave out every pass, and the rate out of the gradients: slower, as a reference; a
-            step then has one batch.
+        plain: leave out every pass, and the rate out of the gradients: slower, as a reference.
     """
     trace = problem.trace()
     slots = {
@@ -52,7 +51,7 @@ def step_program(
         for s, p in problem.slots
         for spec in (problem.model.initializers[p],)
     }
-    suffixes = suffixes_of(steps, 1 if plain else problem.updating.accumulate)
+    suffixes = suffixes_of(steps, problem.updating.accumulate)
     after = [suffix for suffix, _ in suffixes]
     shares = updates.shares(problem, after) if steps > 1 and not plain else None
     means = {} if shares is None else {p: slots.pop(f"{AVERAGE}/{p}") for p in problem.parameters}

@@ -104,6 +104,36 @@ def test_the_steps_are_those_of_a_training() -> None:
     np.testing.assert_allclose(found.reference_losses, seen[:6], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"constraint": {"name": "max_norm", "bound": 0.5}},
+        {"averaging": {"name": "ema", "decay": 0.8}, "clip_norm": 0.05},
+        {"groups": [{"params": "W1", "penalty": "l2"}, {"params": "b*", "optimizer": "momentum"}]},
+        {"groups": [{"params": "W*", "start_epoch": 1}], "averaging": "swa"},
+    ],
+)
+def test_what_stands_between_gradients_and_weights_is_compared(options: dict[str, Any]) -> None:
+    """The gradients are read off engines of plain descent, which have nothing of it."""
+    found = compared(**options)
+    assert found.agree, found.differences
+    assert found.reference == "float64"
+    largest = [max(r.gradient_errors.values()) for r in found.results]
+    assert max(largest) < 1e-4
+    parted = compared("gradient", **options)
+    assert parted.differences[0].kind == "gradient"
+
+
+def test_steps_of_several_batches_are_compared() -> None:
+    trainer = make(dropping(), backend="fused", batch_size=4, accumulate=3, epochs=2)
+    found = compare(trainer, X[:24], Y[:24], steps=4, backends=["fused"])
+    assert found.agree, found.differences
+    assert found.reference == "float64"
+    history = trainer.fit(X[:24], Y[:24])
+    means = np.reshape(found.reference_losses, (2, 2)).mean(axis=1)
+    np.testing.assert_allclose(means, history.losses, rtol=1e-5)
+
+
 def test_it_leaves_the_trainer_alone() -> None:
     trainer = make(models.mlp(), batch_size=8)
     compare(trainer, X, Y, steps=3, backends=["example_numpy"])
@@ -148,14 +178,19 @@ def test_convolutions_have_no_float64_kernel_and_are_compared_all_the_same() -> 
     assert bool(found.notes) == (found.reference == "fused")
 
 
-def test_dropout_and_relu_are_compared_with_float64() -> None:
+def dropping() -> onnx.ModelProto:
+    """A network with relu and dropout."""
     model = models.mlp((6, 16, 1), "Relu")
     model.graph.node[-2].input[0] = "dropped"
     dropout = onnx.helper.make_node("Dropout", ["h1", "ratio", "on"], ["dropped"], name="drop")
     model.graph.node.insert(3, dropout)
     for name, array in (("ratio", np.array(0.3, np.float32)), ("on", np.array(True))):
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    found = compare(make(model, backend="auto", batch_size=8), X, Y, steps=5)
+    return model
+
+
+def test_dropout_and_relu_are_compared_with_float64() -> None:
+    found = compare(make(dropping(), backend="auto", batch_size=8), X, Y, steps=5)
     assert found.reference == "float64", found.notes
     assert found.agree, found.differences
     assert len(found.results) >= 2
