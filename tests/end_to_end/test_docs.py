@@ -130,3 +130,23 @@ def test_readme_names_what_there_is() -> None:
         if entry.distribution == "ortflex" and registry.kind not in ("gradients", "callbacks")
     ]
     assert [pair for pair in ours if not re.search(rf"\b{pair[1]}\b", readme)] == []
+
+
+def cells(line: str) -> list[str]:
+    """A row of a table, without bold, slant and what was to be reached."""
+    return [re.sub(r" ≥ .*|[*]| ×", "", cell).strip() for cell in line.strip("| ").split("|")]
+
+
+def test_figures_in_readme_are_those_of_the_page_about_performance() -> None:
+    measured = {}
+    for line in (ROOT / "docs/explanation/performance.md").read_text("utf-8").splitlines():
+        if re.match(r"\| W\d \S", line) and len(found := cells(line)) == 8:
+            name, ours, torch, _, sklearn, _, _, jax = found
+            measured[name[:2]] = [ours, torch, sklearn, jax]
+    shown = {
+        line[2:4]: cells(line)[1:]
+        for line in (ROOT / "README.md").read_text("utf-8").splitlines()
+        if re.match(r"\| W\d: ", line)
+    }
+    assert len(shown) >= 4
+    assert shown == {name: measured[name] for name in shown}
