@@ -23,7 +23,7 @@ class Polynomial(Schedule):
     >>> Polynomial(length=4).rate(0.5, Progress(step=2))
     0.25
 
-    Source: torch.optim.lr_scheduler.PolynomialLR.
+    Source: torch.optim.lr_scheduler.PolynomialLR, whose length is 5 unless it is told another.
     """
 
     name: ClassVar[str] = "polynomial"
