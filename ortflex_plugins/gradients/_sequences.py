@@ -84,7 +84,7 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
         NoGradientRule: a form of the operator that nobody needed so far.
     """
     if node.layout:
-        raise NoGradientRule("with layout=1")
+        raise NoGradientRule("with layout=1, which onnxruntime has no kernel for, either,")
     count = 2 if node.direction == "bidirectional" else 1
     x, w, r = node.inputs[:3]
     sizes = [*(w.shape or (None,)), *(r.shape or (None,))]
@@ -122,6 +122,10 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
             None if g is None else full(op, g, o)
             for g, o in zip(gs[1:], node.outputs[1:], strict=True)
         ]
+        if alive is not None:
+            # What a sequence without any step ends with is 0, whatever it started with.
+            some = op.Unsqueeze(op.Greater(node.inputs[4], op.constant(0, _INT32)), axes=[0, 2])
+            final = [None if g is None else op.Where(some, g, 0.0) for g in final]
         g_h, g_c = (*final, None, None)[:2]
         out.append(
             Direction(

@@ -66,7 +66,9 @@ def layer(cell: Cell, direction: str, arrays: dict[str, Array]) -> tuple[Array, 
             inside = (t < lengths)[:, None]
             h[d], c[d] = (np.where(inside, n, o) for n, o in zip(new, (h[d], c[d]), strict=True))
             y[t, d] = np.where(inside, new[0], 0)
-    return y, h, c
+    # The final state of a sequence without any step is 0 in onnxruntime, not that of its start.
+    some = (lengths > 0)[:, None]
+    return y, h * some, c * some
 
 
 def recurrent(
@@ -78,7 +80,8 @@ def recurrent(
     sizes: tuple[int, int, int, int] = (3, 2, 2, 2),
     **options: Any,
 ) -> Case:
-    """``use`` names the outputs that the value is made of, and the optional inputs that are given.
+    """``use`` names the outputs that the value is made of, and the optional inputs that are given
+    (l: lengths, le: one of them 0).
 
     ``sizes`` are steps, batch, inputs and hidden states.
     """
@@ -93,7 +96,7 @@ def recurrent(
     if "b" in use:
         arrays["b"] = data(count, 2 * rows, seed=3, low=-1, high=1)
     if "l" in use:
-        arrays["lengths"] = np.array([2, 3], np.int32)
+        arrays["lengths"] = np.array([2, 3] if "e" not in use else [0, 3], np.int32)
     if "0" in use:
         arrays["h"] = data(count, batch, hidden, seed=4, low=-1, high=1)
         if op_type == "LSTM":
@@ -149,4 +152,7 @@ CASES = [
     recurrent("LSTM", lstm, "reverse", use="y-b"),
     recurrent("LSTM", lstm, use="hc-bl"),
     recurrent("LSTM", lstm, "bidirectional", use="yhc-b0l"),
+    # An empty sequence.
+    recurrent("LSTM", lstm, use="yhc-b0le"),
+    recurrent("GRU", gru, "bidirectional", use="yh-b0le"),
 ]

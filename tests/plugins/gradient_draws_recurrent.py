@@ -11,6 +11,7 @@ from ortflex_core.types import Array
 from tests.plugins.gradient_cases import Case
 from tests.plugins.gradient_cases_recurrent import GATES, _as, layer, sigmoid
 from tests.plugins.gradient_draws import F32, Draw, Draws, drawn, numbers, torch
+from tests.tracing import NEWEST
 
 DRAWS = Draws()
 
@@ -93,7 +94,9 @@ def recurrent(draw: Draw, operator: str) -> Case:
     if draw(st.booleans()):
         arrays["b"] = numbers(draw, (count, 2 * rows), -1, 1, salt=3)
     if draw(st.booleans()):
-        lengths = [draw(st.integers(1, steps)) for _ in range(batch)]
+        # Of an empty sequence older runtimes' RNN gives what happened to lie in memory.
+        least = 1 if operator == "RNN" and NEWEST < 26 else 0
+        lengths = [draw(st.integers(least, steps)) for _ in range(batch)]
         arrays["lengths"] = np.array(lengths, np.int32)
     if draw(st.booleans()):
         arrays["h"] = numbers(draw, (count, batch, hidden), -1, 1, salt=4)
