@@ -52,14 +52,16 @@ class Identity:
 class Standing:
     """Where a Trainer stands between two calls.
 
-    ``position`` is that of an unfinished training, ``slots`` and ``buffers`` wait for an engine,
-    ``folder`` is the checkpoint written or read last, ``identity`` is what all of them say, and
-    ``size`` and ``epoch`` are what the engine is built for.
+    ``position`` is that of an unfinished training that the next fit goes on with; ``last`` that of a
+    fit that was interrupted here, which only its checkpoints go on with, for the next fit begins anew.
+    ``slots`` and ``buffers`` wait for an engine, ``folder`` is the checkpoint written or read last,
+    ``identity`` is what all of them say, and ``size`` and ``epoch`` are what the engine is built for.
     """
 
     fits: int = 0
     manual: Progress = attrs.field(factory=Progress)
     position: Position | None = None
+    last: Position | None = None
     slots: Mapping[str, Array] = attrs.field(factory=dict)
     buffers: Mapping[str, Array] = attrs.field(factory=dict)
     folder: Path | None = None
@@ -76,7 +78,9 @@ class Standing:
 def save(trainer: Trainer, folder: Path) -> Path:
     """Write a checkpoint of a Trainer (see :meth:`ortflex_core.trainer.Trainer.save`)."""
     live, standing = trainer.live, trainer.live.standing
-    position = standing.position if trainer.loop is None else trainer.loop.position()
+    position = standing.position or standing.last
+    if trainer.loop is not None:
+        position = trainer.loop.position()
     now = standing.manual if trainer.loop is None else trainer.loop.progress
     identity = standing.identity = standing.identity or Identity.of(trainer)
     saved = Saved()
@@ -88,7 +92,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         structure=identity.structure,
         arguments=identity.arguments,
         unnamed=identity.unnamed,
-        versions=identity.versions,
+        versions=identity.versions | _of_backends(trainer, live.backend),
         runtime=str(trainer.runtime),
         backend=live.backend,
         size=standing.size,
@@ -130,7 +134,7 @@ def resume(
         trainer = cls(model, plugins=plugins, **arguments)
     except TypeError as error:
         raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
-    _take(trainer, found, strict)
+    _take(trainer, found, strict, further="epochs" in changes)
     return trainer
 
 
@@ -139,8 +143,8 @@ def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
     _take(trainer, checkpoint.read(folder), strict)
 
 
-def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
-    versions = _versions(trainer)
+def _take(trainer: Trainer, found: Checkpoint, strict: bool, further: bool = False) -> None:
+    versions = _versions(trainer) | _of_backends(trainer)
     structure = modelfile.structure(trainer.model.proto)
     try:
         found.check(structure, versions)
@@ -158,6 +162,8 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         )
     slots = found.part("slot")
     position = found.record.position
+    if position is not None and (further or trainer.epochs > (position.progress.epochs or 0)):
+        position = attrs.evolve(position, stopped=False)
     most = {f"{s}/{p}" for s, p in whole.slots} | {g.own_step for g in whole.updating.groups}
     least = {f"{s}/{p}" for s, p in whole.phase(position.progress.epoch if position else 0).slots}
     if slots and not least <= set(slots) - {"step"} <= most:
@@ -176,13 +182,21 @@ def _take(trainer: Trainer, found: Checkpoint, strict: bool) -> None:
         manual=record.manual
         if position is None
         else attrs.evolve(record.manual, history=position.records),
-        position=record.position,
+        position=position,
         slots=slots,
         buffers=found.part("buffer"),
         folder=found.folder,
         size=record.size,
         epoch=record.manual.epoch,
     )
+    if record.runtime != str(trainer.runtime):
+        _log.warning(
+            "the checkpoint %r was written with %s, this is %s: the weights will be the same to "
+            "rounding, not to the last bit",
+            str(found.folder),
+            record.runtime,
+            trainer.runtime,
+        )
     tell = trainer.hooks.callables(trainer).get("checkpoint_loading")
     if tell is not None:
         tell(saved=found.saved())
@@ -254,6 +268,14 @@ def _versions(trainer: Trainer) -> dict[str, str]:
     return {entry.distribution: entry.version for entry in _entries(trainer)}
 
 
+def _of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
+    """The distributions of the backend of that name, or of all that may be used."""
+    registry = trainer.plugins["backends"]
+    found = [registry.name_of(b) for b in trainer.setup.backends if only in ("", b.name)]
+    entries = [registry.entry(name) for name in found if name is not None]
+    return {entry.distribution: entry.version for entry in entries}
+
+
 def _with_parts(component: Component) -> Iterator[Component]:
     """A component, and those inside it."""
     yield component
@@ -266,11 +288,15 @@ def _with_parts(component: Component) -> Iterator[Component]:
 
 def _entries(trainer: Trainer) -> Iterator[Entry]:
     plugins, setup = trainer.plugins, trainer.setup
+    updating = setup.problem.updating
     parts: list[tuple[str, Any]] = [
         ("optimizers", setup.optimizer),
+        *(("optimizers", group.optimizer) for group in updating.groups),
+        *(("constraints", term.constraint) for term in updating.constraints),
+        *(("averages", average) for average in (updating.average,) if average is not None),
         *(("schedules", schedule) for schedule in _with_parts(setup.schedule)),
         ("devices", setup.device),
-        *(("losses", request.loss) for request in setup.requests),
+        *(("losses", loss) for r in setup.requests for loss in _with_parts(r.loss)),
         *(("penalties", term.penalty) for term in setup.problem.penalties),
     ]
     for kind, component in parts:

@@ -55,7 +55,11 @@ class Hooks:
     def step_end(
         self, trainer: Trainer, progress: Progress, loss: float, penalty: float, rate: float
     ) -> Any:
-        """After every step; return True to stop. Costs what it does, each step."""
+        """After every step; return True to stop. Costs what it does, each step.
+
+        An epoch that is cut short is not an epoch: validation's scores are in its line of the History,
+        ``epoch_end`` is not told, and a checkpoint from here goes on in the middle of it.
+        """
 
     @_spec
     def steps_end(
@@ -76,7 +80,10 @@ class Hooks:
 
     @_spec
     def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> Any:
-        """After an epoch and its validation, with its line of the History; return True to stop."""
+        """After an epoch and its validation, with its line of the History; return True to end.
+
+        A checkpoint of a training that has ended goes on only if it is given more epochs.
+        """
 
     @_spec
     def settled(self, trainer: Trainer, progress: Progress) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.batches import Batch, Source
+from ortflex_core.batches import Batch, Source, whole_steps
 from ortflex_core.display import Display
 from ortflex_core.errors import ConfigError, TrainingDiverged
+from ortflex_core.interrupts import Interrupts
 from ortflex_core.keeping import Good
 from ortflex_core.protocols import Engine, Losses, Schedule
 from ortflex_core.types import Array, History, Position, Progress
@@ -69,6 +70,8 @@ class Loop:
         self._good = Good()
         self._recent: list[float] = []
         self._stop = False
+        self._halted = False  # stopped by a step, which a training that goes on need not be
+        self._interrupts = Interrupts()
         self._rate = math.nan
         self._sums = _Sums()
         self._pending: list[tuple[Losses, Sequence[int]]] = []
@@ -122,6 +125,11 @@ class Loop:
             data=self.plan.source.place(),
         )
 
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._stop or self.progress.epoch >= self.plan.epochs
+
     def run(self) -> History:
         """Train.
 
@@ -129,24 +137,28 @@ class Loop:
             TrainingDiverged: a loss or a weight is not finite; the engine has the last good state.
             ConfigError: the schedule gave a negative or non-finite rate.
         """
-        plan = self.plan
-        with Display(self.progress.total_steps, plan.progress) as display:
+        plan, interrupts = self.plan, self._interrupts
+        with interrupts, Display(self.progress.total_steps, plan.progress) as display:
             try:
                 self._tell("train_start")
-                while self.progress.epoch < plan.epochs and not self._stop:
+                interrupts.held = True
+                while not (self.ended or self._halted):
                     if plan.enter is not None:
                         self.engine = plan.enter(self.progress.epoch) or self.engine
                     self._keep()
                     self._epoch(display)
+                    interrupts.check()
                 self._keep()
+                interrupts.held = False
             except KeyboardInterrupt as error:
-                # Every step is whole or undone (engines swap buffers), so what there is is good.
+                # It came between steps, so what there is is good.
                 self._interrupted = True
                 self._tell("exception", error=error)
             except BaseException as error:
                 self._tell("exception", error=error)
                 raise
             finally:
+                interrupts.held = False
                 plan.source.close()
                 self._tell("train_end")
         return History(tuple(self._records), interrupted=self._interrupted)
@@ -182,22 +194,32 @@ class Loop:
         drawn = plan.source.epoch(self._rng(epoch), at_once, done, epoch, more)
         try:
             with closing(drawn):  # type: ignore[type-var]  # generators, all of them
-                self._steps(_whole_steps(drawn, plan.accumulate), display)
+                self._steps(whole_steps(drawn, plan.accumulate), display)
+            scores = None if plan.validate is None else self._validated(plan.validate)
         except KeyboardInterrupt:
             if sums.rows:
                 self._record(epoch, sums)
             raise
         record = self._record(epoch, sums)
-        self._sums, self._before = _Sums(), 0.0
-        self.progress = attrs.evolve(self.progress, epoch=epoch + 1)
-        scores = None if plan.validate is None else plan.validate()
         record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
-        self.progress = attrs.evolve(self.progress, history=tuple(self._records))
+        if self._halted and sums.steps != self.progress.steps_per_epoch:
+            return  # the epoch has not ended: a training that goes on from here ends it
+        self._sums, self._before = _Sums(), 0.0
+        self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
             self._tell("validation_end", scores=scores)
         if any(self._tell("epoch_end", record=record) or ()):
             self._stop = True
         self._tell("settled")
+
+    def _validated(self, validate: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+        """The scores; this may take long and changes nothing, so Ctrl-C need not wait."""
+        interrupts = self._interrupts
+        interrupts.check()
+        interrupts.held = False
+        scores = validate()
+        interrupts.held = True
+        return scores
 
     def _rng(self, epoch: int) -> np.random.Generator | None:
         """What shuffles an epoch."""
@@ -239,7 +261,7 @@ class Loop:
             history=start.history,
         )
         constant: dict[int, list[float]] = {}
-        pending, waiting = self._pending, 0
+        pending, waiting, interrupts = self._pending, 0, self._interrupts
         run, together = engine.run, self.plan.accumulate
         try:
             for batches in groups:
@@ -273,8 +295,10 @@ class Loop:
                         display.show(step, start.epoch, self._recent[-1], self._rate, rows)
                 if settles:
                     self._tell("settled")
-                if self._stop:
+                if self._halted:
                     break
+                if interrupts.came:
+                    interrupts.check()
         finally:
             self.progress = at(step=step, rows=rows)
             self._drain()
@@ -282,7 +306,7 @@ class Loop:
     def _after_step(self) -> None:
         loss, penalty = self._sums.last
         answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
-        self._stop = self._stop or any(answers or ())
+        self._halted = self._halted or any(answers or ())
 
     def _drain(self) -> list[tuple[float, float]]:
         """Read the losses that have come together; a non-finite one ends the training."""
@@ -323,24 +347,6 @@ def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
     """Where a training of some epochs over a source starts."""
     steps = None if source.steps is None else -(-source.steps // accumulate)
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
-
-
-def _whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
-    """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
-    if size == 1:
-        yield from groups
-        return
-    waiting: list[Batch] = []
-    for group in groups:
-        if len(group) > 1:
-            yield group
-            continue
-        waiting.extend(group)
-        if len(waiting) == size:
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
 
 
 def _rows(batches: Sequence[Batch], size: int) -> Sequence[int]:

@@ -51,6 +51,7 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
             standing,
             manual=now,
             position=standing.position if trainer.loop is None else trainer.loop.position(),
+            last=None,
             slots=live.slots(),
             buffers=live.buffers(),
             folder=None,

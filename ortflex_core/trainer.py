@@ -265,7 +265,7 @@ class Trainer:
     def _train(self, source: Source, validate: Callable[[], Mapping[str, float]] | None) -> History:
         live, standing = self.live, self.live.standing
         accumulate = live.problem.updating.accumulate
-        start, standing.position = standing.position, None
+        start, standing.position, standing.last = standing.position, None, None
         if start is not None:
             go_on(start, beginning(source, accumulate, self.epochs), source)
         plan = Plan(
@@ -287,6 +287,7 @@ class Trainer:
         self.loop = loop = Loop(plan)
         try:
             self.history_ = loop.run()
+            standing.last = None if loop.ended else loop.position()
         except GraphError as error:
             batch = source.sample()
             raise diagnosis.explained(error, live.problem, self.engine, batch) from error
@@ -312,7 +313,7 @@ class Trainer:
         except GraphError as error:
             raise diagnosis.explained(error, live.problem, self.engine, prepared) from error
         moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
-        live.standing.manual = moved
+        live.standing.manual, live.standing.last = moved, None
         return loss + penalty
 
     # ------------------------------------------------------------------ looking

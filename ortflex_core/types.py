@@ -138,7 +138,7 @@ class Position:
     ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
     with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
     the History; ``at_once`` is how many batches the engine took in a run; ``data`` is what the source
-    says of where it is.
+    says of where it is; ``stopped`` is whether a hook said that an epoch was the last.
     """
 
     progress: Progress

@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import onnx
 import pytest
 
 from ortflex_core import Trainer
 from ortflex_core.checkpoint import Size
-from ortflex_core.errors import CheckpointError, ConfigError, DataError
+from ortflex_core.errors import CheckpointError, DataError
 from ortflex_core.files import OutputError
 from ortflex_core.hookspecs import hook
+from ortflex_core.registry import Plugins
 from tests import models
 from tests.training import every_backend, make, plugins, regression
 
@@ -47,8 +49,10 @@ def lines(history: Any) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in history]
 
 
-OPTIMIZERS = ("sgd", "momentum", "adam")
-SCHEDULES = tuple(n for n in plugins()["schedules"].names() if not n.startswith("example"))
+OPTIMIZERS = tuple(plugins()["optimizers"].names())
+SCHEDULES = tuple(plugins()["schedules"].names())
+AVERAGES = tuple(plugins()["averages"].names())
+CONSTRAINTS = tuple(plugins()["constraints"].names())
 
 
 def undisturbed(model: Any, folder: Path, *steps: int, **options: Any) -> tuple[Any, Any, Any]:
@@ -71,30 +75,57 @@ def goes_on(folder: Path, trainer: Trainer, history: Any, **changes: Any) -> Non
 
 
 @every_backend
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_resumed_training_ends_in_the_same_bits(
-    backend: str, optimizer: str, tmp_path: Path
-) -> None:
-    if (backend, optimizer) == ("training_session", "momentum"):
-        pytest.skip("TrainingSession has no momentum")
-    model = models.mlp()
+def test_a_resumed_training_ends_in_the_same_bits(backend: str, tmp_path: Path) -> None:
     trainer, history, saver = undisturbed(
-        model, tmp_path, 1, 13, 20, 30, backend=backend, optimizer=optimizer
+        models.mlp(), tmp_path, 1, 13, 20, 30, backend=backend, optimizer="adam"
     )
     assert len(saver.written) >= 3  # in mid-epoch, at an epoch's end, at the end of all
     for folder in saver.written:
         goes_on(folder, trainer, history)
 
 
+SESSION = {"sgd", "adam"}  # what TrainingSession has
+
+
+@every_backend
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_goes_on_with_all_that_its_backend_can(
+    backend: str, optimizer: str, tmp_path: Path
+) -> None:
+    if backend == "training_session" and optimizer not in SESSION:
+        pytest.skip(f"TrainingSession has no {optimizer}")
+    more: dict[str, Any] = {"accumulate": 2, "averaging": "ema", "clip_norm": 0.5}
+    more |= {"groups": [{"params": "W1", "rate": 0.5}]}
+    able = backend in ("fused", "training_agent")
+    model = with_modes(norm=backend == "fused") if able else models.mlp()
+    trainer, history, saver = undisturbed(
+        *(model, tmp_path, 7), backend=backend, optimizer=optimizer, **(more if able else {})
+    )
+    goes_on(saver.written[0], trainer, history)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_every_average_and_constraint_goes_on(
+    average: str, constraint: str, tmp_path: Path
+) -> None:
+    trainer, history, saver = undisturbed(
+        *(with_modes(), tmp_path, 4, 12),
+        backend="fused",
+        averaging=average,
+        constraint={"W*": constraint},
+        accumulate=2,
+    )
+    for folder in saver.written:
+        goes_on(folder, trainer, history)
+
+
+@every_backend
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_goes_on_where_it_was(schedule: str, tmp_path: Path) -> None:
-    spec: Any = _schedule(schedule)
-    try:
-        trainer, history, saver = undisturbed(
-            models.mlp(), tmp_path, 7, 12, backend="fused", schedule=spec
-        )
-    except ConfigError as error:
-        pytest.skip(str(error))
+def test_every_schedule_goes_on_where_it_was(backend: str, schedule: str, tmp_path: Path) -> None:
+    trainer, history, saver = undisturbed(
+        models.mlp(), tmp_path, 7, 12, backend=backend, schedule=_schedule(schedule)
+    )
     goes_on(saver.written[0], trainer, history)
     goes_on(saver.written[-1], trainer, history)
 
@@ -111,7 +142,7 @@ def _schedule(name: str) -> Any:
     return {"name": name, **needs.get(name, {})}
 
 
-def with_modes() -> Any:
+def with_modes(norm: bool = True) -> Any:
     """A network with Dropout and BatchNormalization, both in training mode."""
     rng = np.random.default_rng(3)
     node = onnx.helper.make_node
@@ -119,7 +150,9 @@ def with_modes() -> Any:
     return models.model(
         [
             node("MatMul", ["X", "W1"], ["h"]),
-            node("BatchNormalization", ["h", "scale", "bias", "mean", "var"], ["n"], name="norm"),
+            node("BatchNormalization", ["h", "scale", "bias", "mean", "var"], ["n"], name="norm")
+            if norm
+            else node("Identity", ["h"], ["n"]),
             node("Tanh", ["n"], ["t"]),
             node("Dropout", ["t", "ratio", "training"], ["d"], name="drop"),
             node("MatMul", ["d", "W2"], ["Y"]),
@@ -304,6 +337,58 @@ def test_another_model_optimizer_or_plugin_version_is_refused(
     with caplog.at_level(logging.WARNING, "ortflex"):
         Trainer.resume(folder, plugins=plugins(), strict=False)
     assert "ortflex was 0.0.1" in caplog.text
+
+
+def versions(version: str) -> Plugins:
+    """What is installed, with the example's plugins of another version and without its gradient rules."""
+    theirs = "ortflex-example"
+    found = [entry for registry in plugins() for entry in registry]
+    return Plugins(
+        attrs.evolve(e, version=version) if e.distribution == theirs else e
+        for e in found
+        if (e.distribution, e.kind) != (theirs, "gradients")
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "example_rmsprop"},
+        {"groups": [{"params": "W1", "optimizer": "example_rmsprop"}]},
+        {"schedule": {"name": "chained", "schedules": ["example_sawtooth", "cosine"]}},
+        {"constraint": {"W1": "example_at_most"}},
+        {"averaging": "example_halfway"},
+        {"loss": "example_cauchy"},
+        {"penalty": "example_smooth"},
+        {"device": "example_counting"},
+        {"backend": "example_numpy"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_whoever_decides_about_the_weights_must_be_of_the_same_version(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    x, y = regression(rows=10, features=6)
+    trainer = make(models.mlp(), plugins=versions("1"), **({"backend": "fused"} | options))
+    trainer.fit(x, y)
+    folder = trainer.save(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"other plugins: ortflex-example was 1, is 2\. Inst"):
+        Trainer.resume(folder, plugins=versions("2"))
+    Trainer.resume(folder, plugins=versions("2"), strict=False)
+    Trainer.resume(folder, plugins=versions("1"))
+    unused = make(models.mlp(), plugins=versions("1"), backend="fused").save(tmp_path / "d")
+    Trainer.resume(unused, plugins=versions("2"))
+
+
+def test_another_runtime_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make(models.mlp(), backend="fused").save(tmp_path / "c")
+    path = folder / "checkpoint.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "runtime": "onnxruntime 1.0"}))
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        Trainer.resume(folder, plugins=plugins())
+    assert "was written with onnxruntime 1.0, this is onnxruntime" in caplog.text
+    assert "to rounding, not to the last bit" in caplog.text
 
 
 def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,215 @@
+"""Ctrl-C and hooks that stop a training lose no step and count none twice: it goes on to the same bits."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.hookspecs import hook
+from ortflex_core.interrupts import Interrupts
+from ortflex_core.types import Progress
+from tests import models
+from tests.training import every_backend, make, plugins, regression
+
+X, Y = regression(rows=22, features=6)
+HELD_OUT = regression(rows=7, features=6, seed=5)
+
+
+def bits(trainer: Trainer) -> dict[str, bytes]:
+    state = {**trainer.get_state(buffers=True), **trainer.engine.slots()}
+    return {name: array.tobytes() for name, array in state.items()}
+
+
+def lines(history: Any) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in history]
+
+
+class CtrlC:
+    """Presses Ctrl-C at the n-th line of the loop and the engine; counts them if there is no n."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at, self.lines = at, 0
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        path = frame.f_code.co_filename
+        if not (path.endswith("ortflex_core/loop.py") or "/backends/" in path):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                signal.raise_signal(signal.SIGINT)
+        return self._trace
+
+    @hook(trylast=True)
+    def train_start(self) -> None:
+        """The training begins."""
+        sys.settrace(self._trace)
+        frame = sys._getframe(1)
+        while frame is not None:
+            frame.f_trace = self._trace
+            frame = frame.f_back  # type: ignore[assignment]
+
+    @hook(tryfirst=True)
+    def train_end(self) -> None:
+        """It is over."""
+        sys.settrace(None)
+
+
+def training(*callbacks: Any, **options: Any) -> Trainer:
+    options = {"optimizer": "adam", "batch_size": 5, "epochs": 3, "learning_rate": 0.01} | options
+    return make(models.mlp(), callbacks=callbacks, metrics=["mae"], **options)
+
+
+def whole(**options: Any) -> tuple[Trainer, list[dict[str, float]]]:
+    trainer = training("early_stopping", **options)
+    return trainer, lines(trainer.fit(X, Y, validation_data=HELD_OUT))
+
+
+@every_backend
+def test_ctrl_c_at_any_line_loses_nothing(backend: str, tmp_path: Path) -> None:
+    spec: Any = {"name": "fused", "steps_per_run": 2} if backend == "fused" else backend
+    accumulate = 2 if backend in ("fused", "training_agent") else 1
+    undisturbed, history = whole(backend=spec, accumulate=accumulate)
+    wanted, before = bits(undisturbed), signal.getsignal(signal.SIGINT)
+    count = CtrlC()
+    training(count, backend=spec, accumulate=accumulate).fit(X, Y, validation_data=HELD_OUT)
+    interrupted = 0
+    # From the second epoch's first step into the third epoch; each at another line of a step.
+    for at in range(count.lines // 3, count.lines * 3 // 4, 1 + count.lines // 40):
+        place = tmp_path / str(at)
+        callbacks = ["early_stopping", {"name": "checkpoint", "folder": str(place), "steps": 999}]
+        trainer = training(*callbacks, CtrlC(at), backend=spec, accumulate=accumulate)
+        cut = trainer.fit(X, Y, validation_data=HELD_OUT)
+        assert signal.getsignal(signal.SIGINT) is before
+        interrupted += cut.interrupted
+        again = Trainer.resume(place, plugins=plugins())
+        gone_on = lines(again.fit(X, Y, validation_data=HELD_OUT))
+        assert bits(again) == wanted, at
+        assert len(gone_on) == len(history) == 3
+        for mine, theirs in zip(gone_on, history, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-12), at
+    assert interrupted > 10
+
+
+@every_backend
+@pytest.mark.parametrize("at", [1, 4, 5, 7])
+def test_who_stops_in_mid_epoch_goes_on_there(backend: str, at: int, tmp_path: Path) -> None:
+    class Stop:
+        @hook
+        def step_end(self, progress: Progress) -> bool:
+            return progress.step == at
+
+    undisturbed = training(backend=backend)
+    history = lines(undisturbed.fit(X, Y, validation_data=HELD_OUT))
+    named = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
+    trainer = training(Stop(), named, backend=backend)
+    cut = trainer.fit(X, Y, validation_data=HELD_OUT)
+    assert cut["rows"] == ([22.0] * (at // 5) + [5.0 * (at % 5)] * (at % 5 > 0))
+    assert np.isfinite(cut["validation_loss"]).all()  # scores of what there is
+    trainer.save(tmp_path / "by hand")
+    for folder in ("by hand", "c"):
+        again = Trainer.resume(tmp_path / folder, plugins=plugins(), callbacks=[])
+        gone_on = lines(again.fit(X, Y, validation_data=HELD_OUT))
+        if backend == "fused":  # one step a run, then several
+            for name, array in undisturbed.get_state().items():
+                np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
+        else:
+            assert bits(again) == bits(undisturbed)
+        for mine, theirs in zip(gone_on, history, strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_an_interrupted_fit_is_saved_where_it_was_and_the_next_one_begins_anew(
+    tmp_path: Path,
+) -> None:
+    class Press:
+        @hook
+        def step_end(self, progress: Progress) -> None:
+            if progress.step == 7:
+                raise KeyboardInterrupt
+
+    spec = {"name": "fused", "steps_per_run": 1}
+    undisturbed = training(backend=spec)
+    undisturbed.fit(X, Y)
+    trainer = training(Press(), backend=spec)
+    assert trainer.fit(X, Y).interrupted
+    trainer.save(tmp_path / "c")
+    again = Trainer.resume(tmp_path / "c", plugins=plugins(), callbacks=[])
+    again.fit(X, Y)
+    assert bits(again) == bits(undisturbed)
+    assert len(trainer.fit(X, Y)) == 2  # a training of its own, interrupted at its seventh step
+
+
+def test_a_training_that_was_told_to_end_goes_on_only_if_it_gets_more_epochs(
+    tmp_path: Path,
+) -> None:
+    class Enough:
+        @hook
+        def epoch_end(self, record: Any) -> bool:
+            return bool(record["epoch"] == 1)
+
+    named = {"name": "checkpoint", "folder": str(tmp_path)}
+    training(Enough(), named, backend="fused").fit(X, Y)
+    again = Trainer.resume(tmp_path, plugins=plugins(), callbacks=[])
+    assert len(again.fit(X, Y)) == 2
+    again = Trainer.resume(tmp_path, plugins=plugins(), callbacks=[], epochs=3)
+    assert [line["epoch"] for line in again.fit(X, Y)] == [0, 1, 2]
+    undisturbed = training(backend="fused")
+    undisturbed.fit(X, Y)
+    assert bits(again) == bits(undisturbed)
+
+
+def test_the_second_ctrl_c_comes_at_once() -> None:
+    with Interrupts() as interrupts:
+        interrupts.held = True
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        interrupts.check()  # it has come
+        interrupts.held = True
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+
+
+def test_handlers_of_others_are_asked_and_come_back() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with Interrupts() as interrupts:
+            interrupts.held = True
+            signal.raise_signal(signal.SIGINT)
+            assert not seen
+            interrupts.check()
+            assert seen == [signal.SIGINT]
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert len(seen) == 3
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Interrupts():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_training_in_another_thread_touches_no_signals() -> None:
+    before, found = signal.getsignal(signal.SIGINT), []
+
+    class Look:
+        @hook
+        def step_end(self) -> None:
+            found.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=lambda: training(Look(), backend="fused").fit(X, Y))
+    thread.start()
+    thread.join()
+    assert set(found) == {before}
