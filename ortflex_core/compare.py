@@ -19,7 +19,14 @@ import numpy as np
 
 from ortflex_core import data, parting
 from ortflex_core.batches import Batch, Source, whole_steps
-from ortflex_core.errors import ConfigError, DataError, OrtflexError, Unsupported, nearest
+from ortflex_core.errors import (
+    ConfigError,
+    DataError,
+    OrtflexError,
+    TrainingDiverged,
+    Unsupported,
+    nearest,
+)
 from ortflex_core.feeding import Feed
 from ortflex_core.loop import beginning
 from ortflex_core.modes import buffer_value
@@ -152,6 +159,7 @@ def compare(
         ConfigError: ``steps`` is no positive integer, or a backend has no such name.
         DataError: the data do not fit, or are an iterable of batches.
         Unsupported: no backend can train this here.
+        TrainingDiverged: already the first step is not finite.
 
     Example:
         >>> trainer = Trainer("model.onnx", loss="squared_error")  # doctest: +SKIP
@@ -254,6 +262,15 @@ def _compare(
     losses = []
     for k, (batches, rate) in enumerate(drawn):
         true = reference.step(now, batches, rate)
+        if not true.finite:
+            text = f"{reference.name} is not finite at step {k}, with the rate {rate:.6g}"
+            if not losses:
+                raise TrainingDiverged(
+                    f"{text}: nothing can be compared. A smaller learning_rate or scaled inputs "
+                    "usually help"
+                )
+            notes.append(f"{text}: compared up to there")
+            break
         losses.append(true.cost)
         for runner in runners:
             mine = true if runner is reference else runner.step(now, batches, rate)
@@ -299,8 +316,8 @@ def _batches(
 ) -> Iterator[tuple[list[Batch], float]]:
     """The batches and rates of the first steps of a training with this recipe.
 
-    Of steps of several batches those at an epoch's end that have fewer or smaller ones are left out,
-    unless there are no others.
+    Of steps of several batches those at an epoch's end that have fewer are left out, unless there are
+    no others.
     """
     schedule = trainer.live.bound(trainer.schedule)
     progress = beginning(source, together, trainer.epochs)
@@ -311,8 +328,7 @@ def _batches(
         drawn = (batch for (batch,) in source.epoch(rng))
         first = True
         while parts := list(islice(drawn, together)):
-            alike = len(parts) == together and parts[0].size == parts[-1].size
-            if alike or first:
+            if first or len(parts) == together:
                 yield parts, schedule.rate(trainer.learning_rate, progress)
                 made += 1
                 if made == steps:

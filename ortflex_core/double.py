@@ -29,6 +29,10 @@ def widened(program: Program) -> Program:
     """
     model = program.proto()
     _graph(model.graph)
+    for value in (*model.graph.input, *model.graph.output):
+        # Batches of one graph may differ in their rows, which have one name.
+        for dimension in value.type.tensor_type.shape.dim:
+            dimension.ClearField("dim_param")
     return Program(
         name=f"float64 {program.name}",
         model=model.SerializeToString(deterministic=True),

@@ -18,6 +18,7 @@ from ortflex_core.types import Array
 _LOSS, _GRADIENT, _FLOOR = 1e-5, 1e-4, 1e-6
 _STEP, _ROUNDING = 1e-3, 4e-7
 _NUMBERS = "fiub"
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @attrs.frozen
@@ -36,6 +37,12 @@ class Found:
     cost: float
     gradients: Mapping[str, Array]
     after: Step
+
+    @property
+    def finite(self) -> bool:
+        """Whether everything is a number in float32, too."""
+        arrays = (self.cost, *self.gradients.values(), *self.after.weights.values())
+        return all(_highest(np.asarray(a)) <= _LARGEST for a in arrays)
 
 
 @attrs.frozen

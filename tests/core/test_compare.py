@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from ortflex_core.compare import Comparison, compare
 from ortflex_core.data import Batch
 from ortflex_core.double import widened_model
-from ortflex_core.errors import ConfigError, DataError, Unsupported
+from ortflex_core.errors import ConfigError, DataError, TrainingDiverged, Unsupported
 from ortflex_core.hookspecs import hook
 from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device
@@ -125,13 +125,24 @@ def test_what_stands_between_gradients_and_weights_is_compared(options: dict[str
 
 
 def test_steps_of_several_batches_are_compared() -> None:
-    trainer = make(dropping(), backend="fused", batch_size=4, accumulate=3, epochs=2)
-    found = compare(trainer, X[:24], Y[:24], steps=4, backends=["fused"])
+    trainer = make(dropping(), backend="fused", batch_size=5, accumulate=3, epochs=2)
+    # The last batch of an epoch is smaller.
+    found = compare(trainer, X[:28], Y[:28], steps=4, backends=["fused"])
     assert found.agree, found.differences
     assert found.reference == "float64"
-    history = trainer.fit(X[:24], Y[:24])
-    means = np.reshape(found.reference_losses, (2, 2)).mean(axis=1)
+    history = trainer.fit(X[:28], Y[:28])
+    means = np.reshape(found.reference_losses, (2, 2)) @ [15 / 28, 13 / 28]
     np.testing.assert_allclose(means, history.losses, rtol=1e-5)
+
+
+def test_a_training_that_diverges_is_compared_as_long_as_there_are_numbers() -> None:
+    found = compared(learning_rate=1e30, clip_norm=1e38)
+    (note,) = found.notes
+    assert note == "float64 is not finite at step 1, with the rate 1e+30: compared up to there"
+    assert found.agree
+    assert len(found.reference_losses) == 1
+    with pytest.raises(TrainingDiverged, match="float64 is not finite at step 0, with the rate"):
+        compared(learning_rate=1e300)
 
 
 def test_it_leaves_the_trainer_alone() -> None:
