@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -17,13 +16,17 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 import ortflex_core
 from ortflex_core import probe
-from ortflex_core.errors import DataError, ModelError
+from ortflex_core.errors import ConfigError, DataError, ModelError, PluginError
 from ortflex_core.model import Model
+from ortflex_core.terms import LossRequest
 from ortflex_core.trainer import Trainer
 from ortflex_core.types import Array
-from ortflex_plugins.estimators._networks import ACTIVATIONS, perceptron, single
+from ortflex_plugins.estimators import _parameters
+from ortflex_plugins.estimators._arrays import as_input, as_labels, columns, given
+from ortflex_plugins.estimators._networks import perceptron, single
 from ortflex_plugins.estimators._stopping import Stopping
 
+_FLOATS = [np.float64, np.float32]
 _MOST_ROWS = 200
 # Data of so many numbers are trained on in float64 where they are float64: it costs next to nothing.
 _SMALL = 10_000
@@ -120,7 +123,7 @@ class OrtEstimator(BaseEstimator):
         Raises:
             ValueError: data that do not fit, as every scikit-learn estimator raises it.
         """
-        self._check_parameters()
+        _parameters.check(self)
         again = self.warm_start and hasattr(self, "trained_")
         X, y, weight = self._checked(X, y, sample_weight, reset=not again)
         random = check_random_state(self.random_state)
@@ -132,6 +135,8 @@ class OrtEstimator(BaseEstimator):
             rows, held = self._split(y, random)
         seed = int(random.randint(2**31 - 1))
         trainer = self._trainer(len(rows), weight, seed)
+        if not again:
+            self._try(X)
         score = None
         if held is not None:
             score = lambda: self._held_out_score(X[held], y[held])  # noqa: E731
@@ -153,13 +158,15 @@ class OrtEstimator(BaseEstimator):
         return self
 
     def _partial(self, X: Any, y: Any, sample_weight: Any, first: bool) -> Self:
-        self._check_parameters()
+        _parameters.check(self)
         X, y, weight = self._checked(X, y, sample_weight, reset=first)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=False)
         if first:
             self._start(X, target, random)
         trainer = self._live(len(X), weight)
+        if first:
+            self._try(X)
         trainer.epochs = 1
         history = trainer.fit(*self._data(X, target, weight))
         self._after(history, None, more=not first)
@@ -167,7 +174,7 @@ class OrtEstimator(BaseEstimator):
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> Any:
         options = {"multi_output": True, "y_numeric": self._y_numeric}
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=reset, **options)
+        X, y = validate_data(self, X, y, dtype=_FLOATS, reset=reset, **options)
         weight = None
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
@@ -176,38 +183,9 @@ class OrtEstimator(BaseEstimator):
     _y_numeric = False
 
     def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
-        dtype = self._model.inputs[0].numpy
-        weight = None if weight is None else weight.astype(dtype)
-        if target.dtype.kind == "f":
-            target = target.astype(dtype)
-        return X.astype(dtype), target, weight
-
-    def _check_parameters(self) -> None:
-        """scikit-learn checks parameters when they are used, not when they are set."""
-        cls = type(self).__name__
-        wanted: dict[str, tuple[bool, str]] = {
-            "max_iter": (_count(self.max_iter), "an integer >= 1"),
-            "n_iter_no_change": (_count(self.n_iter_no_change), "an integer >= 1"),
-            "batch_size": (self.batch_size == "auto" or _count(self.batch_size), "'auto' or >= 1"),
-            "alpha": (_number(self.alpha) and self.alpha >= 0, "a number >= 0"),
-            "tol": (_number(self.tol), "a number"),
-            "validation_fraction": (
-                _number(self.validation_fraction) and 0 < self.validation_fraction < 1,
-                "a number > 0 and < 1",
-            ),
-            "precision": (
-                self.precision in ("auto", "float32", "float64"),
-                "'auto', 'float32' or 'float64'",
-            ),
-            "activation": (self.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
-            "hidden_layer_sizes": (
-                all(_count(n) for n in np.atleast_1d(np.asarray(self.hidden_layer_sizes))),
-                "integers >= 1",
-            ),
-        }
-        for name, (good, text) in wanted.items():
-            if not good:
-                raise ValueError(f"{cls}.{name}: expected {text}, got {getattr(self, name)!r}")
+        seen = self._model.value(self._made.setup.requests[0].predicted)  # type: ignore[union-attr]
+        weight = None if weight is None else weight.astype(seen.numpy)
+        return as_input(self._model.inputs[0], X), as_labels(seen, target), weight
 
     def _start(self, X: Array, target: Array, random: np.random.RandomState) -> None:
         """The model that the training starts from."""
@@ -218,7 +196,7 @@ class OrtEstimator(BaseEstimator):
             dtype = self._dtype(X)
             proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
         else:
-            proto = Model(self.model).proto
+            proto = given(self)
         self._use(proto)
         self._check_model(X, outputs)
 
@@ -234,7 +212,7 @@ class OrtEstimator(BaseEstimator):
 
     def _use(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
-        self._model = Model(proto)
+        self._model = Model(proto, free_batch=bool((self.options or {}).get("free_batch")))
         probe.complete(self._model)
         self._made: Trainer | None = None
         self._slots: dict[str, Array] = {}
@@ -248,11 +226,12 @@ class OrtEstimator(BaseEstimator):
                 f"{type(self).__name__} needs a model with one input of features, this one has "
                 f"{names}; train it with ortflex_core.Trainer"
             )
-        shape = model.inputs[0].shape or ()
-        if shape and isinstance(shape[-1], int) and len(shape) == 2 and shape[1] != X.shape[1]:
-            raise DataError(
-                f"X has {X.shape[1]} features, the model's {model.inputs[0]} takes {shape[1]}"
-            )
+        spec = model.inputs[0]
+        takes = columns(spec)
+        if takes not in (None, X.shape[1]):
+            raise DataError(f"X has {X.shape[1]} features, the model's {spec} takes {takes}")
+        if spec.numpy.kind not in "fiu":
+            raise ModelError(f"{type(self).__name__} needs a model of numbers, its input is {spec}")
 
     def _trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
         """A Trainer on the weights of now."""
@@ -263,8 +242,10 @@ class OrtEstimator(BaseEstimator):
             # As scikit-learn: ½·alpha·Σw², divided by the (weighted) rows of a batch.
             total = size if weight is None else size * float(weight.mean())
             penalty = {"coef*": {"name": "l2", "l2": 0.5 * self.alpha / max(total, 1e-12)}}
+        _parameters.asked_loss(self.loss)  # which says so if there are several
+        loss = self._loss_default if self.loss is None else self.loss
         arguments: dict[str, Any] = {
-            "loss": self._loss_default if self.loss is None else self.loss,
+            "loss": loss,
             "params": self.params,
             "penalty": penalty,
             "optimizer": self.optimizer,
@@ -276,13 +257,34 @@ class OrtEstimator(BaseEstimator):
             "device": self.device,
             "backend": self.backend,
             "callbacks": [*self.callbacks, *(["epoch_line"] if self.verbose else [])],
-            "progress": False,
-            **(self.options or {}),
+            **self._arguments(),
         }
-        trainer = Trainer(self._model if self._made is None else self._proto_now(), **arguments)
-        self._seen = trainer.setup.requests[0].predicted
+        options = _parameters.trainers(self, arguments)
+        model = self._model if self._made is None else self._proto_now()
+        try:
+            trainer = Trainer(model, **{"progress": False, **arguments, **options})
+        except PluginError as error:  # scikit-learn's users expect a ValueError
+            raise ConfigError(str(error)) from error
+        [request] = trainer.setup.requests
+        shape = self._model.value(request.predicted).shape
+        if shape == ():
+            raise ModelError(
+                f"the model's {request.predicted!r} is one number for all rows, expected one a row"
+            )
+        self._seen = self._look_at(request)
         self._made = trainer
         return trainer
+
+    def _arguments(self) -> dict[str, Any]:
+        """What else the Trainer is told."""
+        return {}
+
+    def _look_at(self, request: LossRequest) -> str:
+        """The tensor that predictions are made of."""
+        return request.output
+
+    def _try(self, X: Array) -> None:
+        """Refuse a model by what it says of some rows."""
 
     def _proto_now(self) -> onnx.ModelProto:
         return self._made.export() if self._made is not None else self._proto
@@ -313,9 +315,9 @@ class OrtEstimator(BaseEstimator):
         """What the loss sees, [rows, outputs]."""
         if check:
             check_is_fitted(self, "trained_")
-            X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+            X = validate_data(self, X, dtype=_FLOATS, reset=False)
         trainer = self._live(len(X), None)
-        scores: Array = trainer.predict(X.astype(self._model.inputs[0].numpy), self._seen)
+        scores: Array = trainer.predict(as_input(self._model.inputs[0], X), self._seen)
         return scores.reshape(len(X), -1)
 
     @property
@@ -335,6 +337,8 @@ class OrtEstimator(BaseEstimator):
 
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The trained model; of classifiers with the outputs ``label`` and ``probabilities``.
+
+        Where a classifier's loss gives no probabilities, the second output is ``margins``.
 
         A model that was built is float32, whatever it was trained in.
 
@@ -387,11 +391,3 @@ class OrtEstimator(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "trained_")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1

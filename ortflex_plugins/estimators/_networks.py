@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ortflex_core.model import reads
 
 ACTIVATIONS = {"identity": None, "logistic": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 """scikit-learn's names and the operators they are."""
@@ -76,48 +80,81 @@ def single(model: ModelProto) -> ModelProto:
     return out
 
 
-def with_classes(model: ModelProto, scores: str, classes: np.ndarray, binary: bool) -> ModelProto:
+def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str) -> ModelProto:
     """The model with the outputs ``label`` and ``probabilities`` [N, classes] in place of its own.
 
-    ``binary`` scores are one column, the log-odds of the second class; others are softmax's.
+    The link says what scores are: ``"sigmoid"``, the log-odds of the second class, [N] or [N, 1];
+    ``"softmax"``; ``"one_vs_rest"``, log-odds of each class. ``"margin"``, one column, and ``"margins"``
+    are no log-odds: the second output is then called ``margins``.
     """
     out = ModelProto()
     out.CopyFrom(model)
     graph = out.graph
-    taken = {o for node in graph.node for o in node.output} | {t.name for t in graph.initializer}
-    names = {n: _free(f"{n}", taken) for n in ("label", "probabilities", "index", "classes")}
     kind = next(
         (o.type.tensor_type.elem_type for o in graph.output if o.name == scores), TensorProto.FLOAT
     )
-    add = graph.node.append
-    if binary:
-        positive, one, negative = (_free(n, taken) for n in ("positive", "one", "negative"))
-        dtype = helper.tensor_dtype_to_np_dtype(kind)
-        graph.initializer.append(numpy_helper.from_array(np.ones((), dtype), one))
-        add(helper.make_node("Sigmoid", [scores], [positive]))
-        add(helper.make_node("Sub", [one, positive], [negative]))
-        add(helper.make_node("Concat", [negative, positive], [names["probabilities"]], axis=1))
+    _keep(graph, scores)
+    taken = {o for node in graph.node for o in node.output}
+    taken |= {t.name for t in (*graph.initializer, *graph.input)}
+    last = "margins" if link.startswith("margin") else "probabilities"
+    label, last = _free("label", taken), _free(last, taken)
+
+    def add(operator: str, *inputs: str, name: str = "of_classes", **attributes: Any) -> str:
+        made = name if name in (label, last) else _free(name, taken)
+        graph.node.append(helper.make_node(operator, inputs, [made], name=made, **attributes))
+        return made
+
+    def constant(name: str, values: np.ndarray) -> str:
+        made = _free(name, taken)
+        graph.initializer.append(numpy_helper.from_array(values, made))
+        return made
+
+    if link == "softmax":
+        add("Softmax", scores, name=last, axis=1)
+    elif link == "one_vs_rest":
+        odds = add("Neg", add("Softplus", add("Neg", scores)))
+        add("Softmax", odds, name=last, axis=1)
+    elif link in ("sigmoid", "margin"):
+        column = add("Reshape", scores, constant("column", np.array([-1, 1])))
+        if link == "sigmoid":
+            one = constant("one", np.ones((), helper.tensor_dtype_to_np_dtype(kind)))
+            second = add("Sigmoid", column)
+            add("Concat", add("Sub", one, second), second, name=last, axis=1)
+        else:
+            add("Concat", add("Neg", column), column, name=last, axis=1)
     else:
-        add(helper.make_node("Softmax", [scores], [names["probabilities"]], axis=1))
-    add(helper.make_node("ArgMax", [names["probabilities"]], [names["index"]], axis=1, keepdims=0))
+        add("Identity", scores, name=last)
+    place = add("ArgMax", last, axis=1, keepdims=0)
     if classes.dtype.kind in "iub":
-        values = numpy_helper.from_array(classes.astype(np.int64), names["classes"])
-        label = TensorProto.INT64
+        values, label_kind = classes.astype(np.int64), TensorProto.INT64
     elif classes.dtype.kind == "f":
-        values = numpy_helper.from_array(classes.astype(np.float32), names["classes"])
-        label = TensorProto.FLOAT
+        values, label_kind = classes.astype(np.float32), TensorProto.FLOAT
     else:
-        texts = np.array([str(c) for c in classes], dtype=object)
-        values = numpy_helper.from_array(texts, names["classes"])
-        label = TensorProto.STRING
-    graph.initializer.append(values)
-    add(helper.make_node("Gather", [names["classes"], names["index"]], [names["label"]], axis=0))
-    del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info(names["label"], label, ["N"]))
-    graph.output.append(
-        helper.make_tensor_value_info(names["probabilities"], kind, ["N", len(classes)])
-    )
+        values = np.array([str(c) for c in classes], dtype=object)
+        label_kind = TensorProto.STRING
+    add("Gather", constant("classes", values), place, name=label, axis=0)
+    graph.output.append(helper.make_tensor_value_info(label, label_kind, ["N"]))
+    graph.output.append(helper.make_tensor_value_info(last, kind, ["N", len(classes)]))
     return out
+
+
+def _keep(graph: GraphProto, wanted: str) -> None:
+    """Drop the outputs, and every node that only they needed."""
+    needed, kept = {wanted}, []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            needed |= set(reads(node))
+            kept.append(node)
+    weights = [t for t in graph.initializer if t.name in needed]
+    dropped = {t.name for t in graph.initializer} - needed  # older files list them as inputs, too
+    inputs = [i for i in graph.input if i.name not in dropped]
+    named = {o for node in kept for o in node.output}
+    infos = [v for v in graph.value_info if v.name in named]
+    fields = {"node": kept[::-1], "initializer": weights, "input": inputs, "value_info": infos}
+    for field, left in (*fields.items(), ("output", [])):
+        copies = [copy.deepcopy(part) for part in left]
+        graph.ClearField(field)
+        getattr(graph, field).extend(copies)
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -15,20 +15,32 @@ from sklearn.utils.validation import column_or_1d
 
 from ortflex_core import targets
 from ortflex_core.errors import ModelError
+from ortflex_core.model import Model
+from ortflex_core.terms import LossRequest
 from ortflex_core.types import Array
 from ortflex_plugins.estimators._base import OrtEstimator
+from ortflex_plugins.estimators._classes import (
+    PROBABILISTIC,
+    built,
+    distinct,
+    loss_name,
+    one_against_rest,
+    probabilities,
+    takes_numbers,
+)
 from ortflex_plugins.estimators._networks import with_classes
-
-_PROBABILISTIC = (None, "log_loss", "softmax_cross_entropy")
+from ortflex_plugins.estimators._parameters import asked_loss
 
 
 def _has_probabilities(estimator: OrtClassifier) -> bool:
     """Losses whose scores are log-odds."""
-    loss = estimator.loss
-    name = loss.get("name") if isinstance(loss, dict) else getattr(loss, "name", loss)
-    if name not in _PROBABILISTIC:
+    try:
+        name = loss_name(asked_loss(estimator.loss)[1])
+    except ValueError:
+        return True  # no loss at all, which fit says
+    if name is not None and name not in PROBABILISTIC:
         raise AttributeError(
-            f"predict_proba needs the loss log_loss or softmax_cross_entropy, this one is {name!r}"
+            f"predict_proba needs the loss {' or '.join(PROBABILISTIC)}, this one is {name!r}"
         )
     return True
 
@@ -38,7 +50,8 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
     Built models of two classes have one score and the loss log_loss, others a score a class and
     softmax_cross_entropy; a model that is given may have either form. Where it ends in a Softmax or
-    Sigmoid, the loss sees the scores before it.
+    Sigmoid, the loss sees the scores before it. Other losses (hinge, log_loss with several classes)
+    compare each score with its class against the rest, as SGDClassifier does.
 
     Args:
         model: as :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`, as all other
@@ -135,7 +148,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         if first:
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
-            self.classes_ = np.unique(classes)
+            self.classes_ = distinct(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
                 f"classes={classes!r} are others than those of the first call: {self.classes_!r}"
@@ -144,7 +157,11 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> Any:
         X, y, weight = super()._checked(X, y, sample_weight, reset)
-        check_classification_targets(y)
+        try:
+            check_classification_targets(y)
+        except TypeError:
+            distinct(y)  # says why labels cannot be compared
+            raise
         y = column_or_1d(y, warn=True)
         if self.class_weight is not None:
             factor = compute_sample_weight(self.class_weight, y)
@@ -153,38 +170,78 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
     def _encode(self, y: Array, reset: bool) -> Array:
         if reset:
-            self.classes_ = np.unique(y)
-            if len(self.classes_) < 2:
-                raise ValueError(
-                    "OrtClassifier needs at least 2 classes in y, but there is only one class: "
-                    f"{self.classes_[0]!r}"
-                )
+            self.classes_ = distinct(y)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ValueError(f"y has the class {unknown[0]!r}, which is not in {self.classes_!r}")
+            raise ValueError(
+                f"y has the class {unknown[0].item()!r}, which is not in {self.classes_!r}"
+            )
         codes: Array = np.searchsorted(self.classes_, y)
         return codes.astype(np.int64)
 
-    def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
-        if self._single:
-            target = target.astype(np.float64).reshape(-1, 1)
-        return super()._data(X, target, weight)
-
     def _outputs(self, y: Array) -> int:
-        return 1 if len(self.classes_) == 2 else len(self.classes_)
+        loss = built(asked_loss(self.loss)[1])
+        single = len(self.classes_) == 2 and not (loss is not None and takes_numbers(loss))
+        return 1 if single else len(self.classes_)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Labels are codes already, whatever classes a model's file knows."""
+        return {"classes": range(len(self.classes_))}
+
+    def _look_at(self, request: LossRequest) -> str:
+        seen: str = targets.raw_scores(self._model, request.output)[0]
+        return seen
+
+    def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
+        request = self._made.setup.requests[0]  # type: ignore[union-attr]
+        log_odds = request.loss.name in PROBABILISTIC
+        if self._single:
+            self._link = "sigmoid" if log_odds else "margin"
+        elif takes_numbers(request.loss):
+            self._link = "softmax" if log_odds else "margins"
+            return super()._data(X, target, weight)
+        else:
+            self._link = "one_vs_rest" if log_odds else "margins"
+        columns = 1 if self._single else len(self.classes_)
+        after = targets.raw_scores(self._model, request.predicted)[1]
+        labels = one_against_rest(request.loss, target, columns, after is not None)
+        return super()._data(X, labels, weight)
 
     def _check_model(self, X: Array, outputs: int) -> None:
         super()._check_model(X, outputs)
-        output = targets.default_output(self._model)
-        seen, _ = targets.raw_scores(self._model, output)
-        scores = self._model.value(seen)
-        width = scores.shape[-1] if scores.shape and len(scores.shape) == 2 else None
-        classes = len(self.classes_)
+        model, classes = self._model, len(self.classes_)
+        asked, _ = asked_loss(self.loss)
+        output = targets.default_output(model) if asked is None else asked
+        seen, after = targets.raw_scores(model, targets.check_tensor(model, output))
+        scores = model.value(seen)
+        shape = scores.shape or ()
+        width = shape[1] if len(shape) == 2 else 1 if len(shape) == 1 else None
         self._single = classes == 2 and width == 1
-        if isinstance(width, int) and width != classes and not self._single:
+        if len(shape) > 2 or (isinstance(width, int) and width != classes and not self._single):
             raise ModelError(
                 f"y has {classes} classes, but the model's scores are {scores}; give a model with a "
                 "score for each class (of two classes, one is enough)"
+            )
+        known = [] if (found := targets.file_classes(model)) is None else found.tolist()
+        ours = self.classes_.tolist()
+        if known != ours and set(known) == set(ours):
+            raise ModelError(
+                f"the model's scores are of the classes {known}, in this order; scikit-learn sorts "
+                f"them: {ours}"
+            )
+        self._untold = asked is None and after is None and not self._built and not self._single
+
+    def _try(self, X: Array) -> None:
+        """What adds up to 1 without a Softmax to look behind is nothing that a loss on scores takes."""
+        if not self._untold or self._made.setup.requests[0].loss.scores != "raw":  # type: ignore[union-attr]
+            return
+        scores = self._scores(X[:20], check=False)
+        if scores.min() >= 0 and np.allclose(scores.sum(axis=1), 1, atol=1e-3):
+            linear = _linear(self._model, scores.shape[1])
+            raise ModelError(
+                f"the model's {self._seen!r} adds up to 1: probabilities that come from no Softmax "
+                "or Sigmoid that the loss could look behind; name the tensor of raw scores: "
+                f"loss={{{linear!r}: 'log_loss'}}"
             )
 
     def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
@@ -220,12 +277,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Probabilities of the classes, [rows, classes]; rows add up to 1."""
-        scores = self._scores(X).astype(np.float64)
-        if self._single:
-            # Both sides by the same function, so that neither loses digits near 0.
-            return 1 / (1 + np.exp(np.hstack([scores, -scores])))
-        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return powers / powers.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+        return probabilities(self._scores(X), self._link)
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Array:
@@ -237,4 +289,15 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         if self._seen not in names:
             kind = self._model.value(self._seen)  # of a model that was given
             model.graph.output.append(kind.to_proto())
-        return with_classes(model, self._seen, self.classes_, self._single)
+        return with_classes(model, self._seen, self.classes_, self._link)
+
+
+def _linear(model: Model, width: int) -> str:
+    """The first tensor of the graph that looks like raw scores."""
+    for node in model.internal.graph.node:
+        makers = [model.producers[i].op_type for i in node.input if i in model.producers]
+        shape = model.value(node.output[0]).shape or ()
+        linear = node.op_type == "Gemm" or (node.op_type == "Add" and "MatMul" in makers)
+        if linear and len(shape) == 2 and shape[1] == width:
+            return str(node.output[0])
+    return "tensor"

@@ -1,0 +1,73 @@
+"""What estimators are given, X and y and the model, as the graph takes it."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortflex_core.errors import DataError, ModelError, nearest
+from ortflex_core.model import Model
+from ortflex_core.types import Array, TensorSpec
+
+
+def given(estimator: Any) -> onnx.ModelProto:
+    """The file that ``model`` names or is.
+
+    Raises:
+        ModelError: it is no model, or cannot be read.
+    """
+    model = estimator.model
+    wrong = not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto)
+    if wrong or (isinstance(model, str) and not os.path.exists(model)):
+        hint = "" if wrong else f"; there is no such file; {nearest(model, ['linear'])}"
+        raise ModelError(
+            f"{type(estimator).__name__}.model: expected the path of a file, its bytes, a ModelProto, "
+            f"'linear' or None, got {model!r}{hint}"
+        )
+    return Model(model).proto
+
+
+def columns(spec: TensorSpec) -> int | None:
+    """How many numbers a row of a tensor has; None where its sizes are not all known."""
+    sizes = _sizes(spec)
+    return None if sizes is None else math.prod(sizes)
+
+
+def as_input(spec: TensorSpec, X: Array) -> Array:
+    """X [rows, features] in the type of the input, and in its shape: images out of columns.
+
+    Raises:
+        DataError: numbers that the type cannot hold.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = X.astype(spec.numpy)
+    lost = ~np.isfinite(rows) if rows.dtype.kind == "f" else rows != X
+    if lost.any():
+        row, column = np.argwhere(lost)[0]
+        raise DataError(
+            f"X has {X[row, column]!s} in row {row}, column {column}, which {spec} cannot hold"
+        )
+    return _shaped(spec, rows)
+
+
+def as_labels(spec: TensorSpec, y: Array) -> Array:
+    """Labels in the type and the shape of what a loss compares them with; class numbers as they are."""
+    return _shaped(spec, y.astype(spec.numpy)) if y.dtype.kind == "f" else y
+
+
+def _shaped(spec: TensorSpec, rows: Array) -> Array:
+    sizes = _sizes(spec)
+    if sizes is None or math.prod(sizes) != rows[0].size:
+        return rows
+    return rows.reshape(len(rows), *sizes)
+
+
+def _sizes(spec: TensorSpec) -> list[int] | None:
+    if not spec.shape:
+        return None
+    sizes = [d for d in spec.shape[1:] if isinstance(d, int)]
+    return sizes if len(sizes) == len(spec.shape) - 1 else None

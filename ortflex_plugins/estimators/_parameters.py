@@ -1,0 +1,104 @@
+"""Parameters of the estimators, checked when they are used, as scikit-learn does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.errors import nearest
+from ortflex_core.terms import loss_tables
+from ortflex_core.trainer import Trainer
+from ortflex_plugins.estimators._networks import ACTIVATIONS
+
+
+def check(estimator: Any) -> None:
+    """Refuse what no training could use; names of components are the Trainer's to judge.
+
+    Raises:
+        ValueError: the parameter, what it may be, and what it is.
+    """
+    e = estimator
+    wanted: dict[str, tuple[bool, str]] = {
+        "max_iter": (_count(e.max_iter), "an integer >= 1"),
+        "n_iter_no_change": (_count(e.n_iter_no_change), "an integer >= 1"),
+        "batch_size": (e.batch_size == "auto" or _count(e.batch_size), "'auto' or >= 1"),
+        "alpha": (_number(e.alpha) and e.alpha >= 0, "a number >= 0"),
+        "tol": (_number(e.tol), "a number"),
+        "validation_fraction": (
+            _number(e.validation_fraction) and 0 < e.validation_fraction < 1,
+            "a number > 0 and < 1",
+        ),
+        "precision": (
+            e.precision in ("auto", "float32", "float64"),
+            "'auto', 'float32' or 'float64'",
+        ),
+        "activation": (e.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
+        "hidden_layer_sizes": (
+            all(_count(n) for n in np.atleast_1d(np.asarray(e.hidden_layer_sizes))),
+            "integers >= 1",
+        ),
+        "options": (
+            e.options is None or isinstance(e.options, Mapping),
+            "a mapping of arguments of the Trainer",
+        ),
+    }
+    for name in ("shuffle", "early_stopping", "warm_start"):
+        wanted[name] = (isinstance(getattr(e, name), bool | np.bool_), "True or False")
+    for name, (good, text) in wanted.items():
+        if not good:
+            raise ValueError(f"{_class(e)}.{name}: expected {text}, got {getattr(e, name)!r}")
+
+
+def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` as arguments of the Trainer, beside its ``own``.
+
+    Raises:
+        ValueError: an option that the Trainer does not have, or that is decided by another
+            parameter of the estimator.
+    """
+    options = dict(estimator.options or {})
+    known = set(inspect.signature(Trainer).parameters) - {"model", "epochs", *own}
+    for name in options:
+        if name in own or name == "epochs":
+            raise ValueError(
+                f"{_class(estimator)}.options: {name!r} is decided by the estimator's own parameters"
+            )
+        if name not in known:
+            raise ValueError(
+                f"{_class(estimator)}.options: unknown argument {name!r}; {nearest(name, known)}"
+            )
+    return options
+
+
+def asked_loss(loss: Any) -> tuple[str | None, dict[str, Any]]:
+    """The tensor that ``loss=`` names, if it does, and the loss as a table.
+
+    Raises:
+        ConfigError: something that is no loss.
+        ValueError: several losses.
+    """
+    if loss is None:
+        return None, {}
+    tables = loss_tables(loss)
+    if len(tables) != 1:
+        raise ValueError(
+            f"loss: an estimator has one loss, got {len(tables)}; train with ortflex_core.Trainer"
+        )
+    output, table = tables[0]
+    return table.pop("predicted", None) or output, table
+
+
+def _class(estimator: Any) -> str:
+    return type(estimator).__name__
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1

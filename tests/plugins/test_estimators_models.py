@@ -1,0 +1,269 @@
+"""Estimators around models of all kinds: their shapes, their classes, losses beside the usual ones."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+pytest.importorskip("sklearn")
+
+from sklearn.datasets import load_iris
+from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from ortflex_core.errors import ConfigError, DataError, ModelError
+from ortflex_plugins.estimators import OrtClassifier, OrtRegressor
+from tests import models
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+SHORT: dict[str, Any] = {"max_iter": 3, "random_state": 0}
+RNG = np.random.default_rng(0)
+WEIGHTS = {n: RNG.standard_normal((4, n)) for n in (1, 2, 3)}
+
+
+def iris() -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_iris(return_X_y=True)
+    return (x - x.mean(axis=0)) / x.std(axis=0), y
+
+
+def reshaped(into: list[Any], outputs: int, image: list[Any] | None = None) -> onnx.ModelProto:
+    """x·W of rows, or of images, reshaped."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "flat"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "W"], ["product"]),
+        helper.make_node("Reshape", ["product", "last"], ["y"]),
+    ]
+    weights = {"W": WEIGHTS[outputs]}
+    made = models.model(
+        nodes,
+        [models.floats("x", "N", *(image or [4]))],
+        [models.floats("y", "N", *into)],
+        weights,
+    )
+    for name, sizes in (("flat", [-1, 4]), ("last", [-1, *into])):
+        made.graph.initializer.append(numpy_helper.from_array(np.array(sizes), name))
+    return made
+
+
+def fixed(rows: int) -> onnx.ModelProto:
+    return models.model(
+        [helper.make_node("MatMul", ["x", "W"], ["y"])],
+        [models.floats("x", rows, 4)],
+        [models.floats("y", rows, 1)],
+        {"W": WEIGHTS[1]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("into", "outputs", "image"),
+    [([], 1, None), ([1], 1, [1, 2, 2]), ([1, 3], 3, None)],
+    ids=["a vector", "of images", "of rank 3"],
+)
+def test_regression_takes_the_shapes_that_models_have(
+    into: list[Any], outputs: int, image: list[Any] | None
+) -> None:
+    x, y = iris()
+    target = y if outputs == 1 else np.eye(3)[y]
+    reg = OrtRegressor(reshaped(into, outputs, image), optimizer="sgd", learning_rate=1e-9, **SHORT)
+    made = reg.fit(x, target).predict(x)
+    assert made.shape == target.shape
+    wanted = (x @ WEIGHTS[outputs]).reshape(target.shape)
+    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_two_classes_by_a_vector_of_scores() -> None:
+    x, y = iris()
+    clf = OrtClassifier(reshaped([], 1), learning_rate=0.1, max_iter=50, random_state=0)
+    clf.fit(x, y == 0)
+    assert clf.score(x, y == 0) > 0.95
+    made = models.predict(clf.to_onnx(), {"x": x.astype(np.float32)})
+    np.testing.assert_allclose(made["probabilities"], clf.predict_proba(x), atol=1e-5)
+    np.testing.assert_array_equal(made["label"], clf.predict(x))
+
+
+def test_a_fixed_batch_is_freed_by_an_option_and_stays_so() -> None:
+    x, y = iris()
+    with pytest.raises(DataError, match="fixed batch dimension"):
+        OrtRegressor(fixed(1), **SHORT).fit(x, y)
+    reg = OrtRegressor(fixed(1), options={"free_batch": True}, **SHORT).fit(x, y)
+    again = pickle.loads(pickle.dumps(reg))
+    np.testing.assert_array_equal(again.predict(x), reg.predict(x))
+
+
+# ---------------------------------------------------------------------- what a file says of classes
+
+
+@pytest.mark.parametrize("zipmap", [True, False])
+def test_a_fitted_pipeline_keeps_its_preprocessing_and_its_labels(zipmap: bool) -> None:
+    to_onnx = pytest.importorskip("skl2onnx").to_onnx
+    x, y = iris()
+    x, names = (3 * x + 2).astype(np.float32), np.array(["setosa", "versicolor", "virginica"])[y]
+    steps = StandardScaler(), MLPClassifier((8,), max_iter=20, random_state=0)
+    fitted = make_pipeline(*steps).fit(x, names)
+    model = to_onnx(fitted, x[:1], options={"zipmap": zipmap}, target_opset=17)
+    clf = OrtClassifier(model, learning_rate=0.02, max_iter=40, random_state=0).fit(x, names)
+    assert clf.score(x, names) > max(0.9, fitted.score(x, names))
+    out = clf.to_onnx()
+    assert [o.name for o in out.graph.output] == ["label", "probabilities"]
+    assert list(models.predict(out, {"X": x})["label"]) == list(clf.predict(x))
+    before, after = (
+        [n.SerializeToString() for n in m.graph.node if n.op_type == "Scaler"] for m in (model, out)
+    )
+    assert before == after
+    assert len(before) == 1
+    old, new = (
+        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, out)
+    )
+    moved = {n for n in set(old) & set(new) if not np.array_equal(old[n], new[n])}
+    assert moved == {"coefficient", "intercepts", "coefficient1", "intercepts1"}
+
+
+def test_classes_in_another_order_than_scikit_learns_are_refused() -> None:
+    x, y = iris()
+    model = models.classifier(4, 3)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([2, 1, 0]), "names"))
+    scores = model.graph.output[0].name
+    model.graph.node.extend(
+        [
+            helper.make_node("ArgMax", [scores], ["best"], axis=1, keepdims=0),
+            helper.make_node(
+                "ArrayFeatureExtractor", ["names", "best"], ["label"], domain="ai.onnx.ml"
+            ),
+        ]
+    )
+    model.graph.output.append(helper.make_tensor_value_info("label", TensorProto.INT64, [1, "N"]))
+    with pytest.raises(ModelError, match=re.escape("the classes [2, 1, 0], in this order")):
+        OrtClassifier(model, **SHORT).fit(x, y)
+    # Other labels than the file's are the user's own: by place.
+    assert OrtClassifier(model, **SHORT).fit(x, y + 5).classes_.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("fitted", "kind"),
+    [(SGDClassifier(loss="log_loss", random_state=0), "three"), (LogisticRegression(), "two")],
+)
+def test_probabilities_without_a_softmax_are_no_scores(fitted: Any, kind: str) -> None:
+    to_onnx = pytest.importorskip("skl2onnx").to_onnx
+    x, y = iris()
+    x, y = x.astype(np.float32), y if kind == "three" else (y == 0).astype(int)
+    fitted.fit(x, y)
+    options: dict[str, Any] = {"options": {"zipmap": False}, "target_opset": 17}
+    model = to_onnx(fitted, x[:1], black_op={"LinearClassifier"}, **options)
+    with pytest.raises(
+        ModelError, match="adds up to 1: probabilities that come from no Softmax"
+    ) as e:
+        OrtClassifier(model, **SHORT).fit(x, y)
+    found = re.search(r"loss=\{'(\w+)': 'log_loss'\}", str(e.value))
+    assert found is not None
+    clf = OrtClassifier(
+        model, loss={found[1]: "log_loss"}, optimizer="sgd", learning_rate=1e-9, max_iter=1
+    )
+    clf.fit(x, y)
+    np.testing.assert_allclose(clf.predict_proba(x), fitted.predict_proba(x), atol=1e-4)
+
+
+# ---------------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    "loss",
+    ["hinge", "squared_hinge", "log_loss", "softmax_cross_entropy", "squared_error", "focal"],
+)
+def test_losses_of_every_kind_train_classifiers(loss: str, classes: int) -> None:
+    x, y = iris()
+    y = y if classes == 3 else (y == 0).astype(int)
+    clf = OrtClassifier("linear", loss=loss, learning_rate=0.05, max_iter=100, random_state=0)
+    clf.fit(x, y)
+    assert clf.score(x, y) > (0.97 if classes == 2 else 0.8)
+    made = models.predict(clf.to_onnx(), {"X": x.astype(np.float32)})
+    assert list(made["label"]) == list(clf.predict(x))
+    if loss in ("log_loss", "softmax_cross_entropy"):
+        np.testing.assert_allclose(made["probabilities"], clf.predict_proba(x), atol=1e-5)
+        np.testing.assert_allclose(made["probabilities"].sum(axis=1), 1, rtol=1e-5)
+    else:
+        assert not hasattr(clf, "predict_proba")
+        margins = clf.decision_function(x)
+        np.testing.assert_allclose(
+            made["margins"] if classes == 3 else made["margins"][:, 1], margins, atol=1e-4
+        )
+
+
+def test_each_class_against_the_rest_is_scikit_learns_hinge() -> None:
+    x, y = iris()
+    options: dict[str, Any] = {"random_state": 0, "max_iter": 300, "tol": None}
+    theirs = SGDClassifier(alpha=1e-2, **options).fit(x, y)
+    ours = OrtClassifier(
+        "linear",
+        loss="hinge",
+        alpha=1e-2,
+        learning_rate=0.01,
+        batch_size=10,
+        max_iter=300,
+        random_state=0,
+    ).fit(x, y)
+    assert abs(ours.score(x, y) - theirs.score(x, y)) < 0.05
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+def test_mistakes_are_value_errors_that_name_them() -> None:
+    x, y = iris()
+
+    def fails(text: str, kind: type[Exception] = ValueError, **options: Any) -> None:
+        with pytest.raises(kind, match=text):
+            OrtClassifier(**{**SHORT, **options}).fit(x, y)
+
+    fails("unknown loss 'hinje'; did you mean 'hinge'", ConfigError, loss="hinje")
+    fails("unknown optimizer 'adm'; did you mean 'adam'", ConfigError, optimizer="adm")
+    fails("unknown argument 'clipnorm'; did you mean 'clip_norm'", options={"clipnorm": 1.0})
+    fails("'loss' is decided by the estimator's own parameters", options={"loss": "hinge"})
+    fails("expected a mapping of arguments", options=["clip_norm"])
+    fails("early_stopping: expected True or False, got 'no'", early_stopping="no")
+    fails("there is no such file; did you mean 'linear'", ModelError, model="linaer")
+    fails("expected the path of a file, .* got 7", ModelError, model=7)
+    fails("an estimator has one loss, got 2", loss=["hinge", "log_loss"])
+    with pytest.raises(ValueError, match="y mixes labels of the types NoneType, int, str"):
+        OrtClassifier(**SHORT).fit(x, np.array(["a", 1, None], dtype=object)[y])
+    with pytest.raises(ValueError, match=r"at least 2 classes .* only one class: 0"):
+        OrtClassifier(**SHORT).partial_fit(x[:50], y[:50], classes=[0])
+
+
+def test_numbers_that_the_models_type_cannot_hold() -> None:
+    x, y = iris()
+    single = OrtRegressor(precision="float32", **SHORT)
+    with pytest.raises(DataError, match=r"X has .*e\+300 in row 3, column 1, which X: float32"):
+        single.fit(np.where(np.arange(600).reshape(150, 4) == 13, 1e300, x), y)
+    ids = models.model(
+        [
+            helper.make_node("Cast", ["ids"], ["x"], to=TensorProto.FLOAT),
+            helper.make_node("MatMul", ["x", "W"], ["y"]),
+        ],
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", 4])],
+        [models.floats("y", "N", 1)],
+        {"W": WEIGHTS[1]},
+    )
+    with pytest.raises(DataError, match=r"X has 0\.5 in row 0, column 0, which ids: int64\[N, 4\]"):
+        OrtRegressor(ids, **SHORT).fit(np.full((9, 4), 0.5), np.zeros(9))
+    assert OrtRegressor(ids, **SHORT).fit(np.ones((9, 4)), np.zeros(9)).n_iter_ == 3
+    total = models.model(
+        [
+            helper.make_node("MatMul", ["x", "W"], ["z"]),
+            helper.make_node("ReduceMean", ["z"], ["y"], keepdims=0),
+        ],
+        [models.floats("x", "N", 4)],
+        [models.floats("y")],
+        {"W": WEIGHTS[1]},
+    )
+    with pytest.raises(ModelError, match="'y' is one number for all rows, expected one a row"):
+        OrtRegressor(total, **SHORT).fit(x, y)
