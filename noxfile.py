@@ -43,13 +43,18 @@ class Environment(NamedTuple):
     """Every which case of the tables of gradients is asked here; 1 is all of them."""
     pins: tuple[str, ...] = ()
     """Requirements on top of the extra: the version of the runtime, where it is not the newest."""
+    more: tuple[str, ...] = ()
+    """Further extras."""
 
 
 ENVIRONMENTS = {
     # Later versions of pyarrow want numpy 2.
     "session": Environment("session", "3.11", with_torch=True, pins=("pyarrow<23",)),
     "agent": Environment("agent", "3.11", with_torch=True),
-    "stock": Environment("stock", "3.11", with_torch=True, sample="1"),
+    # What the callbacks write is read here by those they write it for.
+    "stock": Environment(
+        "stock", "3.11", with_torch=True, sample="1", pins=("tensorboard",), more=("mlflow",)
+    ),
     "stock-3.13": Environment("stock", "3.13", with_torch=False),
     # What torch knows better is asked above; here it is whether older runtimes compute the same.
     "stock-1.23": Environment("stock", "3.11", with_torch=False, pins=("onnxruntime==1.23.*",)),
@@ -169,6 +174,7 @@ for name, environment in ENVIRONMENTS.items():
                 report.write_text(json.dumps(one_line(f"tests({name})", "skipped", reason)))
                 session.skip(reason)
             extras = (environment.extra, "sklearn", "plot", "tensorboard", "parquet", "dev")
+            extras += environment.more
             prepare(session, *extras, with_torch=environment.with_torch, pins=environment.pins)
             if EXAMPLE_PLUGIN.is_dir():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))

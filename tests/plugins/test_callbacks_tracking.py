@@ -152,6 +152,25 @@ def test_tensorboard_has_the_graph(tmp_path: Path) -> None:
     )
 
 
+def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer, fit = train({"name": "tensorboard", "folder": str(tmp_path), "steps": 3})
+    history = fit()
+    seen = reader.EventAccumulator(str(tmp_path), size_guidance={"histograms": 0}).Reload()
+    for column in set(history.columns) - {"epoch"}:
+        points = [(e.step, e.value) for e in seen.Scalars(f"epoch/{column}")]
+        assert points == [
+            (k, pytest.approx(v)) for k, v in zip([3, 6, 9], history[column], strict=True)
+        ]
+    assert [e.step for e in seen.Scalars("step/loss")] == [3, 6, 9]
+    for name, array in trainer.get_state().items():
+        last = seen.Histograms(f"weights/{name}")[-1]
+        assert (last.step, last.histogram_value.num) == (9, array.size)
+    operators = {node.op for node in seen.Graph().node}
+    assert {"MatMul", "Add", "Tanh", "Const", "Placeholder"} <= operators
+
+
 def test_a_resumed_training_hides_what_it_makes_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     board = {"name": "tensorboard", "folder": str(tmp_path / "board")}
