@@ -7,11 +7,26 @@ import os
 import tempfile
 from pathlib import Path
 
-from ortflex_core.errors import OrtflexError
+from ortflex_core.errors import OrtflexError, nearest
 
 
 class OutputError(OrtflexError, OSError):
     """A file or folder cannot be written."""
+
+
+def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
+    """Say that a file is missing, and which of its kind are beside where it should be.
+
+    >>> no_file("no_such_folder/train.toml")
+    "there is no file 'no_such_folder/train.toml'"
+    """
+    place = Path(path)
+    text = f"there is no file {label or os.fspath(path)!r}"
+    try:
+        there = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
+    except OSError:
+        there = []
+    return f"{text}; {nearest(place.name, there)} in {str(place.parent)!r}" if there else text
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -22,8 +22,8 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from ortflex_core import external, vetting
-from ortflex_core.errors import ModelError, nearest
-from ortflex_core.files import OutputError, write_bytes
+from ortflex_core.errors import ModelError
+from ortflex_core.files import OutputError, no_file, write_bytes
 from ortflex_core.types import Array, Shape, numpy_dtype
 
 HUGE = 2**30
@@ -53,10 +53,7 @@ def read(source: Any, label: str) -> ModelProto:
             size = found.st_size
             model = onnx.load(source, load_external_data=False)
     except FileNotFoundError as error:
-        beside = Path(source).parent  # only paths are not found
-        there = [p.name for p in beside.glob("*.onnx")] if beside.is_dir() else []
-        also = f"; {nearest(Path(label).name, there)} in {str(beside)!r}" if there else ""
-        raise ModelError(f"there is no file {label!r}{also}") from error
+        raise ModelError(no_file(source, label)) from error  # only paths are not found
     except IsADirectoryError as error:
         raise ModelError(f"{label!r} is a folder; give the .onnx file that is in it") from error
     except (DecodeError, ValueError) as error:

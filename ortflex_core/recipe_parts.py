@@ -12,7 +12,7 @@ import attrs
 from ortflex_core import grouping, terms
 from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, Problems, nearest
-from ortflex_core.files import is_there
+from ortflex_core.files import is_there, no_file
 from ortflex_core.problem import PenaltyTerm
 from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
@@ -39,7 +39,7 @@ class Parts:
         found = Problems()
         if name == "model":
             if not is_there(value) or Path(value).is_dir():
-                found.extend([f"model: there is no file {value!r}"])
+                found.extend([f"model: {no_file(value)}"])
         else:
             found.collect(lambda: self.build(name, value))
         return found.lines

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core.errors import ConfigError
+from ortflex_core.files import no_file
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
@@ -27,7 +28,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {os.fspath(path)!r}") from None
+        raise ConfigError(no_file(path)) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{os.fspath(path)}: expected text in UTF-8: {error}") from error
     except OSError as error:

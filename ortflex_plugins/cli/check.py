@@ -9,7 +9,7 @@ import click
 
 from ortflex_core.check import ModelReport, NodeReport, check_model
 from ortflex_core.errors import OrtflexError, printable
-from ortflex_plugins.cli.terminal import plain
+from ortflex_plugins.cli.terminal import plain, show_table
 
 _COLORS = {
     "trainable": "green",
@@ -49,20 +49,16 @@ def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) 
 
 def _show(report: ModelReport) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     # What goes through a pipe is searched: no line of it may be folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("node", "operator", "status"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("why", overflow="fold")
+    rows = []
     for node in report.nodes:
         color = _COLORS[node.status]
         label = plain(node.name or f"#{node.index}")
         operator = plain(node.operator)
-        table.add_row(label, operator, f"[{color}]{node.status}[/]", plain(_why(node)))
-    console.print(table)
+        rows.append([label, operator, f"[{color}]{node.status}[/]", plain(_why(node))])
+    show_table(console, ["node", "operator", "status", "why"], rows)
     for choice in report.choices:
         if not choice.trained:
             console.print(plain(f"not trained: {choice.name} ({choice.reason})"))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortflex_plugins.cli.overrides import TakesKeys
 from ortflex_plugins.cli.terminal import plain
 
 if TYPE_CHECKING:
     from ortflex_core.compare import Comparison
 
 
-@click.command()
+@click.command(cls=TakesKeys)
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", default=10, show_default=True, help="How many steps to compare.")

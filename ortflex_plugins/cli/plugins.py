@@ -10,6 +10,7 @@ import click
 
 from ortflex_core.errors import PluginError
 from ortflex_core.registry import HOOKS, Entry, Plugins, Registry
+from ortflex_plugins.cli.terminal import show_table
 
 
 class Row(TypedDict):
@@ -80,17 +81,12 @@ def plugins(as_json: bool, check: bool) -> None:
 def _show(found: list[Row], check: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     # What goes through a pipe is searched: no line of it may be folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
     faults = any(row["status"] not in ("ok", "not loaded") for row in found)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("kind", "name", "from"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("target", overflow="fold")
-    if check or faults:
-        table.add_column("status", overflow="fold")
+    columns = ["kind", "name", "from", "target", *(["status"] if check or faults else [])]
+    lines = []
     kind = ""
     for row in found:
         shown = "" if row["kind"] == kind else row["kind"]
@@ -99,7 +95,7 @@ def _show(found: list[Row], check: bool) -> None:
         status = escape(row["status"]) if good else f"[red]{escape(row['status'])}[/]"
         owner = f"{row['distribution']} {row['version']}"
         cells = [shown, row["name"], owner, row["target"], status]
-        table.add_row(*cells[: len(table.columns)])
-    console.print(table)
+        lines.append(cells[: len(columns)])
+    show_table(console, columns, lines, long=len(columns) - 3)
     if not check:
         console.print("\nNothing was imported; --check imports each plugin.")

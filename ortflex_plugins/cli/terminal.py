@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ortflex_core.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ROOM = 30
+"""Characters that a sentence needs; with less it stands below its row."""
 
 
 def plain(text: str) -> str:
@@ -14,3 +23,52 @@ def plain(text: str) -> str:
     from rich.markup import escape
 
     return escape(printable(text, lines=False))
+
+
+def show_table(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], long: int = 1
+) -> None:
+    """Print a table whose last ``long`` columns are sentences; all texts are rich's markup.
+
+    They are folded; on a terminal too narrow for that they stand below their row.
+
+    >>> from rich.console import Console
+    >>> show_table(Console(width=24), ["node", "why"], [["a_convolution", "it is frozen"]])
+    node
+    a_convolution
+      it is frozen
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    short = len(columns) - long
+    widths = [
+        max(Text.from_markup(row[k]).cell_len for row in (columns, *rows)) for k in range(short)
+    ]
+    left = console.width - sum(widths) - 2 * short
+    if left >= _ROOM * long:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for k, column in enumerate(columns):
+            table.add_column(column, no_wrap=k < short, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    for k, row in enumerate((columns, *rows)):
+        line = Text("  ").join(
+            Text.from_markup(cell, style="" if k else "bold") for cell in _padded(row, widths)
+        )
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+        for cell in row[short:] if k else ():
+            console.print(Padding(cell, (0, 0, 0, 2), expand=False))
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    from rich.text import Text
+
+    return [
+        cell + " " * (width - Text.from_markup(cell).cell_len)
+        for cell, width in zip(row, widths, strict=False)
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortflex_core.errors import printable
+from ortflex_plugins.cli.overrides import TakesKeys
 
 if TYPE_CHECKING:
     from ortflex_core.types import History
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _RESULTS = ("loss", "penalty", "validation_")
 
 
-@click.command()
+@click.command(cls=TakesKeys)
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(

@@ -141,9 +141,9 @@ def test_what_is_missing(folder: Path) -> None:
         "loss: is missing; what is minimised; a table may also have predicted, expected, weight "
         "and factor",
     ]
-    assert problems(folder, base=BASE.replace("model.onnx", "m.onnx")) == [
-        f"model: there is no file {str(folder / 'm.onnx')!r}"
-    ]
+    [text] = problems(folder, base=BASE.replace("model.onnx", "m.onnx"))
+    assert text.startswith(f"model: there is no file {str(folder / 'm.onnx')!r}; ")
+    assert f"'model.onnx'? Known: model.onnx in {str(folder)!r}" in text
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,8 @@ def test_errors_are_for_people(folder: Path) -> None:
 
 def test_missing_and_broken_files(folder: Path) -> None:
     result = ortflex("train", "none.toml")
-    assert (result.exit_code, result.stderr) == (1, "error: there is no file 'none.toml'\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: there is no file 'none.toml'; did you mean 'train.t")
     (folder / "data.npz").unlink()
     result = ortflex("train", "train.toml")
     assert result.exit_code == 1

@@ -1,0 +1,66 @@
+"""What users see on their terminals: narrow ones, and what is said to a slip of the fingers."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from ortflex_plugins.cli.main import main
+from ortflex_plugins.cli.terminal import show_table
+
+ROWS = [
+    ["losses", "softmax_cross_entropy", "[green]ok[/]", "a reason of several words, and its end"],
+    ["", "log_loss", "[green]ok[/]", "short"],
+]
+
+
+def shown(width: int) -> list[str]:
+    out = io.StringIO()
+    show_table(Console(width=width, file=out), ["kind", "name", "state", "why"], ROWS)
+    return out.getvalue().splitlines()
+
+
+def test_a_wide_terminal_has_a_row_a_line() -> None:
+    lines = shown(100)
+    assert len(lines) == 3
+    assert "ok     a reason of several words, and its end" in lines[1]
+
+
+@pytest.mark.parametrize("width", [60, 50, 40])
+def test_sentences_stand_below_their_row_on_a_narrow_terminal(width: int) -> None:
+    lines = shown(width)
+    assert lines[1].split() == ["losses", "softmax_cross_entropy", "ok"]
+    text = " ".join(line.strip() for line in lines)
+    assert "a reason of several words, and its end" in text
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 6
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_keys_given_as_options(command: str) -> None:
+    for given in ("--batch-size", "--batch_size", "--batch-size=3"):
+        result = CliRunner().invoke(main, [command, "train.toml", given, "3"])
+        assert result.exit_code == 2
+        assert "is no option but a key: write batch_size=…" in result.output
+    result = CliRunner().invoke(main, [command, "train.toml", "--nonsense"])
+    assert "No such option" in result.output
+
+
+def test_missing_files_and_their_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.toml").write_text('model = "mdel.onnx"\n', "utf-8")
+    Path("model.onnx").touch()
+    for arguments, text in (
+        (["train", "tran.toml"], "no file 'tran.toml'; did you mean 'train.toml'? Known: train.t"),
+        (["check", "modl.onnx"], "no file 'modl.onnx'; did you mean 'model.onnx'? Known: model.o"),
+        (["train", "train.toml"], "mdel.onnx'; did you mean 'model.onnx'? Known: model.onnx in "),
+    ):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1
+        assert text in result.output
