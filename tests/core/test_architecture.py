@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 
 
+@functools.cache
 def modules(package: str) -> dict[str, ast.Module]:
     """Every module of a package by its dotted name."""
     out = {}
@@ -24,9 +26,6 @@ def modules(package: str) -> dict[str, ast.Module]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         out[name] = ast.parse(path.read_text("utf-8"))
     return out
-
-
-CORE, PLUGINS = modules("ortflex_core"), modules("ortflex_plugins")
 
 
 def imported(tree: ast.AST, known: dict[str, ast.Module]) -> Iterator[str]:
@@ -52,24 +51,26 @@ def when_loaded(tree: ast.Module) -> ast.Module:
 
 
 def test_the_core_imports_no_plugin() -> None:
-    for name, tree in CORE.items():
+    for name, tree in modules("ortflex_core").items():
         assert not [i for i in imported(tree, {}) if i.startswith("ortflex_plugins")], name
 
 
 def test_kinds_of_plugins_do_not_import_one_another() -> None:
-    for name, tree in PLUGINS.items():
+    plugins = modules("ortflex_plugins")
+    for name, tree in plugins.items():
         kind = ".".join(name.split(".")[:2])
         if kind.rpartition(".")[2] not in KINDS:
             continue
-        own = [i for i in imported(tree, PLUGINS) if i.startswith("ortflex_plugins")]
+        own = [i for i in imported(tree, plugins) if i.startswith("ortflex_plugins")]
         assert not [i for i in own if not f"{i}.".startswith(f"{kind}.")], name
 
 
-@pytest.mark.parametrize("package", [CORE, PLUGINS], ids=["core", "plugins"])
-def test_modules_import_one_another_in_one_direction(package: dict[str, ast.Module]) -> None:
+@pytest.mark.parametrize("package", ["ortflex_core", "ortflex_plugins"])
+def test_modules_import_one_another_in_one_direction(package: str) -> None:
+    known = modules(package)
     graph = {
-        name: {i for i in imported(when_loaded(tree), package) if i in package and i != name}
-        for name, tree in package.items()
+        name: {i for i in imported(when_loaded(tree), known) if i in known and i != name}
+        for name, tree in known.items()
     }
     TopologicalSorter(graph).prepare()  # raises a CycleError that names the circle
 
@@ -78,5 +79,5 @@ def test_every_module_of_the_core_has_its_place_in_the_page() -> None:
     table = PAGE.read_text("utf-8").partition("## The modules")[2].partition("\n## ")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    there = {name.split(".")[1] for name in CORE if "." in name}
+    there = {name.split(".")[1] for name in modules("ortflex_core") if "." in name}
     assert sorted(named) == sorted(there)

@@ -74,7 +74,7 @@ def test_what_is_bound_stays_alive(program: Any) -> None:
     hosts.update({"a": 1.0})
     for k in range(20):
         binder.input("x", CPU.put(np.full_like(x, k)))
-        gc.collect()
+        gc.collect(0)
         # Memory that was let go would be taken by these.
         noise = [CPU.put(np.full_like(x, -1)) for _ in range(5)]
         binder.run()
