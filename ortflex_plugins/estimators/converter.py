@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import TensorProto
+import onnx.compose
+import onnx.inliner
+import onnx.version_converter
+from onnx import TensorProto, numpy_helper
+from sklearn.utils.validation import check_is_fitted
 
+from ortflex_core.errors import ModelError
+from ortflex_core.model import Model
+from ortflex_core.subgraphs import captured
+from ortflex_plugins.estimators._networks import OPSET
 from ortflex_plugins.estimators.classifier import OrtClassifier
 from ortflex_plugins.estimators.regressor import OrtRegressor
 
@@ -39,15 +48,21 @@ def pipeline_to_onnx(pipeline: Any, X: Any, **options: Any) -> onnx.ModelProto:
     Args:
         pipeline: fitted; its other steps are converted by skl2onnx.
         X: some rows, for the types of the inputs.
-        options: of ``skl2onnx.to_onnx`` (``target_opset``, ``options``).
+        options: of ``skl2onnx.to_onnx`` (``target_opset``, the model's own by default; ``options``).
 
     Raises:
         ImportError: skl2onnx is not installed.
+        NotFittedError: the pipeline was not fitted.
+        ModelError: ``target_opset`` is lower than the model's.
     """
     from skl2onnx import to_onnx
 
     register_converters()
-    options.setdefault("target_opset", 17)
+    last = pipeline.steps[-1][1] if hasattr(pipeline, "steps") else pipeline
+    if "target_opset" not in options:
+        check_is_fitted(pipeline)
+        ours = isinstance(last, OrtRegressor | OrtClassifier)
+        options["target_opset"] = _opset(last.to_onnx()) if ours else OPSET
     model: onnx.ModelProto = to_onnx(pipeline, X[:1], **options)
     return model
 
@@ -70,47 +85,65 @@ def _classifier_shape(operator: Any) -> None:
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:
     """Put the trained graph's nodes into skl2onnx's, under names of their own."""
-    graph = operator.raw_operator.to_onnx().graph
-    names: dict[str, str] = {"": ""}
-    wanted = graph.input[0].type.tensor_type.elem_type
-    source = scope.get_unique_variable_name("features")
-    container.add_node(
-        "Cast",
-        [operator.inputs[0].full_name],
-        [source],
-        name=scope.get_unique_operator_name("Cast"),
-        to=wanted,
-    )
-    names[graph.input[0].name] = source
-    finals = {o.name: v for o, v in zip(graph.output, operator.outputs, strict=False)}
-    for tensor in graph.initializer:
-        names[tensor.name] = scope.get_unique_variable_name(tensor.name)
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        copy.name = names[tensor.name]
-        container.initializers.append(copy)
+    estimator = operator.raw_operator
+    model = _in_opset(estimator.to_onnx(), int(container.target_opset))
+    spec = Model(model).inputs[0]
+    prefix = scope.get_unique_variable_name("trained") + "_"
+    graph = onnx.compose.add_prefix(model, prefix).graph
+    source, first = operator.inputs[0].full_name, graph.input[0].name
+    sizes = [d for d in (spec.shape or ())[1:] if isinstance(d, int)]
+    images = len(spec.shape or ()) > 2 and len(sizes) == len(spec.shape or ()) - 1
+    cast = f"{prefix}features" if images else first
+    _add(container, scope, "Cast", [source], cast, to=spec.dtype)
+    if images:
+        shape = np.array([-1, *sizes], np.int64)
+        container.initializers.append(numpy_helper.from_array(shape, f"{prefix}image"))
+        _add(container, scope, "Reshape", [cast, f"{prefix}image"], first)
+    container.initializers.extend(graph.initializer)
+    versions = {o.domain: o.version for o in model.opset_import}
     for node in graph.node:
+        if captured(node):
+            raise ModelError(
+                f"the body of the {node.op_type} {node.name!r} reads tensors of the graph around it, "
+                "which skl2onnx does not see when it sorts nodes; convert the other steps alone, and "
+                "join the two models by onnx.compose.merge_models"
+            )
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.name = scope.get_unique_operator_name(node.name or node.op_type)
-        for name in node.output:
-            names[name] = scope.get_unique_variable_name(name)
-        copy.input[:] = [names[i] for i in node.input]
-        copy.output[:] = [names[o] for o in node.output]
         container.nodes.append(copy)
-        container.node_domain_version_pair_sets.add((node.domain, _opset(container, node.domain)))
-    for inner, outer in finals.items():
-        to = {"FloatTensorType": TensorProto.FLOAT, "Int64TensorType": TensorProto.INT64}
-        kind = to.get(type(outer.type).__name__)
+        container.node_domain_version_pair_sets.add((node.domain, versions.get(node.domain, 1)))
+    kinds = {"FloatTensorType": TensorProto.FLOAT, "Int64TensorType": TensorProto.INT64}
+    for inner, outer in zip(graph.output, operator.outputs, strict=False):
+        kind = kinds.get(type(outer.type).__name__)
         extra = {} if kind is None else {"to": kind}
-        container.add_node(
-            "Identity" if kind is None else "Cast",
-            [names[inner]],
-            [outer.full_name],
-            name=scope.get_unique_operator_name("Output"),
-            **extra,
+        to = "Identity" if kind is None else "Cast"
+        _add(container, scope, to, [inner.name], outer.full_name, **extra)
+
+
+def _add(
+    container: Any, scope: Any, operator: str, inputs: list[str], output: str, **attributes: Any
+) -> None:
+    name = scope.get_unique_operator_name(operator)
+    container.add_node(operator, inputs, [output], name=name, **attributes)
+
+
+def _in_opset(model: onnx.ModelProto, wanted: int) -> onnx.ModelProto:
+    """The model with the operators of the opset that the pipeline is converted to.
+
+    Raises:
+        ModelError: it has newer ones.
+    """
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    own = _opset(model)
+    if own > wanted:
+        raise ModelError(
+            f"the estimator's model has opset {own}, the pipeline is converted to opset {wanted}; "
+            f"pass target_opset={own}"
         )
+    return model if own == wanted else onnx.version_converter.convert_version(model, wanted)
 
 
-def _opset(container: Any, domain: str) -> int:
-    return int(container.target_opset if not domain else container.target_opset_any_domain(domain))
+def _opset(model: onnx.ModelProto) -> int:
+    return next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
