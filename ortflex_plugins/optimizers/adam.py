@@ -10,6 +10,7 @@ import attrs
 from ortflex_core.component import hyper, number
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.protocols import Optimizer
+from ortflex_plugins.optimizers._adam import adams_move
 
 
 @attrs.frozen(kw_only=True)
@@ -48,15 +49,6 @@ class Adam(Optimizer):
         step: Any,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Both corrections are taken out of the tensors: numerator and denominator times c₂.
-
-        The gradient is used once, times a scalar that a step graph can put into its seed. (The
-        second scalar divides, because two that multiply would be made one again.)
-        """
-        root = op.Sqrt(1 - self.beta2)
-        g = root * gradient
-        m = self.beta1 * slots["m"] + g / (root / (1 - self.beta1))
-        v = self.beta2 * slots["v"] + g * g
-        c2 = op.Sqrt(1 - self.beta2**step)
-        size = rate * c2 / (1 - self.beta1**step)
-        return weight - size * (m / (op.Sqrt(v) + self.eps * c2)), {"m": m, "v": v}
+        """``w − rate·m̂ / (√v̂ + eps)``."""
+        move, after = adams_move(op, self, gradient, rate, step, slots)
+        return weight - move, after
