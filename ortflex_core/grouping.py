@@ -118,6 +118,8 @@ def read(
     owner = _owners(tables, names, found)
     frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
     trained = [n for n in names if n not in frozen]
+    if names and not trained:
+        found.extend(["groups: every parameter is frozen, so that nothing is left to train"])
     apart = {n for n, k in owner.items() if "penalty" in tables[k]}
     terms: list[PenaltyTerm] = []
     rest = [n for n in trained if n not in apart]
@@ -175,6 +177,9 @@ def _owners(
         hits = found.collect(partial(parameters.matching, patterns, names, f"groups[{k}].params"))
         for name in hits or ():
             owner.setdefault(name, k)
+        if hits and k not in owner.values():
+            line = f"groups[{k}].params: an earlier group has {', '.join(hits)} already"
+            found.extend([f"{line}; the first group that fits takes a parameter"])
     return owner
 
 

@@ -229,11 +229,13 @@ def _by_name(
 def matching(patterns: Mapping[str, object], names: Sequence[str], what: str) -> dict[str, str]:
     """Which pattern each name falls under; a full name wins over a glob, an earlier over a later.
 
+    Without any name there is another error, of which no pattern is to blame.
+
     Raises:
         ModelError: a pattern fits no name.
     """
     out: dict[str, str] = {}
-    for pattern in sorted(patterns, key=lambda p: p not in names):
+    for pattern in () if not names else sorted(patterns, key=lambda p: p not in names):
         hits = [pattern] if pattern in names else fnmatch.filter(names, pattern)
         if not hits:
             raise ModelError(

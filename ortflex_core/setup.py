@@ -76,6 +76,9 @@ class Setup:
         trained = [f"{n} {list(specs[n].shape or ())}" for n in self.problem.parameters]
         left = [f"{c.name} ({c.reason})" for c in self.problem.choices if not c.trained]
         text = f"training {len(trained)} parameters: {', '.join(trained)}"
+        for group in self.problem.updating.groups:
+            if group.start_epoch:
+                text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
         if left:
             text += f"; not: {', '.join(left)}"
         for request in self.requests:

@@ -246,6 +246,11 @@ def test_weights_that_are_set_are_their_own_average() -> None:
         ({"groups": [{"rate": 2.0}]}, r"groups\[0\]\.params: is missing"),
         ({"groups": [{"params": "*", "rat": 2.0}]}, r"groups\[0\]\.rat: unknown key; did you mean"),
         ({"groups": [{"params": "V*"}]}, r"groups\[0\]\.params: no trained parameter fits 'V\*'"),
+        (
+            {"groups": [{"params": "W*"}, {"params": ["W1", "W3"], "rate": 0.1}]},
+            r"groups\[1\]\.params: an earlier group has W1, W3 already; the first group that fits",
+        ),
+        ({"groups": [{"params": "*", "frozen": True}]}, "groups: every parameter is frozen, so"),
         ({"constraint": "non_negativ"}, "unknown constraint 'non_negativ'; did you mean"),
         ({"averaging": {"name": "ema", "decay": 1.5}}, "averaging.decay: must be a number >= 0"),
     ],
@@ -253,6 +258,15 @@ def test_weights_that_are_set_are_their_own_average() -> None:
 def test_mistakes_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises((ConfigError, ModelError, LookupError), match=text):
         trainer("fused", **options)
+
+
+def test_a_wrong_loss_is_not_blamed_on_the_patterns() -> None:
+    options: dict[str, Any] = {"constraint": {"W1": "max_nrm"}, "penalty": {"W*": "l2"}}
+    with pytest.raises(ConfigError) as caught:
+        trainer("fused", loss="squared_eror", groups=[{"params": "b*"}], **options)
+    loss, constraint = caught.value.problems
+    assert loss.startswith("loss: unknown loss 'squared_eror'; did you mean 'squared_error'?")
+    assert constraint.startswith("constraint.W1: unknown constraint 'max_nrm'; did you mean")
 
 
 def test_training_session_says_what_it_cannot() -> None:
@@ -400,6 +414,7 @@ def test_groups_are_unfrozen_epoch_by_epoch_and_count_their_own_steps(
 def test_what_is_not_trained_yet_can_be_set(tmp_path: Path) -> None:
     x, y = regression(rows=16, features=6)
     made = trainer("fused", groups=[{"params": "*1", "start_epoch": 5}])
+    assert "from epoch 6 on: W1, b1" in made.describe()
     made.step((x[:8], y[:8]))
     made.set_state({"W1": np.zeros((6, 8), np.float32), "b1": np.zeros(8, np.float32)})
     np.testing.assert_array_equal(np.ptp(made.predict(x), axis=0), 0)
