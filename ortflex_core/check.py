@@ -82,6 +82,19 @@ class ModelReport:
         return {status: found[status] for status in _WORDS}
 
     @property
+    def shared(self) -> dict[str, tuple[str, ...]]:
+        """The parameters that several nodes read, and which: each trains as one.
+
+        Exporters merge tensors of equal values, such as the ones and zeros that the scales and
+        biases of a new network begin with.
+        """
+        readers: dict[str, list[str]] = {}
+        for node in self.nodes:
+            for name in node.parameters:
+                readers.setdefault(name, []).append(node.name or f"#{node.index}")
+        return {name: tuple(found) for name, found in readers.items() if len(found) > 1}
+
+    @property
     def summary(self) -> str:
         """The result in a few lines."""
         trained = [c.name for c in self.choices if c.trained]
@@ -104,6 +117,7 @@ class ModelReport:
             "outputs": list(self.outputs),
             "trainable": self.trainable,
             "counts": self.counts,
+            "shared": {name: list(readers) for name, readers in self.shared.items()},
             "parameters": [
                 {"name": c.name, "trained": c.trained, "reason": c.reason} for c in self.choices
             ],

@@ -62,6 +62,9 @@ def _show(report: ModelReport) -> None:
     for choice in report.choices:
         if not choice.trained:
             console.print(plain(f"not trained: {choice.name} ({choice.reason})"))
+    for name, readers in report.shared.items():
+        few = ", ".join(readers[:4]) + (", …" if len(readers) > 4 else "")
+        console.print(plain(f"one parameter, read by {len(readers)} nodes: {name} ({few})"))
     console.print("\n" + "\n".join(map(plain, report.summary.split("\n"))))
 
 

@@ -175,6 +175,19 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert CliRunner().invoke(command, [path, "--params", "w"]).exit_code == 1
 
 
+def test_what_several_nodes_read_is_one_parameter(tmp_path: Path) -> None:
+    tied = model("m = MatMul(x, w)  s = Mul(m, u)  t = Tanh(s)  y = Add(t, u)", U)
+    found = report(tied)
+    assert found.shared == {"u": ("#1", "#3")}
+    path = str(tmp_path / "tied.onnx")
+    onnx.save(tied, path)
+    shown = CliRunner().invoke(command, [path]).output
+    assert "one parameter, read by 2 nodes: u (#1, #3)" in shown
+    told = json.loads(CliRunner().invoke(command, [path, "--json"]).output)
+    assert told["shared"] == {"u": ["#1", "#3"]}
+    assert report(models.mlp()).shared == {}
+
+
 def test_with_json_what_cannot_be_checked_is_told_as_json(tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing.onnx")
     made = CliRunner().invoke(command, [missing, "--json"])
