@@ -109,7 +109,7 @@ class Optimizer(Component, abc.ABC):
     at the start.
     """
 
-    default_rate: ClassVar[float]
+    default_rate: ClassVar[float] = 1e-3
     """The learning rate when the user names none."""
     slots: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
