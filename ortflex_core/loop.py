@@ -71,6 +71,7 @@ class Loop:
         self._recent: list[float] = []
         self._stop = False
         self._halted = False  # stopped by a step, which a training that goes on need not be
+        self.left_alone = False  # unfinished, and hooks at the end changed no weights
         self._interrupts = Interrupts()
         self._rate = math.nan
         self._sums = _Sums()
@@ -160,7 +161,9 @@ class Loop:
             finally:
                 interrupts.held = False
                 plan.source.close()
+                left = None if self.ended else self.engine.state()
                 self._tell("train_end")
+                self.left_alone = left is not None and _same(left, self.engine.state())
         return History(tuple(self._records), interrupted=self._interrupted)
 
     def _tell(self, name: str, **values: Any) -> Any:
@@ -341,6 +344,10 @@ class Loop:
                 f"{progress.step}; expected a finite number >= 0"
             )
         return rate
+
+
+def _same(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
+    return all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
 def beginning(source: Source, accumulate: int, epochs: int) -> Progress:

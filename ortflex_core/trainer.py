@@ -287,7 +287,12 @@ class Trainer:
         self.loop = loop = Loop(plan)
         try:
             self.history_ = loop.run()
-            standing.last = None if loop.ended else loop.position()
+            standing.last = loop.position() if loop.left_alone else None
+            if not (loop.ended or loop.left_alone):
+                _log.info(
+                    "a callback put other weights back than those where the training was interrupted; "
+                    "only checkpoints that were written before it go on from there"
+                )
         except GraphError as error:
             batch = source.sample()
             raise diagnosis.explained(error, live.problem, self.engine, batch) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -146,6 +147,29 @@ def test_an_interrupted_fit_is_saved_where_it_was_and_the_next_one_begins_anew(
     again.fit(X, Y)
     assert bits(again) == bits(undisturbed)
     assert len(trainer.fit(X, Y)) == 2  # a training of its own, interrupted at its seventh step
+
+
+def test_weights_that_a_callback_put_back_are_not_those_of_where_the_training_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Press:
+        @hook
+        def step_end(self, progress: Progress) -> None:
+            if progress.step == 7:
+                raise KeyboardInterrupt
+
+    named = {"name": "checkpoint", "folder": str(tmp_path / "c"), "best": False}
+    trainer = training(Press(), "early_stopping", named, backend="fused")
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer.fit(X, Y, validation_data=HELD_OUT)
+    assert "only checkpoints that were written before it go on from there" in caplog.text
+    trainer.save(tmp_path / "best")
+    again = Trainer.resume(tmp_path / "best", plugins=plugins(), callbacks=[])
+    assert len(again.fit(X, Y)) == 3  # another training, from the best weights
+    again = Trainer.resume(tmp_path / "c", plugins=plugins())
+    again.fit(X, Y, validation_data=HELD_OUT)
+    for name, array in whole(backend="fused")[0].get_state().items():
+        np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
 
 
 def test_a_training_that_was_told_to_end_goes_on_only_if_it_gets_more_epochs(
