@@ -98,6 +98,10 @@ class OrtEstimator(BaseEstimator):
         """Checked targets as the loss takes them, [rows, …]."""
         raise NotImplementedError
 
+    def _weighted(self, target: Array, weight: Array | None) -> Array | None:
+        """What the rows count."""
+        return weight
+
     def _outputs(self, y: Array) -> int:
         """Columns of the scores for these targets."""
         raise NotImplementedError
@@ -128,6 +132,7 @@ class OrtEstimator(BaseEstimator):
         X, y, weight = self._checked(X, y, sample_weight, reset=not again)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=not again)
+        weight = self._weighted(target, weight)
         if not again:
             self._start(X, target, random)
         rows, held = np.arange(len(X)), None
@@ -162,6 +167,7 @@ class OrtEstimator(BaseEstimator):
         X, y, weight = self._checked(X, y, sample_weight, reset=first)
         random = check_random_state(self.random_state)
         target = self._encode(y, reset=False)
+        weight = self._weighted(target, weight)
         if first:
             self._start(X, target, random)
         trainer = self._live(len(X), weight)

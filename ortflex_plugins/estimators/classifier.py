@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from sklearn.base import ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import compute_sample_weight
+from sklearn.utils import compute_class_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -145,6 +145,11 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One epoch over these rows; the first call needs all ``classes`` there will be."""
         first = not hasattr(self, "trained_")
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' is not supported by partial_fit, which does not see all rows; "
+                "pass compute_class_weight('balanced', classes=classes, y=y) of all of them as a mapping"
+            )
         if first:
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
@@ -162,11 +167,19 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         except TypeError:
             distinct(y)  # says why labels cannot be compared
             raise
-        y = column_or_1d(y, warn=True)
-        if self.class_weight is not None:
-            factor = compute_sample_weight(self.class_weight, y)
-            weight = factor if weight is None else weight * factor
-        return X, y, weight
+        return X, column_or_1d(y, warn=True), weight
+
+    def _weighted(self, codes: Array, weight: Array | None) -> Array | None:
+        if self.class_weight is None:
+            return weight
+        classes = self.classes_
+        each: Array = compute_class_weight(self.class_weight, classes=classes, y=classes[codes])
+        if each.min() < 0:
+            raise ValueError(
+                f"OrtClassifier.class_weight: expected numbers >= 0, got {self.class_weight!r}"
+            )
+        factor: Array = each[codes]
+        return factor if weight is None else weight * factor
 
     def _encode(self, y: Array, reset: bool) -> Array:
         if reset:

@@ -146,4 +146,4 @@ def _in_opset(model: onnx.ModelProto, wanted: int) -> onnx.ModelProto:
 
 
 def _opset(model: onnx.ModelProto) -> int:
-    return next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+    return int(next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")))

@@ -15,11 +15,13 @@ pytest.importorskip("sklearn")
 
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LogisticRegression, SGDClassifier
+from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from ortflex_core.errors import ConfigError, DataError, ModelError
+from ortflex_core.hookspecs import hook
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor
 from tests import models
 
@@ -148,27 +150,43 @@ def test_classes_in_another_order_than_scikit_learns_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fitted", "kind"),
-    [(SGDClassifier(loss="log_loss", random_state=0), "three"), (LogisticRegression(), "two")],
+    ("fitted", "classes", "scores"),
+    [
+        (SGDClassifier(loss="log_loss", random_state=0), 3, "score"),
+        (LogisticRegression(), 2, "raw_scores"),
+    ],
 )
-def test_probabilities_without_a_softmax_are_no_scores(fitted: Any, kind: str) -> None:
+def test_probabilities_without_a_softmax_are_no_scores(
+    fitted: Any, classes: int, scores: str
+) -> None:
     to_onnx = pytest.importorskip("skl2onnx").to_onnx
     x, y = iris()
-    x, y = x.astype(np.float32), y if kind == "three" else (y == 0).astype(int)
+    x, y = x.astype(np.float32), y if classes == 3 else (y == 0).astype(int)
     fitted.fit(x, y)
     options: dict[str, Any] = {"options": {"zipmap": False}, "target_opset": 17}
     model = to_onnx(fitted, x[:1], black_op={"LinearClassifier"}, **options)
-    with pytest.raises(
-        ModelError, match="adds up to 1: probabilities that come from no Softmax"
-    ) as e:
+    with pytest.raises((ModelError, ConfigError), match=r"adds up to 1|has shares, x / Σ x"):
         OrtClassifier(model, **SHORT).fit(x, y)
-    found = re.search(r"loss=\{'(\w+)': 'log_loss'\}", str(e.value))
-    assert found is not None
     clf = OrtClassifier(
-        model, loss={found[1]: "log_loss"}, optimizer="sgd", learning_rate=1e-9, max_iter=1
+        model, loss={scores: "log_loss"}, optimizer="sgd", learning_rate=1e-9, max_iter=1
     )
     clf.fit(x, y)
     np.testing.assert_allclose(clf.predict_proba(x), fitted.predict_proba(x), atol=1e-4)
+
+
+def test_numbers_that_add_up_to_one_are_no_scores() -> None:
+    x, y = iris()
+    model = models.classifier(4, 3)
+    softmax = model.graph.node[-1]
+    power = [
+        helper.make_node("Exp", ["scores"], ["powers"]),
+        helper.make_node("LpNormalization", ["powers"], ["shares"], axis=1, p=1),
+    ]
+    model.graph.node.remove(softmax)
+    model.graph.node.extend(power)
+    model.graph.output[0].CopyFrom(models.floats("shares", "N", 3))
+    with pytest.raises(ModelError, match=r"'shares' adds up to 1: .* loss={'scores': 'log_loss'}"):
+        OrtClassifier(model, **SHORT).fit(x, y)
 
 
 # ---------------------------------------------------------------------- losses
@@ -212,6 +230,74 @@ def test_each_class_against_the_rest_is_scikit_learns_hinge() -> None:
         random_state=0,
     ).fit(x, y)
     assert abs(ours.score(x, y) - theirs.score(x, y)) < 0.05
+
+
+# ---------------------------------------------------------------------- what rows count
+
+
+@pytest.mark.parametrize("weights", ["balanced", {0: 5.0, 2: 0.5}])
+def test_class_weights_are_sample_weights(weights: Any) -> None:
+    x, y = iris()
+    x, y = x[20:], y[20:]
+    options: dict[str, Any] = {"max_iter": 20, "random_state": 0}
+    rows = {
+        c: len(y) / (3 * np.sum(y == c)) if weights == "balanced" else weights.get(c, 1)
+        for c in range(3)
+    }
+    each = np.array([rows[c] for c in y])
+    own = np.linspace(0.5, 1.5, len(y))
+    one = OrtClassifier("linear", class_weight=weights, **options).fit(x, y, own)
+    two = OrtClassifier("linear", **options).fit(x, y, own * each)
+    np.testing.assert_allclose(one.coefs_[0], two.coefs_[0], rtol=1e-9)
+
+
+def test_class_weights_when_rows_come_bit_by_bit() -> None:
+    x, y = iris()
+    options: dict[str, Any] = {"random_state": 0, "learning_rate": 0.1}
+    parts = [y == 0, y == 2, y == 1]
+    one = OrtClassifier("linear", class_weight={0: 5.0, 1: 2.0}, **options)
+    two = OrtClassifier("linear", **options)
+    for part in parts:
+        one.partial_fit(x[part], y[part], classes=[0, 1, 2])
+        two.partial_fit(x[part], y[part], [0, 1, 2], np.choose(y[part], [5.0, 2.0, 1.0]))
+    np.testing.assert_allclose(one.coefs_[0], two.coefs_[0], rtol=1e-9)
+    with pytest.raises(ValueError, match="'balanced' is not supported by partial_fit"):
+        OrtClassifier(class_weight="balanced").partial_fit(x, y, [0, 1, 2])
+    with pytest.raises(ValueError, match="class_weight: expected numbers >= 0"):
+        OrtClassifier(class_weight={0: -1.0, 1: 1.0}, **SHORT).fit(x, y)
+
+
+def test_early_stopping_goes_back_to_the_best_rows_held_out() -> None:
+    x, y = iris()
+    clf = OrtClassifier(
+        models.classifier(4, 3),
+        learning_rate=0.3,
+        early_stopping=True,
+        validation_fraction=0.3,
+        max_iter=60,
+        random_state=0,
+    ).fit(x, y)
+    _, held = train_test_split(
+        np.arange(len(y)), test_size=0.3, random_state=np.random.RandomState(0), stratify=y
+    )
+    assert clf.score(x[held], y[held]) == max(clf.validation_scores_)
+    assert clf.n_iter_ == len(clf.validation_scores_) < 60
+    assert clf.best_loss_ is None
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(150, 1), (450, 3)])
+def test_the_default_batch_is_200_rows_at_most(rows: int, steps: int) -> None:
+    x, y = iris()
+    x, y = np.tile(x, (3, 1))[:rows], np.tile(y, 3)[:rows]
+    seen: list[float] = []
+
+    class Count:
+        @hook
+        def step_end(self, loss: float) -> None:
+            seen.append(loss)
+
+    OrtClassifier("linear", callbacks=[Count()], **SHORT).fit(x, y)
+    assert len(seen) == 3 * steps
 
 
 # ---------------------------------------------------------------------- mistakes
