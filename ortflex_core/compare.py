@@ -259,7 +259,7 @@ def _compare(
         reference = double
     except OrtflexError as error:
         notes.append(f"no float64 reference: {str(error).split('. Ways out')[0]}")
-    losses = []
+    losses: list[float] = []
     for k, (batches, rate) in enumerate(drawn):
         true = reference.step(now, batches, rate)
         if not true.finite:

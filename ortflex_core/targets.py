@@ -68,6 +68,21 @@ def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
     return name, None
 
 
+def are_shares(model: Model, name: str) -> bool:
+    """Whether a tensor is x / Σ x, as classifiers of each class against the rest end."""
+    node = model.producers.get(name)
+    if node is None or node.op_type != "Div":
+        return False
+    whole, below = node.input
+    passed = False
+    while below != whole and (made := model.producers.get(below)) is not None:
+        passed = passed or made.op_type in ("ReduceSum", "ReduceL1")
+        if made.op_type not in ("ReduceSum", "ReduceL1", "Abs", "Reshape", "Unsqueeze"):
+            return False
+        below = made.input[0]
+    return passed and below == whole
+
+
 def _two_columns(model: Model, node: NodeProto) -> str | None:
     """For Concat(1 - p, p): the name of p."""
     if node.op_type != "Concat" or len(node.input) != 2:

@@ -110,6 +110,11 @@ def _loss_request(
     seen, operator = targets.raw_scores(model, where) if loss.scores == "raw" else (where, None)
     if loss.scores == "raw" and getattr(loss, "on", "scores") != "scores":
         seen, operator = where, None
+    elif loss.scores == "raw" and operator is None and targets.are_shares(model, where):
+        raise ModelError(
+            f"{path}: {loss.name} takes raw scores, and {where!r} has shares, x / Σ x. For two classes "
+            "take log_loss with on='probabilities'; for more, a loss on the tensor of the scores"
+        )
     return LossRequest(
         loss=loss,
         output=where,

@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor  # noqa: E402
 RNG = np.random.default_rng(17)
 X = RNG.standard_normal((30, 5)).astype(np.float32)
 Y = np.digitize(X[:, 0] + X[:, 1], [-0.6, 0.6])
-RATE = 0.1
+RATE, ADAM_RATE = 0.1, 0.01
 
 
 def converted(model: Any, **options: Any) -> Any:
@@ -40,13 +40,19 @@ def fitted(model: Any, y: Any) -> Any:
 def step(
     weights: list[Array], biases: list[Array], y: Array, classes: bool
 ) -> tuple[float, list[Array], list[Array]]:
-    """Loss and gradients of a tanh network in numpy: cross entropy, or the squared error."""
+    """Loss and gradients of a tanh network in numpy: cross entropy, or the squared error.
+
+    One score for two classes is that of the second.
+    """
     layers = [X.astype(np.float64)]
     for k, (w, b) in enumerate(zip(weights, biases, strict=True)):
         z = layers[-1] @ w + b
         layers.append(np.tanh(z) if k < len(weights) - 1 else z)
     scores = layers.pop()
-    if classes:
+    if classes and scores.shape[1] == 1:
+        loss = np.mean(np.logaddexp(0, scores) - y * scores)
+        g = (1 / (1 + np.exp(-scores)) - y) / len(y)
+    elif classes:
         scores = scores - scores.max(1, keepdims=True)
         p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
         loss = -np.log(p[np.arange(len(y)), y]).mean()
@@ -62,11 +68,41 @@ def step(
     return float(loss), dw[::-1], db[::-1]
 
 
+class Descent:
+    """Plain gradient descent, and Kingma and Ba's algorithm 1, in float64."""
+
+    def __init__(self, optimizer: str) -> None:
+        self.adam, self.t = optimizer == "adam", 0
+        self.moments: dict[int, tuple[Any, Any]] = {}
+
+    def step(self, weights: list[Array], slopes: list[Array]) -> list[Array]:
+        self.t += 1
+        if not self.adam:
+            return [w - RATE * g for w, g in zip(weights, slopes, strict=True)]
+        out = []
+        for k, (w, g) in enumerate(zip(weights, slopes, strict=True)):
+            m, v = self.moments.get(k, (0.0, 0.0))
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            self.moments[k] = m, v
+            move = (m / (1 - 0.9**self.t)) / (np.sqrt(v / (1 - 0.999**self.t)) + 1e-8)
+            out.append(w - ADAM_RATE * move)
+        return out
+
+
 def follow(proto: Any, weights: list[Array], biases: list[Array], y: Array, **loss: Any) -> None:
-    """The first gradient and the losses of fifty steps, running freely."""
+    """The first gradient and the losses of fifty steps, running freely, of SGD and of Adam."""
+    for optimizer in ("sgd", "adam"):
+        run_freely(proto, weights, biases, y, optimizer, **loss)
+
+
+def run_freely(
+    proto: Any, weights: list[Array], biases: list[Array], y: Array, optimizer: str, **loss: Any
+) -> None:
+    rate = RATE if optimizer == "sgd" else ADAM_RATE
     trainer = make(
-        proto, optimizer="sgd", learning_rate=RATE, batch_size=30, backend="fused", **loss
+        proto, optimizer=optimizer, learning_rate=rate, batch_size=30, backend="fused", **loss
     )
+    descent = Descent(optimizer)
     names: dict[str, int] = {}
     old = trainer.get_state()
     for k, array in enumerate([*weights, *biases]):
@@ -82,7 +118,7 @@ def follow(proto: Any, weights: list[Array], biases: list[Array], y: Array, **lo
         expected, dw, db = step(weights, biases, y, y.dtype.kind == "i")
         got = trainer.step((X, y if y.dtype.kind == "i" else y.astype(np.float32)))
         assert got == pytest.approx(expected, rel=1e-4, abs=1e-5), n
-        if n == 0:
+        if n == 0 and optimizer == "sgd":
             new = trainer.get_state()
             largest = max(np.linalg.norm(g) for g in [*dw, *db])
             for name, k in names.items():
@@ -92,8 +128,8 @@ def follow(proto: Any, weights: list[Array], biases: list[Array], y: Array, **lo
                 rounding = np.linalg.norm(old[name]) * 2e-7 / RATE
                 error = np.linalg.norm(found_g - g)
                 assert error <= 1e-4 * np.linalg.norm(g) + 1e-6 * largest + rounding, name
-        weights = [w - RATE * g for w, g in zip(weights, dw, strict=True)]
-        biases = [b - RATE * g for b, g in zip(biases, db, strict=True)]
+        moved = descent.step([*weights, *biases], [*dw, *db])
+        weights, biases = moved[: len(weights)], moved[len(weights) :]
 
 
 @pytest.mark.parametrize("layers", [(6,), (7, 4)])
@@ -114,6 +150,34 @@ def test_classifier(layers: tuple[int, ...]) -> None:
     follow(
         proto, model.coefs_, model.intercepts_, Y, loss={"probabilities": "softmax_cross_entropy"}
     )
+
+
+def test_classifier_of_two_classes() -> None:
+    """Its file computes 1 - p from a constant, which stays one."""
+    y = (Y > 0).astype(np.int64)
+    model = fitted(
+        MLPClassifier(hidden_layer_sizes=(6,), activation="tanh", max_iter=3, random_state=0), y
+    )
+    proto = converted(model, options={"zipmap": False})
+    loss = {"probabilities": "log_loss"}
+    follow(proto, model.coefs_, model.intercepts_, y.reshape(-1, 1), loss=loss)
+
+
+def test_logistic_regression_of_two_classes() -> None:
+    """Its file divides two sigmoids by their sum: probabilities, and no scores of a softmax."""
+    y = (Y > 0).astype(np.int64)
+    model = fitted(LogisticRegression(max_iter=2), y)
+    proto = converted(model, options={"zipmap": False}, black_op={"LinearClassifier"})
+    trainer = make(
+        proto,
+        loss={"probabilities": {"name": "log_loss", "on": "probabilities"}},
+        batch_size=30,
+        backend="fused",
+    )
+    p = model.predict_proba(X)[np.arange(30), y]
+    assert trainer.step((X, y)) == pytest.approx(-np.log(p).mean(), rel=1e-5)
+    with pytest.raises(ModelError, match="takes raw scores, and 'probabilities' has shares"):
+        make(proto, loss={"probabilities": "softmax_cross_entropy"}, backend="fused")
 
 
 def test_logistic_regression_without_its_operator() -> None:
