@@ -40,6 +40,8 @@ napoleon_custom_sections = ["Source"]
 html_theme = "pydata_sphinx_theme"
 html_title = "ortflex"
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {
     "navbar_align": "left",
     "show_prev_next": False,

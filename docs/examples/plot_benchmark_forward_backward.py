@@ -47,10 +47,12 @@ def whole(backend):
             backend=backend,
             progress=False,
         )
-        trainer.fit(X[:rows], y[:rows])
-        start = time.perf_counter()
-        trainer.fit(X[:rows], y[:rows])
-        return 1e6 * (time.perf_counter() - start) / (epochs * rows // batch)
+        times = []
+        for _ in range(4):  # the first one compiles
+            start = time.perf_counter()
+            trainer.fit(X[:rows], y[:rows])
+            times.append(time.perf_counter() - start)
+        return 1e6 * min(times) / (epochs * rows // batch)
 
     return run
 
