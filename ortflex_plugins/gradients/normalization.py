@@ -136,7 +136,7 @@ def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> 
     x, scale = node.inputs[:2]
     axes = _trailing(node, x)
     if g is None or any(s is not None for s in stash):
-        raise NoGradientRule("with a gradient that comes by its output Mean or InvStdDev")
+        return node.through(_layer_outputs(op, node, axes), g, *stash)
     whole = full(op, g, node.inputs[0])
     floats = x.dtype == node.stash_type == onnx.TensorProto.FLOAT
     if floats and node.input(2) is not None:
@@ -151,6 +151,15 @@ def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> 
         lambda: whole * x_hat,
         lambda: passed(op, g, node.outputs[0], node.inputs[2]),
     ]
+
+
+def _layer_outputs(op: Ops, node: NodeView, axes: Sequence[int]) -> list[Tensor]:
+    """Y, the mean and one over the deviation, in simpler operators."""
+    x, scale, bias = (*node.inputs, None)[:3]
+    wide = op.Cast(x, to=node.stash_type)
+    x_hat, r = _standardized(op, wide, axes, node.epsilon)
+    y = op.Cast(x_hat, to=x.dtype) * scale
+    return [y if bias is None else y + bias, _mean(op, wide, axes), r]
 
 
 def _trailing(node: NodeView, x: Tensor) -> list[int]:

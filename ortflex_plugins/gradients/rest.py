@@ -150,14 +150,14 @@ def _dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         raise NoGradientRule("of a signal of unknown rank, or along an axis that is not constant")
     axis %= len(x.shape)
     size = x.shape[axis]
-    length = size
+    length = 2 * (size - 1) if node.onesided and node.inverse and isinstance(size, int) else size
     if node.input(1) is not None:
         length = None if node.input(1).constant is None else int(node.input(1).constant)
     if not isinstance(length, int) or not isinstance(size, int):
         raise NoGradientRule("of a signal of unknown length")
-    if node.onesided and node.inverse:
-        raise NoGradientRule("with inverse=1 and onesided=1")
     whole = full(op, g, node.outputs[0])
+    if node.onesided and node.inverse:
+        return [_to_half(op, op.DFT(whole, axis=axis, onesided=1), axis, size, length), None, None]
     if node.onesided:
         whole = _padded(op, whole, axis, length - (length // 2 + 1))
     back = op.DFT(whole, axis=axis, inverse=1 - node.inverse)
@@ -167,6 +167,22 @@ def _dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if length > size:
         back = op.Slice(back, starts=[0], ends=[size], axes=[axis])
     return [_padded(op, back, axis, size - length), None, None]
+
+
+def _to_half(op: Ops, spectrum: Tensor, axis: int, size: int, length: int) -> Tensor:
+    """The cotangent of half a spectrum that a real signal was made of.
+
+    The half that is not there is the mirror image of this one: what has an image counts twice.
+    """
+    if length // 2 + 1 != size:
+        raise NoGradientRule(
+            f"of half a spectrum of {size} for {length} places, which onnxruntime has wrong,"
+        )
+    counts = np.full(size, 2.0 / length, np.float32)
+    counts[[0, -1] if length % 2 == 0 else [0]] = 1.0 / length
+    shape = [1] * (spectrum.rank or 0)
+    shape[axis] = size
+    return spectrum * op.constant(counts.reshape(shape), spectrum.dtype)
 
 
 def _axis(node: NodeView) -> int | None:
