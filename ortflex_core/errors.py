@@ -141,6 +141,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
         # A file may have names of any length; to compare them takes the square of it.
         return f"Known: {_listed(names)}"
     close = difflib.get_close_matches(name, [n for n in names if len(n) <= _COMPARED], 2, 0.6)
+    same = [
+        n for n in names if n.lower() == name.lower()
+    ]  # "AdamW" is nearer to adamw than to adam
+    close = same or close
     if len(close) == 2:
         # The second is worth a word only where it is about as likely as the first.
         first, second = (difflib.SequenceMatcher(None, c, name).ratio() for c in close)

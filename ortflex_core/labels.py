@@ -120,8 +120,10 @@ def require_range(
         f", position {tuple(map(int, place[1:]))}" if len(place) > 1 else ""
     )
     top = "" if high is None else f" and at most {high:g}"
+    # A single number beside those allowed: the hint names them.
+    span = f"at least {low:g}{top}" if low != high else "those of its classes"
     raise DataError(
-        f"{loss}: labels must be at least {low:g}{top}, but {int(wrong.sum())} of {wrong.size} are "
+        f"{loss}: labels must be {span}, but {int(wrong.sum())} of {wrong.size} are "
         f"not; the first is {value!r} in {where}. {hint}"
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import cattrs
+import numpy as np
 
 from ortflex_core.component import Component
 from ortflex_core.errors import ConfigError, OrtflexError, PluginError, nearest
@@ -254,18 +255,21 @@ def _literal(annotation: Any) -> Callable[[Any, Any], Any]:
 
 
 def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
-    """A list or tuple, never a text; kept as a tuple, for components are immutable."""
+    """A list, tuple or array, never a text or a mapping; kept as a tuple, for components are immutable."""
     item = (typing.get_args(annotation) or (Any,))[0]
+    wanted = annotation if typing.get_origin(annotation) is tuple else tuple[item, ...]  # type: ignore[valid-type]
 
     def structure_sequence(value: Any, _: Any) -> Any:
-        if not isinstance(value, list | tuple):
+        given = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(given, list | tuple):
             raise TypeError(f"expected {expected(annotation)}, got {value!r}")
-        return _CONVERTER.structure(value, tuple[item, ...])  # type: ignore[valid-type]
+        return _TUPLES.structure(given, wanted)
 
     return structure_sequence
 
 
-def _make_converter() -> cattrs.Converter:
+def _make_converter(*more: type) -> cattrs.Converter:
+    """With hooks for sequences, those of ``more`` among them."""
     out = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
     out.register_structure_hook(float, lambda value, _: _number(value))
     for kind in (int, str, bool):
@@ -279,12 +283,13 @@ def _make_converter() -> cattrs.Converter:
     )
     out.register_structure_hook_factory(lambda a: origin(a) is Literal, _literal)
     out.register_structure_hook_factory(
-        lambda a: origin(a) in (list, Sequence, Iterable), _sequence
+        lambda a: origin(a) in (list, Sequence, Iterable, *more), _sequence
     )
     return out
 
 
-_CONVERTER = _make_converter()
+_TUPLES = _make_converter()  # which makes them of anything that can be iterated
+_CONVERTER = _make_converter(tuple)
 
 
 def _range(validator: Any) -> str:

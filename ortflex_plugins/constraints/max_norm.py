@@ -7,6 +7,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
+from ortflex_core.errors import GraphError
 from ortflex_core.ops import Ops, Tensor
 from ortflex_core.protocols import Constraint
 
@@ -21,6 +22,7 @@ class MaxNorm(Constraint):
 
     Raises:
         ValueError: ``bound`` is not positive.
+        GraphError: a weight of two axes or more has no ``axis`` (when the training is compiled).
 
     >>> MaxNorm(bound=3).describe()
     {'name': 'max_norm', 'bound': 3, 'axis': -1}
@@ -37,6 +39,11 @@ class MaxNorm(Constraint):
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
         """``w · min(1, bound / (‖w‖ + 1e-7))``, torch.renorm's guard against zero included."""
         rank = weight.rank or 0
+        if rank > 1 and not -rank <= self.axis < rank:
+            raise GraphError(
+                f"max_norm: axis={self.axis} is none of a weight with {rank} axes; give one that all of "
+                "its weights have, or choose them: constraint={'W*': …}"
+            )
         axes = [k for k in range(rank) if k != self.axis % rank] if rank else []
         square = op.ReduceSumSquare(weight, axes=axes, keepdims=1) if axes else weight * weight
         norm = op.Sqrt(square)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -33,6 +33,11 @@ def class_weight_field() -> Any:
 
 
 def _numbers(values: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(values, Mapping):  # whose keys would be taken
+        raise TypeError(
+            "class_weight must be numbers, one a class in the order of the scores, got the mapping "
+            f"{dict(values)!r}"
+        )
     return tuple(values.tolist() if isinstance(values, np.ndarray) else values)
 
 

@@ -32,7 +32,7 @@ def classes(
     if not has_columns(predicted):
         _no_names(metric, expected)
         same_shape(metric, expected, predicted)
-        return expected, predicted > threshold
+        return _whole(metric, expected), predicted > threshold
     return numbers(metric, expected, predicted), predicted.argmax(axis=1)
 
 
@@ -52,7 +52,7 @@ def numbers(metric: str, expected: Array, predicted: Array) -> Array:
     if expected.shape == shape:
         return _one_hot(metric, expected)
     if expected.shape == (shape[0], *shape[2:]):
-        return expected
+        return _whole(metric, expected)
     raise DataError(
         f"{metric}: predictions {shape_text(shape)} need labels of shape "
         f"{shape_text((shape[0], *shape[2:]))}, or one-hot {shape_text(shape)}, got "
@@ -71,6 +71,18 @@ def _no_names(metric: str, expected: Array) -> None:
             f"{metric}: labels of type {expected.dtype} beside float predictions; class names "
             "become numbers by classes=[…]"
         )
+
+
+def _whole(metric: str, expected: Array) -> Array:
+    """Labels that are numbers of classes."""
+    broken = expected != np.round(expected) if expected.dtype.kind == "f" else np.zeros(1, bool)
+    if broken.any():
+        first = expected[broken].flat[0]
+        raise DataError(
+            f"{metric}: labels must be numbers of classes, but {int(broken.sum())} of {expected.size} "
+            f"are not; the first is {first!s}. A regression has the metrics mae, rmse and r2"
+        )
+    return expected
 
 
 def _one_hot(metric: str, expected: Array) -> Array:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from ortflex_core.errors import ConfigError, GraphError, PluginError
+from ortflex_core.errors import ConfigError, GraphError, PluginError, nearest
 from ortflex_core.protocols import Loss
 from ortflex_core.registry import KINDS, Plugins
 from tests import models
@@ -205,6 +205,12 @@ def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install
     make(models.linear(), plugins=found, gradients=["matmul"], epochs=1).fit(*regression())
     with pytest.raises(PluginError, match=r"unknown gradient family 'mime'; did you mean 'mine'"):
         make(models.linear(), plugins=found, gradients=["mime"])
+
+
+def test_the_case_of_letters_is_the_smallest_mistake() -> None:
+    names = ["adam", "adamw", "radam", "rmsprop"]
+    assert nearest("AdamW", names).startswith("did you mean 'adamw'?")
+    assert nearest("RMSProp", names).startswith("did you mean 'rmsprop'?")
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:

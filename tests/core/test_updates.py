@@ -269,6 +269,13 @@ def test_a_wrong_loss_is_not_blamed_on_the_patterns() -> None:
     assert constraint.startswith("constraint.W1: unknown constraint 'max_nrm'; did you mean")
 
 
+def test_an_axis_that_a_weight_has_not_is_none() -> None:
+    x, y = regression(features=6)
+    made = trainer("fused", constraint={"name": "max_norm", "axis": 2})
+    with pytest.raises(Unsupported, match="max_norm: axis=2 is none of a weight with 2 axes"):
+        made.fit(x, y)
+
+
 def test_training_session_says_what_it_cannot() -> None:
     made = make(models.mlp(), backend="training_session", optimizer="sgd", clip_norm=1.0)
     with pytest.raises(Unsupported, match="updates the weights itself and has no clip_norm"):

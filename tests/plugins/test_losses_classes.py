@@ -603,3 +603,15 @@ def test_parameters_are_checked(table: Any, text: str) -> None:
         make(models.classifier(), loss={"name": "softmax_cross_entropy", **table})
     with pytest.raises(ValueError, match="must be two numbers, for the classes 0 and 1"):
         LogLoss(class_weight=(1, 2, 3))
+
+
+def test_class_weights_are_no_mapping_whose_keys_would_be_taken() -> None:
+    by_class = {0: 1.0, 1: 2.0, 2: 3.0}
+    with pytest.raises(TypeError, match="one a class in the order of the scores, got the mapping"):
+        SoftmaxCrossEntropy(class_weight=by_class)  # type: ignore[arg-type]
+    loss = {"name": "softmax_cross_entropy", "class_weight": by_class}
+    with pytest.raises(ConfigError, match=r"loss\.class_weight: expected a list of numbers, got"):
+        make(models.mlp((6, 3)), loss=loss)
+    loss = {"name": "softmax_cross_entropy", "class_weight": np.array([1.0, 2.0, 3.0])}
+    made = make(models.mlp((6, 3)), loss=loss)
+    assert made.setup.requests[0].loss == SoftmaxCrossEntropy(class_weight=(1.0, 2.0, 3.0))

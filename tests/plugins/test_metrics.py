@@ -143,6 +143,13 @@ def test_accuracy_refuses_what_it_cannot_compare() -> None:
         state.update(np.zeros((2, 1), int), np.zeros((2, 3)), None)
 
 
+def test_accuracy_refuses_labels_that_are_no_classes() -> None:
+    real = np.array([[0.25], [1.0]])
+    for expected, predicted in ((real, np.zeros((2, 1))), (real[:, 0], np.zeros((2, 2)))):
+        with pytest.raises(DataError, match=r"numbers of classes, but 1 of 2 .* first is 0\.25"):
+            Accuracy().start().update(expected, predicted, None)
+
+
 def test_each_metric_says_which_way_is_better() -> None:
     assert {m.name: m.better for m in ALL} == {
         "mae": "lower",

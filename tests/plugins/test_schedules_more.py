@@ -81,6 +81,9 @@ def test_an_unknown_length_is_an_error(schedule: Schedule) -> None:
 
 
 def test_parameters_are_checked() -> None:
+    for milestones in (3, "345", {3: 0.1}):
+        with pytest.raises(ConfigError, match=r"milestones: expected a list of integers, got"):
+            make(models.linear(), schedule={"name": "multi_step", "milestones": milestones})
     with pytest.raises(ValueError, match=r"OneCycle.up must be a number > 0 and < 1, got 1"):
         OneCycle(up=1)
     with pytest.raises(ValueError, match=r"CosineRestarts.period must be a number >= 1, got 0"):
