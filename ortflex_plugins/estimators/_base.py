@@ -379,7 +379,7 @@ class OrtEstimator(BaseEstimator):
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        values = dict(state)
+        values = {**type(self)().get_params(), **state}  # older versions had fewer parameters
         version = values.pop("_ortflex_version", None)
         if version != ortflex_core.__version__:
             warnings.warn(

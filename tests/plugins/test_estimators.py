@@ -24,6 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import ortflex_core
 from ortflex_core.errors import ModelError
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
 from tests import models
@@ -145,12 +146,21 @@ def test_copies_and_pickles_go_on_where_they_were(cls: Any, tmp_path: Path) -> N
     assert not hasattr(clone(first), "n_iter_")
 
 
-def test_a_pickle_of_another_version_says_so() -> None:
+def test_a_pickle_of_another_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _, y, _ = data("iris", 0)
-    state = OrtRegressor(**quick).fit(x, y).__getstate__()
-    state["_ortflex_version"] = "0.0.1"
-    with pytest.warns(UserWarning, match=r"pickled by ortflex 0\.0\.1"):
-        OrtRegressor.__new__(OrtRegressor).__setstate__(state)
+    fitted = OrtRegressor(**quick).fit(x, y)
+    wanted = fitted.predict(x)
+    del fitted.options  # a parameter that came later
+    with monkeypatch.context() as other:
+        other.setattr(ortflex_core, "__version__", "0.0.1")
+        kept = pickle.dumps(fitted)
+    with pytest.warns(
+        UserWarning, match=r"OrtRegressor was pickled by ortflex 0\.0\.1, and is read"
+    ):
+        read = pickle.loads(kept)
+    np.testing.assert_array_equal(read.predict(x), wanted)
+    assert read.get_params()["options"] is None
+    read.partial_fit(x, y)
 
 
 def test_a_second_fit_of_the_same_structure_compiles_nothing(
@@ -169,6 +179,13 @@ def test_a_second_fit_of_the_same_structure_compiles_nothing(
     made.clear()
     again = OrtClassifier(hidden_layer_sizes=(11,), learning_rate=0.03, alpha=0.1, max_iter=5)
     again.fit(x, y).predict(x)
+    assert not made
+    again.set_params(max_iter=3, random_state=0)
+    GridSearchCV(again, {"alpha": [0.3]}, cv=3).fit(x, y)  # the sizes of the folds
+    made.clear()
+    grid = {"learning_rate": [0.01, 0.03], "alpha": [0.1, 0.2], "schedule": ["constant", "cosine"]}
+    search = GridSearchCV(again, grid, cv=3, error_score="raise").fit(x, y)
+    assert len(search.cv_results_["params"]) == 8
     assert not made
 
 
