@@ -326,6 +326,15 @@ def _no_rule(trace: Trace, node: Node, wrt: Iterable[Tensor], form: str = "") ->
     )
 
 
+def _wall(node: Node, reached: set[int]) -> str:
+    """The node, and what gave it numbers that do not vary, where these are what stops the gradient."""
+    for argument in node.arguments:
+        maker = argument.node
+        if id(argument) in reached and maker is not None and not argument.is_float:
+            return f"{_label(node)} of the {dtype_name(argument.dtype)} of {_label(maker)}"
+    return _label(node)
+
+
 def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node]) -> Exception:
     """Why a tensor got no gradient: it leads nowhere, or every way ends at a wall."""
     label = tensor.hint or repr(tensor)
@@ -338,7 +347,7 @@ def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node
             reached.update(map(id, node.outputs))
             walls.extend(stopped[id(o)] for o in node.outputs if id(o) in stopped)
     if walls:
-        names = ", ".join(dict.fromkeys(_label(w) for w in walls))
+        names = ", ".join(dict.fromkeys(_wall(w, reached) for w in walls))
         return NotDifferentiable(
             f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every way from it to the "
             f"output ends at an operator that has none ({names})"
