@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -46,6 +47,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if on_gpu and (reasons := _against_cuda()):
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="; ".join(reasons)))
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay to the end: collecting garbage need not look at them each time.
+    gc.freeze()
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item], every: int) -> None:
