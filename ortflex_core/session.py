@@ -157,11 +157,10 @@ def session(program: Program, device: Device, threads: int = 1, optimize: bool =
     try:
         made = open_session(program.model, options, device)
     except Exception as error:  # onnxruntime raises classes of its own, made in C++
-        version = onnxruntime.__version__
-        if missing := missing_kernel(error, program, device, version):
+        if missing := missing_kernel(error, program.proto(), program.name, device):
             raise MissingKernel(missing) from error
         raise GraphError(
-            f"onnxruntime {version} refuses the {program.name} graph: {reason(error)}"
+            f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {reason(error)}"
         ) from error
     return _remember(key, made)
 
@@ -203,9 +202,11 @@ def reason(error: BaseException) -> str:
 
 
 def missing_kernel(
-    error: BaseException, program: Program, device: Device, version: str
+    error: BaseException, model: onnx.ModelProto, name: str, device: Device
 ) -> str | None:
     """What to do where the runtime lacks an operator; None if that is not what is wrong."""
+    import onnxruntime
+
     text = str(error)
     found = _NO_KERNEL.search(text)
     if found is None:
@@ -215,12 +216,12 @@ def missing_kernel(
         operator, label = unknown[1].rpartition(":")[2], ""
     else:
         operator, label = found[1], found[2]
-    graph = program.proto().graph
+    graph = model.graph
     node = next((n for n in graph.node if label and n.name == label), None)
     node = node or next((n for n in graph.node if n.op_type == operator), None)
     domain = (node.domain if node is not None else "") or "ai.onnx"
-    opsets = {o.domain or "ai.onnx": o.version for o in program.proto().opset_import}
-    where = f"node {node.name!r} of the {program.name} graph" if node is not None else program.name
+    opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    where = f"node {node.name!r} of the {name} graph" if node is not None else name
     types = {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
     ways = ["use another onnxruntime or device (`ortflex doctor` lists them)"]
     if onnx.TensorProto.DOUBLE in types:
@@ -230,8 +231,8 @@ def missing_kernel(
     if newer := _changed_at(operator, domain, opsets.get(domain, 1)):
         ways.insert(0, f"export the model with opset <= {newer - 1}, for which there may be one")
     return (
-        f"onnxruntime {version} has no kernel on {device.name} for the operator {operator} of "
-        f"{domain} opset {opsets.get(domain, '?')}, {where}. Ways out: {', or '.join(ways)}."
+        f"onnxruntime {onnxruntime.__version__} has no kernel on {device.name} for the operator "
+        f"{operator} of {domain} opset {opsets.get(domain, '?')}, {where}. Ways out: {', or '.join(ways)}."
     )
 
 

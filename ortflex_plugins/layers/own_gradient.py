@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
-from ortflex_core.errors import GraphError
+from ortflex_core.errors import GraphError, MissingKernel
 from ortflex_core.protocols import Device
 from ortflex_core.rules import RuleTable
-from ortflex_core.session import open_session, reason, session_options
+from ortflex_core.session import missing_kernel, open_session, reason, session_options
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.layers.graphs import GRADIENT, gradient_program
 from ortflex_plugins.layers.memory import Buffer
@@ -90,6 +90,8 @@ class _Run:
                 model.SerializeToString(), session_options(threads), device
             )
         except Exception as error:  # onnxruntime raises classes of its own, made in C++
+            if missing := missing_kernel(error, model, name, device):
+                raise MissingKernel(missing) from error
             raise GraphError(f"onnxruntime refuses the {name} graph: {reason(error)}") from error
         self.inputs = [i.name for i in model.graph.input]
         self._outputs = {

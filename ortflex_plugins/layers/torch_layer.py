@@ -141,7 +141,7 @@ class OrtLayer(torch.nn.Module):
         """The model's outputs; inputs in the model's order, or by name."""
         known = [s.name for s in self._model.inputs]
         given = {**dict(zip(known, inputs, strict=False)), **named}
-        if len(inputs) > len(known) or set(given) != set(known):
+        if len(inputs) + len(named) != len(known) or set(given) != set(known):
             raise DataError(
                 f"expected the inputs {', '.join(known)}, got {len(inputs)} by place and "
                 f"{', '.join(named) or 'none'} by name"

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
+from ortflex_core.errors import ConfigError, DataError, MissingKernel, ModelError, Unsupported
 from ortflex_plugins.layers import OnnxFunction
 from tests import models
 
@@ -115,7 +115,7 @@ def test_mistakes_are_named() -> None:
     good = np.ones((2, 6), np.float32)
     with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got float64\[2, 6\]"):
         f.forward(np.ones((2, 6)))
-    with pytest.raises(DataError, match="inputs has 'x'; Known: X"):
+    with pytest.raises(DataError, match=r"inputs has 'x'; .*Known: X"):
         f.forward({"x": good})
     with pytest.raises(DataError, match="unknown parameter 'W4'"):
         f.forward(good, {"W4": good})
@@ -136,6 +136,9 @@ def test_mistakes_are_named() -> None:
         OnnxFunction(models.mlp(), threads="many")  # type: ignore[arg-type]
     text = [helper.make_tensor_value_info(n, TensorProto.STRING, ["N"]) for n in ("a", "b")]
     words = models.model([helper.make_node("Identity", ["a"], ["b"])], text[:1], text[1:], {})
+    convolution = OnnxFunction(double(models.conv_net()))
+    with pytest.raises(MissingKernel, match=r"has no kernel .* convert the model to float32"):
+        convolution.forward(np.ones((1, 1, 6, 6)))
     with pytest.raises(ModelError, match="nothing to differentiate: no input or parameter"):
         OnnxFunction(words)
 
@@ -243,6 +246,8 @@ def test_no_grad_eval_frozen_parameters_and_the_second_derivative() -> None:
         net(x.double())
     with pytest.raises(DataError, match="expected the inputs X, got 2 by place"):
         net(x, x)
+    with pytest.raises(DataError, match="got 1 by place and X by name"):
+        net(x, X=x)
     with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got the shape \[2, 7\]"):
         net(torch.ones(2, 7))
     with pytest.raises(DataError, match="'X' is a ndarray, a layer takes tensors of torch"):

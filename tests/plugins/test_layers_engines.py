@@ -119,7 +119,7 @@ def test_integers_and_truth_values_come_out_without_gradients(engine: str) -> No
 def test_what_an_engine_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="engine='training_session' trains whole models"):
         OnnxFunction(models.mlp(), engine="training_session")
-    with pytest.raises(ModelError, match="no output 'y' that can be differentiated; Known: Y"):
+    with pytest.raises(ModelError, match=r"no output 'y' that can be differentiated; .*Known: Y"):
         OnnxFunction(models.mlp(), outputs=["y"])
     if not require_runtime().has_training_agent:
         with pytest.raises(Unsupported, match=r"has no TrainingAgent.*or use engine='fused'"):
