@@ -227,7 +227,10 @@ class Trace:
     def input(self, name: str, dtype: Any, shape: Shape | None) -> Tensor:
         """Declare an input of the graph; ``dtype`` is a numpy dtype or an ONNX element type."""
         if name in self.inputs:
-            raise GraphError(f"the graph has two inputs of the name {name!r}")
+            raise GraphError(
+                f"the graph has two inputs of the name {name!r}; if one is the model's, rename it: "
+                "<input>@<step> and <slot>/<parameter> are names of the training's own"
+            )
         elem_type = dtype if isinstance(dtype, int) else onnx_dtype(dtype)
         tensor = Tensor(self, elem_type, shape, hint=name)
         self.inputs[name] = tensor

@@ -84,7 +84,10 @@ def build(trace: Trace, outputs: Mapping[str, Tensor], *, name: str) -> Program:
             names[id(tensor)] = spec.name
     clash = sorted(set(outputs) & set(trace.inputs))
     if clash:
-        raise GraphError(f"{name}: {clash[0]!r} names both an input and an output")
+        raise GraphError(
+            f"{name}: {clash[0]!r} names both an input and an output; if it is the model's, rename it: "
+            "new/…, total/…, gradient/… and penalty are names of the training's own"
+        )
     graph = GraphProto(name=name)
     copies: list[NodeProto] = []
     produced = {id(o) for node in nodes for o in node.outputs}

@@ -11,6 +11,7 @@ import pytest
 
 from ortflex_core import session, together
 from ortflex_core.component import hyper
+from ortflex_core.errors import OrtflexError
 from ortflex_core.ops import Trace
 from ortflex_core.program import build
 from ortflex_core.protocols import Optimizer
@@ -104,6 +105,36 @@ def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
     got = run(build(trace, {f"new/{n}": t for n, t in parts.items()}, name="p"), values)
     for name, value in values.items():
         np.testing.assert_array_equal(got[f"new/{name}"], 2 * value)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ({"X": "a", "W1": "a@1"}, "two inputs of the name 'a@1'; if one is the model's, rename it"),
+        ({"b1": "m/W1"}, "two inputs of the name 'm/W1'; if one is the model's, rename it"),
+        ({"X": "new/W1"}, "'new/W1' names both an input and an output; if it is the model's"),
+    ],
+)
+def test_names_of_a_model_that_are_the_training_s_own(names: dict[str, str], text: str) -> None:
+    trainer = make(
+        models.renamed(models.mlp(), names),
+        backend={"name": "fused", "steps_per_run": 4},
+        optimizer="adam",
+        batch_size=10,
+    )
+    with pytest.raises(OrtflexError, match=text):
+        trainer.fit(X, Y)
+
+
+def test_other_odd_names_are_names() -> None:
+    names = {"X": "rate", "Y": "label", "W1": "a/b", "b1": "x@1", "W2": "step", "b2": "host/rate"}
+    odd, plain = models.renamed(models.mlp(), names), models.mlp()
+    states = []
+    for model in (odd, plain):
+        trainer = make(model, backend="fused", optimizer="adam", batch_size=10, averaging="swa")
+        trainer.fit(X, Y)
+        states.append(trainer.get_state())
+    same(states[0], {names.get(n, n): a for n, a in states[1].items()})
 
 
 @attrs.frozen(kw_only=True)
