@@ -29,6 +29,7 @@ def _lowest(x: Tensor) -> float:
 
 @RULES.rule("Attention")
 def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    """Not with nonpad_kv_seqlen, is_causal beside past keys, or by its output qk_matmul_output."""
     if node.input(6) is not None:
         raise NoGradientRule("with nonpad_kv_seqlen")
     if node.is_causal and node.input(4) is not None:

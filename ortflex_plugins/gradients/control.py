@@ -67,6 +67,7 @@ def _named(name: str, attribute: AttributeProto) -> AttributeProto:
 
 @RULES.rule("If")
 def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    """The If of the branches' gradients; nothing random in them."""
     waiting = _waiting(node)
     seeds = {k: g for k, g in enumerate(gs) if g is not None and node.outputs[k].is_float}
     if not waiting or not seeds:
@@ -118,6 +119,7 @@ class _Iteration:
 
 @RULES.rule("Loop")
 def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    """A state has the same shape in all iterations; nothing random in the body."""
     count = max(0, len(node.inputs) - 2)
     shape = _Iteration(
         states=range(2, 2 + count),
@@ -130,6 +132,7 @@ def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
 
 @RULES.rule("Scan", since=9)
 def _scan(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+    """Nothing random in the body."""
     scanned = node.num_scan_inputs
     count = len(node.inputs) - scanned
     written = len(node.outputs) - count

@@ -54,6 +54,7 @@ class Equation:
 
 @RULES.rule("Einsum")
 def _einsum(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Any equation, of operands of known rank."""
     ranks = [x.rank for x in node.inputs]
     if None in ranks:
         raise NoGradientRule("with operands of unknown rank")

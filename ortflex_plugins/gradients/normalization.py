@@ -60,6 +60,7 @@ def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
 def _batch(
     op: Ops, node: NodeView, g: Tensor | None, *statistics: Tensor | None
 ) -> Sequence[Gradient]:
+    """In training mode from opset 14 on."""
     axes = [0, *range(2, _rank(node.inputs[0]))]
     if len(node.outputs) > 3 or (op.opset < 14 and len(node.outputs) > 1):
         raise NoGradientRule("with saved statistics among its outputs")

@@ -42,6 +42,7 @@ _Cell = Callable[[Ops, NodeView, Direction, list[Activation]], _Adjoints]
 
 def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
+        """All but layout=1, which no onnxruntime runs; weights of known sizes."""
         sides = directions(op, node, gates, gs)
         chosen = activations(node, default, len(sides))
         found = [cell(op, node, s, chosen[k * len(default) :]) for k, s in enumerate(sides)]

@@ -117,8 +117,9 @@ def _tensor_scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Det")
 def _det(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The slope of a determinant is the matrix of cofactors: signed determinants of the minors.
+    """The slope of a determinant is the matrix of cofactors; the size must be known.
 
+    Cofactors are the signed determinants of the minors.
     The standard has no inverse, and the cofactors also exist where there is none.
     """
     x = node.inputs[0]
@@ -140,7 +141,7 @@ def _det(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("DFT", since=17)
 def _dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The transform is linear, y = F x with a symmetric F, so that the way back is conj(F) g.
+    """The transform is y = F x with a symmetric F, and conj(F) g its way back; of known length.
 
     conj(F) is the inverse transform without its 1/n. A half spectrum is what is left of the whole
     one, a real signal has no imaginary part, and a signal shorter than the transform ends in zeros.
