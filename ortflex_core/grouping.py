@@ -120,6 +120,12 @@ def read(
     trained = [n for n in names if n not in frozen]
     if names and not trained:
         found.extend(["groups: every parameter is frozen, so that nothing is left to train"])
+    first = min((_start(tables[owner[n]]) if n in owner else 0 for n in trained), default=0)
+    if first:
+        line = f"groups: nothing is trained before epoch {first + 1}"
+        found.extend(
+            [f"{line}; the least start_epoch has to be 0, which it is without being given"]
+        )
     apart = {n for n, k in owner.items() if "penalty" in tables[k]}
     terms: list[PenaltyTerm] = []
     rest = [n for n in trained if n not in apart]
@@ -142,7 +148,7 @@ def read(
                     optimizer=mine or optimizer,
                     optimizer_name=plugins["optimizers"].name_of(mine) if mine else None,
                     rate=float(table.get("rate", 1.0)),
-                    start_epoch=table.get("start_epoch", 0),
+                    start_epoch=_start(table),
                 )
             )
     constraints = found.collect(lambda: _constraints(asked.constraint, trained, plugins)) or ()
@@ -165,6 +171,10 @@ def read(
             accumulate=asked.accumulate,
         ),
     )
+
+
+def _start(table: Mapping[str, Any]) -> int:
+    return int(table.get("start_epoch", 0))
 
 
 def _owners(

@@ -263,7 +263,8 @@ class TrainingAgentEngine:
             for name, value in values.items()
         }
         plan.predicted = agent.pack([values[n] for n in agent.outputs])
-        plan.cotangents = agent.pack([cotangents[n] for n in agent.outputs])
+        # Of outputs that depend on no parameter the runtime wants none.
+        plan.cotangents = agent.pack([cotangents[n] for n in agent.differentiable])
         plan.loss = self._binder(self._loss)
         hosts = HostVector(self._loss, self.device, self._constants)
         plan.scales = Scales(self.problem, hosts)

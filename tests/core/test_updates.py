@@ -250,6 +250,10 @@ def test_weights_that_are_set_are_their_own_average() -> None:
             {"groups": [{"params": "W*"}, {"params": ["W1", "W3"], "rate": 0.1}]},
             r"groups\[1\]\.params: an earlier group has W1, W3 already; the first group that fits",
         ),
+        (
+            {"groups": [{"params": "W*", "start_epoch": 1}, {"params": "b*", "start_epoch": 3}]},
+            "groups: nothing is trained before epoch 2; the least start_epoch has to be 0",
+        ),
         ({"groups": [{"params": "*", "frozen": True}]}, "groups: every parameter is frozen, so"),
         ({"constraint": "non_negativ"}, "unknown constraint 'non_negativ'; did you mean"),
         ({"averaging": {"name": "ema", "decay": 1.5}}, "averaging.decay: must be a number >= 0"),

@@ -177,6 +177,28 @@ def test_all_of_it_together_is_torch_s(backend: str, steps: int) -> None:
 
 
 @every_backend
+def test_a_loss_whose_tensor_no_parameter_reaches_costs_and_moves_nothing(backend: str) -> None:
+    """One head is trained: the loss on the other has no gradient."""
+    x, y, _ = data(ROWS, 1)
+    both = [
+        {"name": "softmax_cross_entropy", "predicted": "scores", "expected": "kind"},
+        {"name": "huber", "predicted": "amount", "expected": "level"},
+    ]
+    options: dict[str, Any] = {"params": ["to_amount"], "learning_rate": 0.1, "epochs": 2}
+    made, alone = (
+        make(two_headed(), loss=loss, backend=backend, **options) for loss in (both, both[1:])
+    )
+    history = made.fit(x, y)
+    only = alone.fit(x, {"level": y["level"]})
+    np.testing.assert_allclose(
+        made.get_state()["to_amount"], alone.get_state()["to_amount"], rtol=1e-6
+    )
+    other = np.subtract(history["loss"], only["loss"])
+    assert other[0] == pytest.approx(other[1], rel=1e-5)
+    assert other[0] > 0.1
+
+
+@every_backend
 def test_stopped_anywhere_all_of_it_goes_on_to_the_same_bits(backend: str, tmp_path: Path) -> None:
     callbacks = [
         {"name": "checkpoint", "folder": str(tmp_path), "steps": 5, "keep": 100},
