@@ -43,20 +43,28 @@ def as_input(spec: TensorSpec, X: Array) -> Array:
     Raises:
         DataError: numbers that the type cannot hold.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        rows = X.astype(spec.numpy)
-    lost = ~np.isfinite(rows) if rows.dtype.kind == "f" else rows != X
-    if lost.any():
-        row, column = np.argwhere(lost)[0]
-        raise DataError(
-            f"X has {X[row, column]!s} in row {row}, column {column}, which {spec} cannot hold"
-        )
-    return _shaped(spec, rows)
+    return _shaped(spec, _cast(spec, X, "X"))
 
 
 def as_labels(spec: TensorSpec, y: Array) -> Array:
-    """Labels in the type and the shape of what a loss compares them with; class numbers as they are."""
-    return _shaped(spec, y.astype(spec.numpy)) if y.dtype.kind == "f" else y
+    """Labels in the type and the shape of what a loss compares them with; class numbers as they are.
+
+    Raises:
+        DataError: numbers that the type cannot hold.
+    """
+    return _shaped(spec, _cast(spec, y, "y")) if y.dtype.kind == "f" else y
+
+
+def _cast(spec: TensorSpec, given: Array, what: str) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = given.astype(spec.numpy)
+    lost = ~np.isfinite(rows) if rows.dtype.kind == "f" else rows != given
+    if lost.any():
+        row, column = np.argwhere(lost)[0]
+        raise DataError(
+            f"{what} has {given[row, column]!s} in row {row}, column {column}, which {spec} cannot hold"
+        )
+    return rows
 
 
 def _shaped(spec: TensorSpec, rows: Array) -> Array:

@@ -330,6 +330,10 @@ def test_numbers_that_the_models_type_cannot_hold() -> None:
     single = OrtRegressor(precision="float32", **SHORT)
     with pytest.raises(DataError, match=r"X has .*e\+300 in row 3, column 1, which X: float32"):
         single.fit(np.where(np.arange(600).reshape(150, 4) == 13, 1e300, x), y)
+    with pytest.raises(
+        DataError, match=r"y has .*e\+300 in row 7, column 0, which scores: float32"
+    ):
+        single.fit(x, np.where(np.arange(150) == 7, 1e300, y))
     ids = models.model(
         [
             helper.make_node("Cast", ["ids"], ["x"], to=TensorProto.FLOAT),
