@@ -184,7 +184,7 @@ def _judge(model: Model, name: str, where: str, *, allow_single: bool) -> Choice
 def _by_name(
     model: Model, nodes: list[NodeProto], found: dict[str, Choice], params: list[str]
 ) -> list[Choice]:
-    used = {i for node in nodes for i in node.input}
+    used = {i for node in nodes for i in reads(node)}
     specs = model.initializers
     floats = [n for n, s in specs.items() if s.dtype in _FLOATS]
     wanted = [p for p in params if not p.startswith("!")]

@@ -118,6 +118,10 @@ def test_quantized_weights_and_control_flow_pass_a_gradient() -> None:
     assert status["QuantizeLinear"] == "trainable"
     assert (status["DequantizeLinear"], status["Loop"]) == ("passes", "trainable")
     assert found.backends["fused"] == ()
+    # By its name, too, although only the body reads it.
+    inside = report(source, params=["v"])
+    assert [c.name for c in inside.choices if c.trained] == ["v"]
+    assert inside.backends["fused"] == ()
 
 
 def test_each_backend_has_its_reasons() -> None:
