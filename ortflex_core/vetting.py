@@ -77,8 +77,14 @@ def _graph(model: ModelProto, label: str) -> None:
         )
     for tensor in graph.initializer:
         check_tensor(tensor, label, "the initializer")
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        _check_texts((value.name,), label, "a tensor")
+    _check_values(graph, label)
+    _check_texts((o.domain for o in model.opset_import), label, "a domain")
+    for function in model.functions:
+        texts = (function.name, function.domain, *function.input, *function.output)
+        _check_texts((*texts, *function.attribute), label, "a function")
+        _check_texts((o.domain for o in function.opset_import), label, "a function's domain")
+    for entry in model.metadata_props:
+        _check_texts((entry.key, entry.value), label, "the metadata")
     _nodes(graph.node, label, 0)
 
 
@@ -106,12 +112,21 @@ def _nodes(nodes: Sequence[NodeProto], label: str, level: int, functional: bool 
             for tensor in attribute.tensors:
                 check_tensor(tensor, label, f"{where},")
             for graph in _graphs(attribute):
+                _check_values(graph, label)
                 for tensor in graph.initializer:
                     check_tensor(tensor, label, f"in {where}, the initializer")
                 count += _nodes(graph.node, label, level + 1, functional)
     if count > MOST_NODES:
         raise _too_many(label, count)
     return count
+
+
+def _check_values(graph: GraphProto, label: str) -> None:
+    """The names of a graph, of its inputs, outputs and inner tensors, and of their sizes."""
+    _check_texts((graph.name,), label, "a graph")
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        sizes = value.type.tensor_type.shape.dim
+        _check_texts((value.name, *(d.dim_param for d in sizes)), label, "a tensor")
 
 
 def _check_texts(texts: Iterable[object], label: str, what: str) -> None:

@@ -414,6 +414,44 @@ def test_names_that_are_not_utf_8() -> None:
         Model(source)
 
 
+BAD = b"\xff\xfe\xfd\xfc"
+
+
+def _texts() -> ModelProto:
+    """A model with a text, ``text``, in every place that has one."""
+    inner = helper.make_graph([node("Neg", ["X"], ["b"])], "text", [], [models.floats("b", "N", 5)])
+    other = helper.make_graph(
+        [node("Neg", ["X"], ["c"])], "inner", [], [models.floats("c", "text", 5)]
+    )
+    proto = models.model(
+        [
+            node("If", ["on"], ["h"], then_branch=inner, else_branch=other),
+            helper.make_node("Twice", ["h"], ["t"], domain="mine"),
+            node("MatMul", ["t", "coef"], ["Y"]),
+        ],
+        [models.floats("X", "N", 5)],
+        [models.floats("Y", "text", 1)],
+        {"coef": np.ones((5, 1)), "on": np.array(True)},
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("text", 1)]
+    body = [helper.make_node("Add", ["text", "text"], ["out"])]
+    proto.functions.append(helper.make_function("mine", "Twice", ["text"], ["out"], body, opsets))
+    proto.opset_import.extend([helper.make_opsetid("mine", 1), helper.make_opsetid("text", 1)])
+    helper.set_model_props(proto, {"text": "text"})
+    proto.graph.name = "text"
+    return proto
+
+
+def test_no_text_of_any_place_is_not_utf_8() -> None:
+    source = _texts().SerializeToString()
+    Model(source)
+    places = [k for k in range(len(source)) if source[k : k + 4] == b"text"]
+    assert len(places) == 11
+    for k in places:
+        with pytest.raises(ModelError, match="is not UTF-8"):
+            Model(source[:k] + BAD + source[k + 4 :])
+
+
 # What was found by mutants ------------------------------------------------------------------------
 
 
