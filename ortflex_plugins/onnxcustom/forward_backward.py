@@ -139,6 +139,11 @@ class OrtGradientForwardBackward:
             "_sess_eval": session(program, device),
             "_eval_input_names": [i.name for i in program.inputs],
             "_frozen": frozen,
+            "_shapes": {
+                t.name: list(t.dims)
+                for t in self.onnx_model.graph.initializer
+                if t.name in self.weights_to_train
+            },
             "_input_names": self.input_names,
             "_output_names": self.output_names,
             "_grad_input_names": names,
@@ -195,6 +200,7 @@ class OrtGradientForwardBackwardFunction:
     _sess_eval: ClassVar[Any]
     _eval_input_names: ClassVar[list[str]]
     _frozen: ClassVar[dict[str, Any]]
+    _shapes: ClassVar[dict[str, list[int]]]
     _output_names: ClassVar[list[str]]
     _grad_input_names: ClassVar[list[str]]
 
@@ -256,18 +262,29 @@ class OrtGradientForwardBackwardFunction:
             An ``OrtValueVector``.
 
         Raises:
-            DataError: another number of values.
+            DataError: another number of values, or weights of another shape.
             GraphError: onnxruntime refuses them.
         """
         values, arrays = self._values(inputs, self._grad_input_names, "inputs")
         if self._logger is not None:
             self._logger.debug("[%s.forward] training=%r", type(self).__name__, training)
+        self._check_weights(values)
         if not training:
             return self._evaluate(values)
         outputs, saved = self._engine.forward(values, forward_outputs_cache)
-        self.states_.append((saved, arrays))
+        shapes = [outputs[k].shape() for k in range(len(outputs))]
+        self.states_.append((saved, arrays, shapes))
         self.saved_tensors_ = values
         return outputs
+
+    def _check_weights(self, values: list[Any]) -> None:
+        """Other shapes would be broadcast, or fail in the middle of the backward pass."""
+        for name, value in zip(self._grad_input_names, values, strict=True):
+            shape = self._shapes.get(name)
+            if shape is not None and value.shape() != shape:
+                raise DataError(
+                    f"inputs: {name!r} has shape {value.shape()}, the initializer has {shape}"
+                )
 
     def _evaluate(self, values: list[Any]) -> Any:
         bind = self._sess_eval.io_binding()._iobinding
@@ -296,14 +313,20 @@ class OrtGradientForwardBackwardFunction:
 
         Raises:
             RuntimeError: no forward pass for training waits.
-            DataError: another number of gradients.
+            DataError: another number of gradients, or another shape.
         """
         if not self.states_:
             raise RuntimeError("no forward pass waits: call forward(…, training=True) first")
         seeds, _arrays = self._values(grad_outputs, self._output_names, "grad_outputs")
         if self._logger is not None:
             self._logger.debug("[%s.backward]", type(self).__name__)
-        saved, _given = self.states_.pop()
+        saved, _given, shapes = self.states_.pop()
+        for name, seed, shape in zip(self._output_names, seeds, shapes, strict=True):
+            if seed.shape() != shape:
+                raise DataError(
+                    f"grad_outputs: {name!r} has shape {seed.shape()}, the output {shape}: they "
+                    "need the same"
+                )
         return self._engine.backward(seeds, saved, backward_outputs_cache)
 
 

@@ -314,6 +314,18 @@ def test_forward_and_backward_say_what_is_missing() -> None:
         OrtGradientForwardBackward(models.linear(3), providers=["NONE"])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_and_gradients_have_their_shapes(training: bool) -> None:
+    function = OrtGradientForwardBackward(models.linear(3)).new_instance()
+    coef, intercept = np.ones((3, 1), np.float32), np.ones(1, np.float32)
+    with pytest.raises(DataError, match=r"'coef' has shape \[3\], the initializer has \[3, 1\]"):
+        function.forward([X, coef[:, 0], intercept], training)
+    if training:
+        function.forward([X, coef, intercept], True)
+        with pytest.raises(DataError, match=r"'Y' has shape \[1, 1\], the output \[33, 1\]"):
+            function.backward([Y[:1]])
+
+
 def test_large_frozen_tensors_are_fed() -> None:
     model = models.mlp((40, 60, 1))
     x = RNG.standard_normal((9, 40)).astype(np.float32)
