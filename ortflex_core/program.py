@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -15,6 +16,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from ortflex_core.errors import GraphError
+from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.host import Host
 from ortflex_core.ops import Node, Tensor, Trace
 from ortflex_core.types import TensorSpec
@@ -283,3 +285,21 @@ def _inner_domains(graph: GraphProto) -> set[str]:
             for inner in attribute.graphs:
                 found |= _inner_domains(inner)
     return found
+
+
+def bare(programs: Mapping[str, Program | bytes]) -> dict[str, ModelProto]:
+    """The graphs of an engine as ModelProtos, by their names."""
+    raw = {name: p.model if isinstance(p, Program) else p for name, p in programs.items()}
+    return {name: onnx.load_model_from_string(model) for name, model in raw.items()}
+
+
+def written(programs: Mapping[str, Program | bytes], folder: Path) -> dict[str, str]:
+    """Write the graphs of an engine to ``<folder>/<name>.onnx``; returns the paths.
+
+    Raises:
+        OutputError: the folder cannot be written to.
+    """
+    paths = {name: make_folder(folder) / f"{name}.onnx" for name in programs}
+    for name, program in programs.items():
+        write_bytes(paths[name], program.model if isinstance(program, Program) else program)
+    return {name: str(path) for name, path in paths.items()}

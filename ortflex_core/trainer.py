@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import attrs
 import onnx
 
-from ortflex_core import checkpointing, diagnosis, judging, pickling
-from ortflex_core.batches import Source
-from ortflex_core.checkpoint import Size
-from ortflex_core.checkpointing import go_on
-from ortflex_core.errors import ConfigError, GraphError, OrtflexError
+from ortflex_core import checkpointing, fitting, judging, pickling
+from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.feeding import Feed, held_out
-from ortflex_core.files import make_folder, write_bytes
 from ortflex_core.grouping import Asked
 from ortflex_core.hooks import HookManager
 from ortflex_core.inference import in_training
 from ortflex_core.initialize import reinitialize as draw
-from ortflex_core.items import item_of
 from ortflex_core.live import Live
-from ortflex_core.loop import Loop, Plan, beginning
+from ortflex_core.loop import Loop
 from ortflex_core.model import Model, as_model
 from ortflex_core.problem import Problem, Reduction
-from ortflex_core.program import Program
+from ortflex_core.program import bare, written
 from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
@@ -260,44 +254,7 @@ class Trainer:
         self._announce()
         source = feed.source(preparing, self.batch_size)
         validate = None if validation is None else judging.judge(self.live, validation)
-        return self._train(source, validate)
-
-    def _train(self, source: Source, validate: Callable[[], Mapping[str, float]] | None) -> History:
-        live, standing = self.live, self.live.standing
-        accumulate = live.problem.updating.accumulate
-        start, standing.position, standing.last = standing.position, None, None
-        if start is not None:
-            go_on(start, beginning(source, accumulate, self.epochs), source)
-        plan = Plan(
-            engine=self.engine,
-            source=source,
-            schedule=live.bound(self.schedule),
-            base_rate=self.learning_rate,
-            epochs=self.epochs,
-            hooks=self.hooks.callables(self),
-            validate=validate,
-            shuffle=self.shuffle,
-            seed=(self.seed, standing.fits) if start is None else start.seed,
-            progress=self.progress,
-            accumulate=accumulate,
-            enter=live.enter if self.setup.problem.phase(0) is not self.setup.problem else None,
-            start=start,
-        )
-        standing.fits += start is None
-        self.loop = loop = Loop(plan)
-        try:
-            self.history_ = loop.run()
-            standing.last = loop.position() if loop.left_alone else None
-            if not (loop.ended or loop.left_alone):
-                _log.info(
-                    "a callback put other weights back than those where the training was interrupted; "
-                    "only checkpoints that were written before it go on from there"
-                )
-        except GraphError as error:
-            batch = source.sample()
-            raise diagnosis.explained(error, live.problem, self.engine, batch) from error
-        finally:
-            standing.manual, self.loop = loop.progress, None
+        self.history_ = fitting.train(self, source, validate)
         return self.history_
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
@@ -308,18 +265,7 @@ class Trainer:
 
         The rate is the schedule's for the steps made so far.
         """
-        X, y, weight = item_of(batch, 0)
-        live, columns = self.live, self.setup.open(X, y, weight)
-        prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
-        now = live.standing.manual
-        rate = live.bound(self.schedule).rate(self.learning_rate, now)
-        try:
-            [(loss, penalty)] = self.engine.run([prepared], [rate]).read()
-        except GraphError as error:
-            raise diagnosis.explained(error, live.problem, self.engine, prepared) from error
-        moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
-        live.standing.manual, live.standing.last = moved, None
-        return loss + penalty
+        return fitting.step(self, batch)
 
     # ------------------------------------------------------------------ looking
 
@@ -456,16 +402,8 @@ class Trainer:
         Raises:
             OutputError: the folder cannot be written to.
         """
-        graphs = {
-            name: program.model if isinstance(program, Program) else program
-            for name, program in self.engine.programs().items()
-        }
-        if folder is None:
-            return {name: onnx.load_model_from_string(raw) for name, raw in graphs.items()}
-        target = make_folder(Path(folder))
-        for name, raw in graphs.items():
-            write_bytes(target / f"{name}.onnx", raw)
-        return {name: str(target / f"{name}.onnx") for name in graphs}
+        programs = self.engine.programs()
+        return bare(programs) if folder is None else written(programs, Path(folder))
 
     # ------------------------------------------------------------------ small things
 
