@@ -46,7 +46,9 @@ class Double:
 
         def new(group: Mapping[str, Array]) -> dict[str, Array]:
             with np.errstate(over="ignore"):  # whoever compares looks at what is not finite
-                return {n: made[f"new/{n}"].astype(a.dtype) for n, a in group.items() if n != "step"}
+                return {
+                    n: made[f"new/{n}"].astype(a.dtype) for n, a in group.items() if n != "step"
+                }
 
         slots = {**new(start.slots), "step": np.asarray(start.slots["step"] + 1)}
         return Found(cost, gradients, Step(new(start.weights), slots, new(start.buffers)))
