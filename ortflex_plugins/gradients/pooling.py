@@ -27,7 +27,18 @@ RULES = Rules()
 
 
 def _windows(node: NodeView) -> Windows:
-    return windows(node, node.inputs[0], node.outputs[0], tuple(node.kernel_shape))
+    at = windows(node, node.inputs[0], node.outputs[0], tuple(node.kernel_shape))
+    if at.sizes is not None and at.counts is not None and at.pads is not None:
+        for size, count, stride, (before, _) in zip(
+            at.sizes, at.counts, at.strides, at.pads, strict=True
+        ):
+            if (count - 1) * stride >= size + before:
+                # Inference counts such a window up to opset 21; runtimes do, or do not.
+                raise NoGradientRule(
+                    "with ceil_mode and a window that begins behind the last row, which counts in some "
+                    "runtimes only. Write the operator at opset 22, or pads instead of ceil_mode"
+                )
+    return at
 
 
 @RULES.rule("MaxPool", since=8)

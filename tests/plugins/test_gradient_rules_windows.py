@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from ortflex_core import gradient_model
 from ortflex_core.autodiff import gradients
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.ops import Trace
 from ortflex_core.program import build
 from ortflex_plugins.gradients import convolution
+from tests import models
 from tests.gradcheck import RULES, computed, data, jacobian, run
 from tests.plugins import gradient_cases_windows as cases
 from tests.plugins.gradient_cases import Case
@@ -233,3 +236,15 @@ def test_a_shape_asked_of_a_transposed_convolution(pads: str | None) -> None:
         other = data(*array.shape, seed=6).astype(np.float32)
         moved = forward(**{"x": x, "w": w, name: other})
         np.testing.assert_allclose((got[name] * other).sum(), (seed * moved).sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_window_that_begins_behind_the_last_row_is_refused(operator: str) -> None:
+    """Inference says [3, 3], and so do old runtimes; newer ones compute [2, 2]."""
+    pool = onnx.helper.make_node(
+        operator, ["x"], ["y"], kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1
+    )
+    image = models.floats("x", 1, 1, 6, 6)
+    model = models.model([pool], [image], [models.floats("y", 1, 1, None, None)], {}, opset=18)
+    with pytest.raises(NoGradientRule, match="a window that begins behind the last row"):
+        gradient_model(model, wrt=["x"])

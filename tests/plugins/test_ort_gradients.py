@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import compose
+from ortflex_core import compose, gradient_model
 from ortflex_core.runtime import Runtime, require_runtime
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES
@@ -271,6 +271,32 @@ def test_what_the_builder_has_wrong_is_refused(what: str) -> None:
     assert re.search(text, reason), reason
     if what != "to integers":
         assert reason.startswith("node 'culprit' (")
+
+
+# What has no gradient, and a window that runtimes do not agree about.
+@pytest.mark.parametrize("what", sorted(set(REFUSED) - {"flat", "to integers", "window"}))
+def test_where_the_builder_is_wrong_our_gradient_is_right(what: str) -> None:
+    """Central differences along a random direction, of the runtime's own float32."""
+    proto = REFUSED[what][0].model.internal
+    rng = np.random.default_rng(11)
+    rows = [d.dim_value or 4 for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    rows[0] = 3 if what == "power" else 4
+    x = rng.uniform(0.5, 2, rows).astype(np.float32)
+    [w] = [onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == "w"]
+    step = gradient_model(proto, wrt=["w"])
+    y = run(proto, {"X": x})["Y"]
+    seed = rng.standard_normal(y.shape).astype(np.float32)
+    got = run(step, {"X": x, "w": w, "cotangent/Y": seed})["gradient/w"]
+    forward = onnx.ModelProto()
+    forward.CopyFrom(proto)
+    forward = _with_inputs(forward, ("w",))
+    direction = rng.standard_normal(w.shape).astype(np.float32)
+    by = np.float32(2**-10)
+    ends = [run(forward, {"X": x, "w": w + k * by * direction})["Y"] for k in (1, -1)]
+    slope = (seed.astype(float) * (ends[0].astype(float) - ends[1])).sum() / (2.0 * by)
+    size = np.linalg.norm(got) * np.linalg.norm(direction)
+    assert size > 0.1
+    np.testing.assert_allclose((got.astype(float) * direction).sum(), slope, atol=2e-3 * size)
 
 
 def chain(*operators: str) -> Any:
