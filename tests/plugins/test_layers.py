@@ -203,6 +203,31 @@ def test_a_network_of_both_trains_as_one_of_torch_alone() -> None:
     assert losses[0][-1] < losses[0][0]
 
 
+def test_memory_is_shared_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    net, x = layer(models.mlp()), torch.ones(3, 6, requires_grad=True)
+    at: dict[str, int] = {}
+    forward, backward = net.function.run_forward, net.function.run_backward
+
+    def run_forward(feeds: Any, *rest: Any) -> Any:
+        made = forward(feeds, *rest)
+        at.update({n: b.pointer for n, b in (*feeds.items(), *made[0].items())})
+        return made
+
+    def run_backward(*given: Any) -> Any:
+        made = backward(*given)
+        at.update({f"gradient/{n}": b.pointer for n, b in made.items()})
+        return made
+
+    monkeypatch.setattr(net.function, "run_forward", run_forward)
+    monkeypatch.setattr(net.function, "run_backward", run_backward)
+    y = net(x)
+    y.sum().backward()
+    tensors = {"X": x, "Y": y, **dict(net.named_parameters())}
+    tensors |= {f"gradient/{n}": t.grad for n, t in net.named_parameters()} | {"gradient/X": x.grad}
+    assert at == {n: t.data_ptr() for n, t in tensors.items()}
+
+
 def test_parameters_are_torchs(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     model = models.renamed(models.mlp(), {"W1": "block.0/weight", "b1": "block_0_weight"})
