@@ -452,6 +452,21 @@ def test_no_text_of_any_place_is_not_utf_8() -> None:
             Model(source[:k] + BAD + source[k + 4 :])
 
 
+def test_inputs_of_old_models_are_made_up_within_bounds() -> None:
+    """They are run once when they are raised; each of these would be let through alone."""
+    names = ["X", "A", "B"]
+    nodes = [node("Mul", ["X", "coef"], ["m"]), node("Add", ["m", "A"], ["n"])]
+    proto = models.model(
+        [*nodes, node("Add", ["n", "B"], ["Y"])],
+        [models.floats(name, 2**13, 2**13 - 1) for name in names],
+        [models.floats("Y", 2**13, 2**13 - 1)],
+        {"coef": np.ones((1, 1))},
+        opset=11,
+    )
+    with pytest.raises(ModelError, match="no values can be made up for the input A"):
+        Model(proto)
+
+
 # What was found by mutants ------------------------------------------------------------------------
 
 
