@@ -190,7 +190,7 @@ def _walk(
         leading = [k for k, i in enumerate(arguments) if i is not None and id(i) in live]
         known, rule = rules.lookup(node.domain, node.op_type, trace.opsets.get(node.domain, 1))
         if not known:
-            raise NoGradientRule(_no_rule(trace, node, wrt), complete=True)
+            raise NoGradientRule(_no_rule(trace, node, wrt, rules), complete=True)
         wanted = frozenset(k for k in leading if rule is not None and _varies(arguments[k], rules))
         try:
             answers = (
@@ -200,7 +200,7 @@ def _walk(
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
             if error.complete:  # an operator inside a subgraph, which was named there
                 raise
-            text = _no_rule(trace, node, wrt, f" {error}")
+            text = _no_rule(trace, node, wrt, rules, f" {error}")
             raise NoGradientRule(text, complete=True) from None
         except OrtflexError:
             raise
@@ -316,13 +316,18 @@ def _path(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
     return " -> ".join(reversed(steps))
 
 
-def _no_rule(trace: Trace, node: Node, wrt: Iterable[Tensor], form: str = "") -> str:
+def _no_rule(
+    trace: Trace, node: Node, wrt: Iterable[Tensor], rules: RuleTable, form: str = ""
+) -> str:
     opset = trace.opsets.get(node.domain, 1)
+    elsewhere = "".join(
+        f" It may be in a family that is not here: {e}." for e in rules.broken.values()
+    )
     return (
         f"no gradient rule for the operator {node.op_type}{form} of {node.domain or 'ai.onnx'} "
         f"opset {opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the "
         "parameters before it (params=['*', '!name']), or write a rule: an entry point of "
-        "'ortflex.gradients' with about ten lines (docs/howto/write-a-gradient-rule.md)."
+        f"'ortflex.gradients' with about ten lines (docs/howto/write-a-gradient-rule.md).{elsewhere}"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from ortflex_core.errors import ConfigError, PluginError, nearest
 
 if TYPE_CHECKING:
     from ortflex_core.rules import RuleTable
+
+_log = logging.getLogger("ortflex")
 
 _BASES = {
     "losses": "ortflex_core.protocols:Loss",
@@ -254,20 +257,36 @@ class Plugins:
         return structure(cls, parameters, path, self)
 
     def rules(self, first: Iterable[str] = ()) -> RuleTable:
-        """All gradient rules; ``first`` orders families that define the same operator."""
+        """All gradient rules; ``first`` orders families that define the same operator.
+
+        A family that cannot be loaded is left out with a warning, unless ``first`` asks for it.
+        """
         registry = self["gradients"]
         order = list(first)
         for name in order:
             registry.entry(name)
         from ortflex_core.rules import RuleTable
 
-        families = {name: registry.load(name) for name in registry.names()}
-        for family in families.values():
-            for library in family.libraries:
-                from ortflex_core.session import use_library
+        families, broken = {}, {}
+        for name in registry.names():
+            try:
+                family = registry.load(name)
+                self._load_kernels(family.libraries)
+            except PluginError as error:
+                if name in order:
+                    raise
+                _log.warning("the gradient rules of %r are left out: %s", name, error)
+                broken[name] = str(error)  # for those who have an operator without a rule
+            else:
+                families[name] = family
+        return RuleTable(families, order, broken)
 
-                use_library(library() if callable(library) else library)
-        return RuleTable(families, order)
+    @staticmethod
+    def _load_kernels(libraries: Iterable[Any]) -> None:
+        from ortflex_core.session import use_library
+
+        for library in libraries:
+            use_library(library() if callable(library) else library)
 
 
 def _normalize(name: str) -> str:

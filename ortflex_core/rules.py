@@ -75,9 +75,18 @@ class Rules:
 
 
 class RuleTable:
-    """Several families together; two rules for one operator are an error, unless ordered."""
+    """Several families together; two rules for one operator are an error, unless ordered.
 
-    def __init__(self, families: Mapping[str, Rules], first: Sequence[str] = ()) -> None:
+    ``broken`` says of families that cannot be loaded why not.
+    """
+
+    def __init__(
+        self,
+        families: Mapping[str, Rules],
+        first: Sequence[str] = (),
+        broken: Mapping[str, str] | None = None,
+    ) -> None:
+        self.broken = dict(broken or {})
         for name in first:
             if name not in families:
                 raise PluginError(

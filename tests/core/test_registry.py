@@ -10,8 +10,11 @@ from typing import Any
 
 import attrs
 import pytest
+from onnx import TensorProto
 
-from ortflex_core.errors import ConfigError, GraphError, PluginError, nearest
+from ortflex_core.autodiff import gradients
+from ortflex_core.errors import ConfigError, GraphError, NoGradientRule, PluginError, nearest
+from ortflex_core.ops import Trace
 from ortflex_core.protocols import Loss
 from ortflex_core.registry import KINDS, Plugins
 from tests import models
@@ -187,6 +190,19 @@ def test_gradient_families_are_objects_of_their_own_type(install: Install) -> No
     install("wrong", "RULES = {}", {"ortflex.gradients": {"odd": "wrong_module:RULES"}})
     with pytest.raises(PluginError, match=r"the gradient family 'odd' of wrong .*Rules"):
         Plugins.discover()["gradients"].load("odd")
+
+
+def test_a_broken_family_concerns_who_has_its_operators(install: Install) -> None:
+    install("wreck", "raise RuntimeError('no')", {"ortflex.gradients": {"odd": "wreck_module:R"}})
+    found = Plugins.discover()
+    make(models.linear(), plugins=found, epochs=1).fit(*regression())
+    with pytest.raises(PluginError, match=r"the gradient family 'odd' .* cannot be imported"):
+        make(models.linear(), plugins=found, gradients=["odd"])
+    rules, trace = found.rules(), Trace({"": 17, "mine": 1})
+    x = trace.input("x", TensorProto.FLOAT, (3,))
+    (y,) = trace.node("Cube", [x], {}, domain="mine", types=[(x.dtype, x.shape)])
+    with pytest.raises(NoGradientRule, match=r"Cube.*may be in a family.*'odd' .*no\. Mend"):
+        gradients([(y, y)], [x], rules)
 
 
 def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install) -> None:
