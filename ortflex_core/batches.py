@@ -14,6 +14,10 @@ Following = Callable[[], np.random.Generator | None]
 """Makes the generator of the epoch that comes after one."""
 
 
+class Lasting(dict[str, Array]):
+    """Columns that nobody changes while they are trained on, so that a device may keep copies."""
+
+
 class Batch:
     """Some rows of checked columns.
 

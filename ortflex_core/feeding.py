@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.batches import ArrayBatches, Batch, Source
+from ortflex_core.batches import ArrayBatches, Batch, Lasting, Source
 from ortflex_core.checkpoint import Size
 from ortflex_core.data import Columns, split
 from ortflex_core.errors import DataError
@@ -125,7 +125,8 @@ class Feed:
             source = PieceBatches(given, _making(preparing, self._convert_columns), batch_size)
         else:
             prepared = preparing.columns(given)
-            source = ArrayBatches(prepared, preparing.denominators(prepared), batch_size)
+            denominators = preparing.denominators(prepared)
+            source = ArrayBatches(Lasting(prepared), denominators, batch_size)
         _check_sizes(source, preparing.problem.model, batch_size)
         return source
 

@@ -299,6 +299,10 @@ class Device(Component, abc.ABC):
     def ort_device(self) -> Any:
         """The ``OrtDevice`` that onnxruntime's C objects take."""
 
+    def room(self) -> int:
+        """Bytes of training data that may stay on the device; of more, every batch is copied there."""
+        return 0
+
 
 class Losses(Protocol):
     """The costs of one run's steps, possibly still on the device."""

@@ -29,6 +29,7 @@ from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.accumulating import Accumulator, split
 from ortflex_plugins.backends.buffers import ReadLosses, Twins, averaged, scales, start_average
 from ortflex_plugins.backends.fused_plan import Plan, RunLosses, SeveralRuns
+from ortflex_plugins.backends.resident import Resident
 
 # What starting a run costs in terms of the nodes of a graph, how many times that a run should last,
 # and how many nodes of unrolled steps are worth their compilation. From measurements of small
@@ -136,6 +137,7 @@ class FusedEngine:
         weights = [t.weight for t in problem.terms if t.weight is not None]
         columns: dict[str, TensorSpec] = {s.name: s for s in (*model.inputs, *labels, *weights)}
         self.columns = tuple(columns.values())
+        self.resident = Resident(device, self.columns)
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._last: tuple[Any, int, int, Plan] | None = None
@@ -221,12 +223,11 @@ class FusedEngine:
         if plan.counts_steps or plan.rates is not rates or plan.denominators != denominators:
             self._set_hosts(plan, denominators, rates)
         weights, slots, buffers = self._twins
-        plan.binder(self, (weights.current, slots.current, buffers.current)).run()
+        losses = plan.run(self, (weights.current, slots.current, buffers.current))
         for twins in self._twins:
             twins.current = 1 - twins.current
         self._step += steps
-        view = plan.costs_view
-        return RunLosses(plan, self.device.read(plan.costs) if view is None else view.copy())
+        return losses
 
     def _set_hosts(
         self, plan: Plan, denominators: Sequence[Sequence[float]], rates: Sequence[float]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -14,10 +14,15 @@ from ortflex_core.program import Program
 from ortflex_core.protocols import Device, Value
 from ortflex_core.session import session
 from ortflex_core.step import suffixes_of
-from ortflex_core.types import Array
+from ortflex_core.types import Array, TensorSpec
+from ortflex_plugins.backends.resident import Gathering
 
 if TYPE_CHECKING:
     from ortflex_plugins.backends.fused import FusedEngine
+
+_PAGE = 256
+"""Runs whose costs stay on a device together; the loop asks as often."""
+_NOTHING = np.empty(0)
 
 
 class Plan:
@@ -35,6 +40,9 @@ class Plan:
         self.suffixes = suffixes_of(steps, engine.problem.updating.accumulate)
         parts = [part for _, batches in self.suffixes for part in batches]
         self.data: list[tuple[str, Value, Array, bool]] = []
+        self._gathering: Gathering | None = None
+        self._resident = engine.resident
+        far: dict[str, tuple[TensorSpec, Value]] = {}
         self._known: dict[str, tuple[Value, int]] = {}
         for spec in engine.columns:
             if spec.name + parts[0] not in used:
@@ -45,16 +53,16 @@ class Plan:
             view = device.view(value)
             staged = np.empty(rows, spec.numpy) if view is None else view
             self.data.append((spec.name, value, staged, view is None))
+            if view is None:
+                far[spec.name] = (spec, value)
             size = int(np.prod(shape)) * spec.numpy.itemsize
             for k, part in enumerate(parts):
                 self._known[spec.name + part] = (value, value.data_ptr() + k * size)
+        if far and device.room():
+            self._gathering = Gathering(device, far, engine.problem.threads)
         terms = [o for o in program.outputs if not o.name.startswith("new/")]
-        self.costs = device.empty([len(terms)], terms[0].numpy)
-        self.costs_view = device.view(self.costs)
-        item = terms[0].numpy.itemsize
-        self._costs = {
-            o.name: (self.costs, self.costs.data_ptr() + k * item) for k, o in enumerate(terms)
-        }
+        self._costs = {o.name: o for o in terms}
+        self.page = Page(device, terms)
         names = [o.name for o in terms]
         self.totals = np.array(
             [
@@ -97,12 +105,10 @@ class Plan:
                 binder.input_at(spec, value, self.place, value.data_ptr())
         binder.hosts(self.hosts)
         for spec in self.program.outputs:
-            if spec.name in self._costs:
-                owner, pointer = self._costs[spec.name]
-                binder.output_at(spec, owner, self.place, pointer)
-            else:
+            if spec.name not in self._costs:
                 value = after[spec.name.removeprefix("new/")]
                 binder.output_at(spec, value, self.place, value.data_ptr())
+        self.page.bind(binder, self.place)
         return binder
 
     def binders(self) -> list[Binder]:
@@ -111,10 +117,58 @@ class Plan:
 
     def fill(self, device: Device, batches: Batch | Block) -> None:
         """Copy the rows of all steps to where the graph reads them."""
+        if self._gathering is not None and batches.rows is not None:
+            columns = self._resident.of(batches.columns)
+            if columns:
+                self._gathering.take(columns, batches.rows)
+                return
         for name, value, staged, copied in self.data:
             batches.copy(name, staged)
             if copied:
                 device.write(value, staged)
+
+    def run(self, engine: FusedEngine, now: tuple[int, ...]) -> RunLosses:
+        """Run the steps from the versions ``now`` of weights, slots and statistics."""
+        binder, page = self.binder(engine, now), self.page
+        if page.view is not None:
+            binder.run()
+            return RunLosses(self, page.view[0].copy())
+        if page.used == page.size:
+            page = self.page = Page(engine.device, list(self._costs.values()))
+        page.bind(binder, self.place)
+        binder.run()
+        page.used += 1
+        return LateLosses(self, page)
+
+
+class Page:
+    """The costs of runs: of one where the host sees them, else of many, read when somebody asks."""
+
+    def __init__(self, device: Device, costs: Sequence[TensorSpec]) -> None:
+        self._device, self._specs = device, costs
+        self.used = 0
+        self.value = device.empty([1, len(costs)], costs[0].numpy)
+        self.view = device.view(self.value)
+        self.size = 1
+        if self.view is None:
+            self.size = _PAGE
+            self.value = device.empty([_PAGE, len(costs)], costs[0].numpy)
+        self._known = 0
+        self._read: Array = np.empty(0)
+
+    def bind(self, binder: Binder, place: Any) -> None:
+        """Have the next run's costs written to the next free row."""
+        item = self._specs[0].numpy.itemsize
+        first = self.value.data_ptr() + self.used * len(self._specs) * item
+        for k, spec in enumerate(self._specs):
+            binder.output_at(spec, self.value, place, first + k * item)
+
+    def row(self, k: int) -> Array:
+        """The costs of the k-th run."""
+        if k >= self._known:
+            self._read, self._known = self._device.read(self.value), self.used
+        costs: Array = self._read[k]
+        return costs
 
 
 class RunLosses:
@@ -138,6 +192,21 @@ class RunLosses:
         if not plan.penalties:
             return [(loss, 0.0) for loss in losses]
         return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
+
+
+class LateLosses(RunLosses):
+    """Those that are on the device until somebody asks."""
+
+    __slots__ = ("_page", "_row")
+
+    def __init__(self, plan: Plan, page: Page) -> None:
+        super().__init__(plan, _NOTHING)
+        self._page, self._row = page, page.used - 1
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        self._costs = self._page.row(self._row)
+        return super().read()
 
 
 class SeveralRuns:

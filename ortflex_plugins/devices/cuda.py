@@ -22,9 +22,17 @@ def _index(instance: object, attribute: attrs.Attribute[int], value: int) -> Non
         raise ValueError(f"Cuda.index must be an integer >= 0, got {value!r}")
 
 
+def _bytes(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"Cuda.data_bytes must be an integer >= 0, got {value!r}")
+
+
 @attrs.frozen(kw_only=True)
 class Cuda(Device):
     """Tensors on GPU number ``index``; ``device="cuda:1"`` is ``Cuda(index=1)``.
+
+    Training data of at most ``data_bytes`` are put there once and their rows gathered there, by the
+    backend fused; of larger ones every batch is copied.
 
     >>> Cuda(index=1).providers()[0]
     ('CUDAExecutionProvider', {'device_id': 1})
@@ -32,6 +40,7 @@ class Cuda(Device):
 
     name: ClassVar[str] = "cuda"
     index: int = attrs.field(default=0, validator=_index)
+    data_bytes: int = attrs.field(default=2**30, validator=_bytes)
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
@@ -85,6 +94,9 @@ class Cuda(Device):
 
     def read(self, value: Value) -> Array:
         return value.numpy()
+
+    def room(self) -> int:
+        return self.data_bytes
 
     def view(self, value: Value) -> None:
         """The host cannot reach the GPU's memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,53 @@ def test_a_device_out_of_the_host_s_reach_gives_the_same_weights(backend: str) -
         assert (sum(Counting.transfers.values()) > 0) == (device != "cpu")
     for n in states[0]:
         np.testing.assert_allclose(states[0][n], states[1][n], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_data_and_losses_stay_on_a_device_with_room(steps: int) -> None:
+    from ortflex_example.counting import Counting
+
+    x, y = regression(rows=43, features=5)
+    w = np.linspace(0, 1, 43)
+    rooms = {"none": 0, "too little": 500, "enough": 2**20}
+    devices = {"cpu": "cpu"} | {name: Counting(data_bytes=room) for name, room in rooms.items()}
+    backend = {"name": "fused", "steps_per_run": steps}
+    made, moved = {}, {}
+    for name, device in devices.items():
+        trainer = make(
+            models.mlp((5, 4, 1)), backend=backend, device=device, batch_size=4, epochs=3
+        )
+        Counting.transfers.clear()
+        first = trainer.fit(x, y, w).losses
+        second = trainer.fit(x[::-1].copy(), y, w).losses  # other data of the same shapes
+        made[name] = {**trainer.get_state(), "losses": np.array([*first, *second])}
+        moved[name] = Counter(Counting.transfers)
+    for name in rooms:
+        same(made[name], made["cpu"], 1e-6)
+    runs = 6 * (11 if steps == 1 else 3 + 2)
+    # A run writes the numbers of its rows in place of three columns.
+    assert moved["none"]["write"] - moved["enough"]["write"] == 2 * runs
+    assert moved["enough"]["put"] - moved["none"]["put"] == 2 * 3
+    assert moved["too little"] == moved["none"]
+
+
+def test_losses_stay_on_a_device_until_the_epoch_ends() -> None:
+    from ortflex_example.counting import Counting
+
+    x, y = regression(rows=800, features=5)
+    reads, losses = [], []
+    for device in ("cpu", "example_counting"):
+        for rows in (40, 80, 800):
+            backend = {"name": "fused", "steps_per_run": 1}
+            trainer = make(models.mlp((5, 4, 1)), backend=backend, device=device, batch_size=2)
+            Counting.transfers.clear()
+            losses.append(trainer.fit(x[:rows], y[:rows]).losses)
+            reads.append(Counting.transfers["read"])
+    np.testing.assert_allclose(losses[3:], losses[:3], rtol=1e-6)
+    few, twice, many = reads[3:]
+    assert twice - few < 20  # runs an epoch that there are more
+    # Beyond 256 runs they fill a page on the device, and are read when the next one begins.
+    assert many - few < 4 * len(losses[0])
 
 
 def test_a_data_source_by_name_trains() -> None:

@@ -112,7 +112,9 @@ def test_a_condition_on_a_parameter_alone_passes_no_gradient() -> None:
         y = If(c) <then_branch = t () => (float[] a) { a = Exp(x) },
                    else_branch = e () => (float[] b) { b = Tanh(x) }>
     """
-    with pytest.raises(NotDifferentiable, match=r"no gradient reaches 'w' .* \(If of the bool of Greater\)"):
+    with pytest.raises(
+        NotDifferentiable, match=r"no gradient reaches 'w' .* \(If of the bool of Greater\)"
+    ):
         operators(model(body))
 
 

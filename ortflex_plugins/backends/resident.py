@@ -1,0 +1,78 @@
+"""Training data that stay on a device out of the host's reach: a step's rows are gathered there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ortflex_core.batches import Lasting
+from ortflex_core.binder import Binder
+from ortflex_core.ops import Trace
+from ortflex_core.program import Program, build
+from ortflex_core.protocols import Device, Value
+from ortflex_core.session import session
+from ortflex_core.types import Array, TensorSpec
+
+_OPSETS = {"": 13}
+
+
+class Resident:
+    """The columns that are trained on, put onto the device once, where it has room for them."""
+
+    def __init__(self, device: Device, specs: Sequence[TensorSpec]) -> None:
+        self._device = device
+        self._names = [spec.name for spec in specs]
+        self._columns: Mapping[str, Array] | None = None
+        self._values: dict[str, Value] = {}
+
+    def of(self, columns: Mapping[str, Array]) -> Mapping[str, Value]:
+        """The columns on the device; none of arrays that change, or are more than there is room for."""
+        if not isinstance(columns, Lasting):
+            return {}
+        if columns is not self._columns:
+            self._values = {}  # before others are put there
+            own = {name: columns[name] for name in self._names if name in columns}
+            if sum(array.nbytes for array in own.values()) <= self._device.room():
+                self._values = {name: self._device.put(array) for name, array in own.items()}
+            self._columns = columns
+        return self._values
+
+
+class Gathering:
+    """Takes rows of columns on the device to where a graph reads them.
+
+    Args:
+        device: where all of it is.
+        targets: specification and memory of what takes the rows, by column.
+        threads: of its session.
+    """
+
+    def __init__(
+        self, device: Device, targets: Mapping[str, tuple[TensorSpec, Value]], threads: int
+    ) -> None:
+        self._device = device
+        first = next(iter(targets.values()))[1]
+        self._rows = device.empty([first.shape()[0]], np.int64)
+        self._binder = Binder(session(_program(targets), device, threads), "gather")
+        self._binder.input("rows", self._rows)
+        for name, (_, value) in targets.items():
+            self._binder.output(f"rows/{name}", value)
+        self._names = list(targets)
+
+    def take(self, columns: Mapping[str, Value], rows: Array) -> None:
+        """Gather the rows of these numbers."""
+        for name in self._names:
+            self._binder.input(f"column/{name}", columns[name])
+        self._device.write(self._rows, rows)
+        self._binder.run()
+
+
+def _program(targets: Mapping[str, tuple[TensorSpec, Value]]) -> Program:
+    trace = Trace(_OPSETS)
+    rows = trace.input("rows", np.int64, ("taken",))
+    taken = {}
+    for name, (spec, value) in targets.items():
+        column = trace.input(f"column/{name}", spec.dtype, ("all", *value.shape()[1:]))
+        taken[f"rows/{name}"] = trace.op.Gather(column, rows, axis=0)
+    return build(trace, taken, name="rows")
