@@ -125,7 +125,8 @@ def _no_collisions(model: Model, asked: Sequence[str], roots: Sequence[str]) -> 
 
 def _inputs(model: Model, asked: Sequence[str]) -> dict[str, TensorSpec]:
     weights = model.initializers
-    named = {spec.name: spec for spec in model.inputs}
+    # With the batch by the name that it has in other tensors' shapes: as equal sizes they need no sum.
+    named = {spec.name: model.value(spec.name) for spec in model.inputs}
     return named | {name: weights[name] for name in asked if name in weights}
 
 

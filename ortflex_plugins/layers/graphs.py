@@ -58,5 +58,5 @@ def _replayed(
 
 def _inputs(mode: Mode, wrt: Sequence[str]) -> dict[str, TensorSpec]:
     weights: Mapping[str, TensorSpec] = mode.model.initializers
-    named = {spec.name: spec for spec in mode.model.inputs}
+    named = {spec.name: mode.model.value(spec.name) for spec in mode.model.inputs}
     return named | {name: weights[name] for name in wrt if name in weights}
