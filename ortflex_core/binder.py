@@ -128,14 +128,17 @@ class HostVector:
         self._program = HostProgram([h.expression for h in program.hosts])
         self.varying = tuple(sorted(self._program.symbols - set(constants)))
         self._last: tuple[float, ...] | None = None
-        self._groups: list[tuple[list[int], Value, Array]] = []
+        # Which expressions, where their values go, and the memory to copy that to, if it is far.
+        self._groups: list[tuple[list[int], Array, Value | None]] = []
         self._places: list[tuple[str, int, int]] = []
+        self._memory: list[Value] = []
         for dtype in dict.fromkeys(h.spec.dtype for h in program.hosts):
             members = [k for k, h in enumerate(program.hosts) if h.spec.dtype == dtype]
             memory = device.empty([len(members)], numpy_dtype(dtype))
             view = device.view(memory)
             staged = np.zeros(len(members), numpy_dtype(dtype)) if view is None else view
-            self._groups.append((members, memory, staged))
+            self._groups.append((members, staged, memory if view is None else None))
+            self._memory.append(memory)
             size = numpy_dtype(dtype).itemsize
             for place, k in enumerate(members):
                 name = program.hosts[k].spec.name
@@ -151,9 +154,8 @@ class HostVector:
         if key == self._last:
             return
         numbers = self._program({**self._constants, **values})
-        for members, memory, staged in self._groups:
-            for place, k in enumerate(members):
-                staged[place] = numbers[k]
-            if self._device.view(memory) is None:
-                self._device.write(memory, staged)
+        for members, staged, far in self._groups:
+            staged[:] = [numbers[k] for k in members]
+            if far is not None:
+                self._device.write(far, staged)
         self._last = key
