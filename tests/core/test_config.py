@@ -302,7 +302,7 @@ def test_every_default_is_spelled_out(folder: Path) -> None:
     resolved = load(folder, RICH).resolved(plugins())
     assert resolved.optimizer == {"name": "adam", "beta1": 0.8, "beta2": 0.999, "eps": 1e-8}
     assert resolved.learning_rate == Adam.default_rate
-    assert resolved.device == {"name": "cuda", "index": 1}
+    assert resolved.device == {"name": "cuda", "index": 1, "data_bytes": 2**30}
     assert resolved.penalty == {
         "by_parameter": {"coef*": {"name": "elastic", "l1": 0.0, "l2": 0.01}}
     }
