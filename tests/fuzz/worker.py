@@ -1,6 +1,6 @@
 """Feeds mutants to ortflex, one after another, and says of each how it ended.
 
-By hand: ``python -m tests.fuzz.worker model 1234 1 /tmp/folder`` runs mutant 1234 of the models, and
+By hand: ``python -m tests.fuzz.worker model 1234 1 folder`` runs mutant 1234 of the models, and
 leaves its files in the folder.
 """
 
