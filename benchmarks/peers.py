@@ -23,13 +23,12 @@ class Absent(Exception):
     """A peer that cannot take part here, and why."""
 
 
-def ours(workload: Workload) -> Epochs:
-    """Trainer.fit as users call it, its History included."""
+def trainer_of(workload: Workload) -> Any:
+    """The Trainer of a workload, on one thread, everything else at its default."""
     from benchmarks.onnx_network import network
     from ortflex_core import Trainer
 
-    x, y, weight = data(workload)
-    trainer = Trainer(
+    return Trainer(
         network(workload),
         loss=workload.loss,
         optimizer=workload.optimizer,
@@ -41,6 +40,12 @@ def ours(workload: Workload) -> Epochs:
         threads=1,
         progress=False,
     )
+
+
+def ours(workload: Workload) -> Epochs:
+    """Trainer.fit as users call it, its History included."""
+    x, y, weight = data(workload)
+    trainer = trainer_of(workload)
 
     def epochs(count: int) -> Any:
         trainer.epochs = count

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.onnx_network import network
+from benchmarks.peers import trainer_of
 from benchmarks.workloads import WORKLOADS, Workload, data, weights
 
 _PRODUCTS = frozenset({"Gemm", "MatMul", "FusedGemm", "FusedMatMul", "Conv", "FusedConv"})
@@ -25,20 +25,7 @@ _PRODUCTS |= {"ConvTranspose"}
 
 def step_graph(workload: Workload) -> tuple[onnx.ModelProto, int]:
     """The graph that trains batches of the usual size, and how many steps it holds."""
-    from ortflex_core import Trainer
-
-    trainer = Trainer(
-        network(workload),
-        loss=workload.loss,
-        optimizer=workload.optimizer,
-        learning_rate=workload.rate,
-        reduction=workload.reduction,
-        batch_size=workload.batch,
-        epochs=1,
-        backend="fused",
-        threads=1,
-        progress=False,
-    )
+    trainer = trainer_of(workload)
     trainer.fit(*data(workload))
     usual = f"step-{workload.batch}-rows"
     graphs = {n: g for n, g in trainer.save_onnx_graph().items() if n.startswith(usual)}
