@@ -4,7 +4,7 @@
 NOX := .venv/bin/nox
 REPORTS := .nox/reports
 
-.PHONY: help demo test test-all lint types bench docs clean
+.PHONY: help demo test test-all lint types package bench docs clean
 
 help:
 	@echo "make demo      fine-tune a classifier on handwritten digits"
@@ -12,13 +12,14 @@ help:
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     microseconds a step, beside torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
 	@echo "make lint types"
+	@echo "make package   the wheel and the source distribution, in .nox/dist, checked and tried"
 	@echo "make docs      the site, in docs/_build/html; its examples run"
 	@echo "make clean     remove the environments"
 
 $(NOX): .ci/bootstrap
 	@.ci/bootstrap && touch $(NOX)
 
-demo lint types docs: $(NOX)
+demo lint types docs package: $(NOX)
 	@$(NOX) --session $@
 
 bench: $(NOX)

@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ import nox
 
 ROOT = Path(__file__).parent
 REPORTS = ROOT / ".nox" / "reports"
+DIST = ROOT / ".nox" / "dist"
 EXAMPLE_PLUGIN = ROOT / "tests" / "fixtures" / "ortflex_example"
 
 # An oracle of the tests and a peer of the benchmarks. Always installed by pip: uv resolves torch
@@ -39,7 +42,7 @@ class Environment(NamedTuple):
     extra: str
     python: str
     with_torch: bool
-    sample: str = "4"
+    sample: str = "8"
     """Every which case of the tables of gradients is asked here; 1 is all of them."""
     pins: tuple[str, ...] = ()
     """Requirements on top of the extra: the version of the runtime, where it is not the newest."""
@@ -55,10 +58,14 @@ ENVIRONMENTS = {
     "stock": Environment(
         "stock", "3.11", with_torch=True, sample="1", pins=("tensorboard",), more=("mlflow",)
     ),
-    "stock-3.13": Environment("stock", "3.13", with_torch=False),
+    "stock-3.13": Environment("stock", "3.13", with_torch=False, sample="16"),
     # What torch knows better is asked above; here it is whether older runtimes compute the same.
-    "stock-1.23": Environment("stock", "3.11", with_torch=False, pins=("onnxruntime==1.23.*",)),
-    "stock-1.19": Environment("stock", "3.11", with_torch=False, pins=("onnxruntime==1.19.2",)),
+    "stock-1.23": Environment(
+        "stock", "3.11", with_torch=False, sample="16", pins=("onnxruntime==1.23.*",)
+    ),
+    "stock-1.19": Environment(
+        "stock", "3.11", with_torch=False, sample="16", pins=("onnxruntime==1.19.2",)
+    ),
 }
 
 
@@ -68,6 +75,8 @@ def find_python(version: str) -> str | None:
     candidates = [
         shutil.which(f"python{version}"),
         *sorted(map(str, pyenv.glob(f"versions/{version}*/bin/python{version}"))),
+        # Windows has no python3.11, only the one that runs this.
+        sys.executable,
     ]
     ask = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     for candidate in filter(None, candidates):
@@ -124,14 +133,19 @@ def reported(name: str) -> Iterator[Path]:
     """Have a line in the table for this session, whatever becomes of it.
 
     Until the block ends well, or the tests write their own report, the line says that it failed.
+    How long it took, with the making of the environment, is in it, too.
     """
     REPORTS.mkdir(parents=True, exist_ok=True)
     path = REPORTS / f"{name}.json"
-    failed = json.dumps(one_line(name, "failed"))
+    failed, began = json.dumps(one_line(name, "failed")), time.monotonic()
     path.write_text(failed)
-    yield path
-    if path.read_text() == failed:
-        path.write_text(json.dumps(one_line(name, "passed")))
+    try:
+        yield path
+        if path.read_text() == failed:
+            path.write_text(json.dumps(one_line(name, "passed")))
+    finally:
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps(found | {"seconds": round(time.monotonic() - began)}, indent=2))
 
 
 def one_line(name: str, outcome: str, reason: str = "") -> dict[str, Any]:
@@ -146,11 +160,12 @@ def one_line(name: str, outcome: str, reason: str = "") -> dict[str, Any]:
 
 @nox.session(tags=["tests"])
 def lint(session: nox.Session) -> None:
-    """The rules and the format of ruff."""
+    """The rules and the format of ruff; ``-- --fix`` repairs and formats."""
     with reported("lint"):
         session.install("ruff")
-        session.run("ruff", "check", ".")
-        session.run("ruff", "format", "--check", ".")
+        fix = "--fix" in session.posargs
+        session.run("ruff", "check", *(["--fix"] if fix else []), ".")
+        session.run("ruff", "format", *([] if fix else ["--check"]), ".")
 
 
 @nox.session(tags=["tests"])
@@ -159,6 +174,30 @@ def types(session: nox.Session) -> None:
     with reported("types"):
         prepare(session, "dev")
         session.run("mypy")
+
+
+@nox.session(python=PYTHONS["3.11"], tags=["tests"], reuse_venv=False)
+def package(session: nox.Session) -> None:
+    """The wheel and the source distribution: built, checked, and used from a fresh environment."""
+    with reported("package"):
+        shutil.rmtree(DIST, ignore_errors=True)
+        session.install("build", "hatchling", "twine")
+        # The wheel is built from the source distribution, which therefore has all that it needs.
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST))
+        files = sorted(map(str, DIST.iterdir()))
+        session.run("python", "-m", "twine", "check", "--strict", *files)
+        session.run("python", "tests/distributions.py", *files)
+        # Nothing of the tools may stand in for a dependency that is missing.
+        session.virtualenv.reuse_existing = False
+        session.virtualenv.create()
+        session.install(f"{next(DIST.glob('*.whl'))}[stock]")
+        # In a folder from where the checkout cannot be imported.
+        place = session.create_tmp()
+        session.chdir(place)
+        session.run("python", str(ROOT / "tests" / "first_run.py"))
+        session.run("python", "-m", "ortflex", "--help", silent=True)
+        session.run("ortflex", "plugins", silent=True)
+        session.run("ortflex", "train", "train.toml", 'output="run"')
 
 
 for name, environment in ENVIRONMENTS.items():
@@ -181,8 +220,11 @@ for name, environment in ENVIRONMENTS.items():
             if environment.sample == "1" and any("slow or" in each for each in session.posargs):
                 # Guides mutants; where there is no wheel of it, its test is skipped.
                 session.install("--only-binary", "atheris", "atheris", success_codes=[0, 1, 2])
+            # Python's own limit (pyproject.toml) may wait for a lock that native code holds.
+            limit = 7300 if any("slow or" in each for each in session.posargs) else 330
             session.run(
                 *("python", "-m", "pytest", "--continue-on-collection-errors"),
+                *("-o", f"faulthandler_timeout={limit}", "-o", "faulthandler_exit_on_timeout=true"),
                 *("--numprocesses", "auto", "--dist", "worksteal"),
                 *("-m", "not slow", *session.posargs),
                 env={
@@ -190,8 +232,12 @@ for name, environment in ENVIRONMENTS.items():
                     "ORTFLEX_TEST_SAMPLE": os.environ.get(
                         "ORTFLEX_TEST_SAMPLE", environment.sample
                     ),
+                    "ORTFLEX_TEST_SILENCE": str(limit + 300),
                     # One thread a worker: two would fight for the same cores.
                     "OMP_NUM_THREADS": "1",
+                    # Without bytecode, each worker and each process of a test compiles all anew.
+                    "PYTHONDONTWRITEBYTECODE": "",
+                    "PYTHONPYCACHEPREFIX": str(ROOT / ".nox" / "bytecode"),
                 },
             )
 
@@ -204,7 +250,7 @@ for name in ("agent", "session"):
         if PYTHONS[ENVIRONMENTS[name].python] is None:
             session.skip(f"no Python {ENVIRONMENTS[name].python} was found")
         prepare(session, name, "sklearn", with_torch=True)
-        session.run("python", "-m", "benchmarks", "backends", *session.posargs)
+        session.run("python", "-m", "tests.benchmarks", "backends", *session.posargs)
 
 
 @session_for("bench", "jax", "3.11")
@@ -231,9 +277,9 @@ def run_peers(session: nox.Session) -> None:
         # The names of peers have spaces.
         chosen = text.replace(",", " ").split() if option == "workload" else text.split(",")
         arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
-    session.run("python", "-m", "benchmarks", "peers", *arguments, *session.posargs)
+    session.run("python", "-m", "tests.benchmarks", "peers", *arguments, *session.posargs)
     for table in ("estimators", "features", "layers", "growth", "data"):
-        session.run("python", "-m", "benchmarks", table)
+        session.run("python", "-m", "tests.benchmarks", table)
 
 
 @nox.session
@@ -246,8 +292,9 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The site in docs/_build/html: reference from the classes, examples that run, no warnings."""
-    prepare(session, "stock", "sklearn", "plot", "docs", with_torch=True)
+    prepare(session, "stock", "sklearn", "plot", "testing", "docs", with_torch=True)
     session.run("python", "-m", "ortflex_plugins.cli.reference", "docs/reference")
+    session.run("python", "docs/draw_architecture.py")
     session.run(
         *("python", "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"),
         *("docs", "docs/_build/html"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import ortflex_core
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "examples"))
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "examples")]
+
+importlib.import_module("api_pages").main()
 
 # Pages of examples that were renamed since would be documents without a place.
 for page in (HERE / "gallery").glob("plot_*.rst"):
@@ -28,11 +31,15 @@ extensions = [
 ]
 source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
 exclude_patterns = ["_build", "examples", "gallery/**/*.ipynb"]
-suppress_warnings = ["config.cache"]
+# Types are written by names that several public modules have: any of them will do.
+suppress_warnings = ["config.cache", "ref.python"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True
 napoleon_custom_sections = ["Source"]

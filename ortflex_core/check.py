@@ -1,34 +1,45 @@
-"""What of a model can be trained, before anybody has data: node by node, backend by backend."""
+"""Which part of a model can be trained, before there are data: by node and by backend."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core import compose, parameters, probe, sequences, terms
-from ortflex_core.autodiff import RuleTable, gradients
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import RuleTable, gradients
+from ortflex_core.config.arguments import ASSUMED_LOSS, default
+from ortflex_core.engines import backend_choice
 from ortflex_core.errors import (
     GraphError,
     NoGradientRule,
     NotDifferentiable,
     OrtflexError,
+    PluginError,
     RuntimeUnavailable,
 )
-from ortflex_core.model import Model, reads
-from ortflex_core.ops import FLOATS, Trace
-from ortflex_core.parameters import Choice
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Device
+from ortflex_core.graph import sequences
+from ortflex_core.graph.ops import FLOATS, Trace
+from ortflex_core.model import shape_probe
+from ortflex_core.model.model import Model
+from ortflex_core.model.nodes import reads
+from ortflex_core.opsets import function_bodies, kernels
+from ortflex_core.parameters import selection as parameters
+from ortflex_core.parameters.selection import Choice
+from ortflex_core.problem import losses
+from ortflex_core.problem.problem import Problem
+from ortflex_core.programs import stages
+from ortflex_core.protocols import calls
+from ortflex_core.protocols.kinds import Device
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
-from ortflex_core.session import session
-from ortflex_core.setup import check_version
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.runtime.session import get_session
+from ortflex_core.training.setup import check_version
 from ortflex_core.types import TensorSpec
 
 Status = Literal["trainable", "passes", "frozen", "not differentiable", "no rule"]
@@ -69,6 +80,8 @@ class ModelReport:
     nodes: tuple[NodeReport, ...]
     backends: Mapping[str, tuple[str, ...]]
     """Each backend's reasons against the model; empty if it can train it."""
+    notes: tuple[str, ...] = ()
+    """What else a training of the model has to know."""
 
     @property
     def trainable(self) -> bool:
@@ -83,16 +96,10 @@ class ModelReport:
 
     @property
     def shared(self) -> dict[str, tuple[str, ...]]:
-        """The parameters that several nodes read, and which: each trains as one.
-
-        Exporters merge tensors of equal values, such as the ones and zeros that the scales and
-        biases of a new network begin with.
-        """
-        readers: dict[str, list[str]] = {}
-        for node in self.nodes:
-            for name in node.parameters:
-                readers.setdefault(name, []).append(node.name or f"#{node.index}")
-        return {name: tuple(found) for name, found in readers.items() if len(found) > 1}
+        """The parameters that several nodes read, and which: each trains as one."""
+        return parameters.shared(
+            (node.name or f"#{node.index}", node.parameters) for node in self.nodes
+        )
 
     @property
     def summary(self) -> str:
@@ -107,6 +114,7 @@ class ModelReport:
         ]
         for name, reasons in self.backends.items():
             lines.append(f"{name}: " + ("can train it" if not reasons else reasons[0]))
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,6 +134,7 @@ class ModelReport:
                 name: {"can_train": not reasons, "reasons": list(reasons)}
                 for name, reasons in self.backends.items()
             },
+            "notes": list(self.notes),
         }
 
 
@@ -165,17 +174,17 @@ def check_model(
     """
     source = model if isinstance(model, Model) else Model(model)
     found = plugins or Plugins.discover()
-    rules = found.rules(families)  # which may bring kernels along
+    rules = load_rules(found, families)  # which may bring kernels along
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
-        probe.complete(source)
+        shape_probe.complete_shapes(source)
     spec = loss
     if loss is None:
         floats = [o.name for o in source.outputs if o.dtype in FLOATS]
-        spec = dict.fromkeys(floats, "squared_error") if len(floats) > 1 else "squared_error"
-    requests = terms.loss_requests(source, spec, found)
+        spec = dict.fromkeys(floats, ASSUMED_LOSS) if len(floats) > 1 else ASSUMED_LOSS
+    requests = losses.loss_requests(source, spec, found)
     outputs = tuple(dict.fromkeys(r.predicted for r in requests))
-    choices = tuple(parameters.choose(source, outputs, params))
+    choices = tuple(parameters.choose_parameters(source, outputs, params))
     nodes = _nodes(source, outputs, [c.name for c in choices if c.trained], rules)
     return ModelReport(
         model=source.label,
@@ -184,7 +193,24 @@ def check_model(
         choices=choices,
         nodes=tuple(nodes),
         backends=_backends(source, requests, choices, rules, found),
+        notes=tuple(_notes(source)),
     )
+
+
+def _notes(model: Model) -> Iterator[str]:
+    if model.stamp:
+        yield model.stamp
+    if model.unlearned:
+        yield shape_probe.explanation(model)
+    if (fixed := model.fixed_batch) is not None:
+        spec, rows = fixed
+        yield (
+            f"the input {spec} has a fixed batch of {rows}: train with free_batch=true, with "
+            f"batch_size={rows} and a multiple of it as rows, or export the model with a dynamic "
+            "batch dimension"
+        )
+    yield from model.apart.values()
+    yield from kernels.deviations(model.internal)
 
 
 def _nodes(
@@ -214,11 +240,10 @@ def _nodes(
     for node, _, _, open_ in reversed(judged):
         if reached & set(node.output):
             reached |= open_
-    return [_report(model, k, entry, behind, weights, reached) for k, entry in enumerate(judged)]
+    return [_report(k, entry, behind, weights, reached) for k, entry in enumerate(judged)]
 
 
 def _report(
-    model: Model,
     index: int,
     judged: tuple[NodeProto, Status, str, set[str]],
     behind: Mapping[str, frozenset[str]],
@@ -252,18 +277,22 @@ def _judge(
     The node is differentiated by itself: an operator may have a rule, but not for this form of it.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
-    known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
+    try:
+        known, rule = rules.lookup(domain, node.op_type, model.opsets.get(domain, 1))
+    except PluginError as error:
+        return "no rule", str(error), set()
     label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
-    if not domain and node.op_type in sequences.OPERATORS:
+    if not domain and node.op_type in sequences.SEQUENCE_OPERATORS:
         return "passes", "sequences are resolved while the graph is traced", set(live)
-    if not known:
-        return "no rule", f"there is no gradient rule for {label}", set()
-    if rule is None:
+    if not known and (domain or not function_bodies.has_body(node.op_type)):
+        return "no rule", f"no gradient rule for {label} is installed", set()
+    if known and rule is None:
         return "not differentiable", f"no gradient passes through {node.op_type}", set()
     open_: set[str] = set()
+    apart = False
     for name in live:
         try:
-            _differentiate(model, node, live, name, rules)
+            apart |= _differentiate(model, node, live, name, rules)
         except NoGradientRule as error:
             text = str(error).split(f" of {domain or 'ai.onnx'} opset")[0]
             return "no rule", text, set()
@@ -272,13 +301,16 @@ def _judge(
         open_.add(name)
     if not open_:
         return "not differentiable", "no gradient passes to an input that parameters reach", set()
+    if apart:
+        return "passes", f"by the function body that the standard has for {node.op_type}", open_
     family = rules.family(domain, node.op_type)
     return "passes", f"by the family {family!r} of gradient rules", open_
 
 
 def _differentiate(
     model: Model, node: NodeProto, live: Sequence[str], wrt: str, rules: RuleTable
-) -> None:
+) -> bool:
+    """Differentiate a node alone; whether that goes by way of its function body."""
     trace = Trace(model.opsets)
     given = {}
     # What reads whole numbers that stand for real ones passes its gradient on to those.
@@ -302,15 +334,16 @@ def _differentiate(
         roots = [(values[results[0]], None)]
         seed = trace.constant(1.0, given[wrt].dtype)
         gradients([(roots[0][0], seed)], [given[wrt]], rules)
-        return
+        return False
     if not roots:
         raise NotDifferentiable(f"{node.op_type} has no float output")
     gradients(roots, [given[wrt]], rules)
+    return any(n.op_type == node.op_type for n in trace.by_body)
 
 
 def _backends(
     model: Model,
-    requests: Sequence[terms.LossRequest],
+    requests: Sequence[losses.LossRequest],
     choices: Sequence[Choice],
     rules: RuleTable,
     plugins: Plugins,
@@ -323,17 +356,19 @@ def _backends(
         labels = {r.label: _label(model, r) for r in requests}
         bound = Problem(
             model=model,
-            terms=terms.bind_terms(model, requests, labels, {}),
+            terms=losses.bind_terms(model, requests, labels, {}),
             penalties=(),
-            optimizer=plugins.component("optimizers", "sgd"),
-            optimizer_name="sgd",
+            optimizer=(optimizer := plugins.component("optimizers", default("optimizer"))),
+            optimizer_name=plugins["optimizers"].known_as(optimizer),
             choices=tuple(choices),
             reduction="mean",
             rules=rules,
             plugins=plugins,
+            batch_size=fixed[1] if (fixed := model.fixed_batch) else 1,
         )
-        device = plugins.component("devices", "cpu")
-        terms.check_precision(model, bound.parameters)
+        device = plugins.component("devices", default("device"))
+        losses.check_inputs(model)
+        losses.check_precision(model, bound.parameters)
         refused = _refused(bound, device)
     except OrtflexError as error:
         return dict.fromkeys(names, (str(error),))
@@ -341,7 +376,7 @@ def _backends(
     for name in names:
         try:
             backend = plugins.component("backends", name)
-            against = backend.available(runtime) or backend.supports(bound, device, runtime)
+            against = backend_choice.against(plugins, backend, bound, device, runtime)
         except OrtflexError as error:
             against = [str(error)]
         found[name] = tuple(against or refused)
@@ -351,12 +386,12 @@ def _backends(
 def _refused(problem: Problem, device: Device) -> list[str]:
     """Why onnxruntime does not even run the model, such as an operator without a kernel."""
     try:
-        session(compose.prediction_program(problem, problem.predicted), device, optimize=False)
+        get_session(stages.prediction_program(problem, problem.predicted), device, optimize=False)
     except GraphError as error:
         return [str(error)]
     return []
 
 
-def _label(model: Model, request: terms.LossRequest) -> TensorSpec:
+def _label(model: Model, request: losses.LossRequest) -> TensorSpec:
     predicted = model.value(request.predicted)
-    return request.loss.label(predicted, None)
+    return calls.label(request.loss, predicted, None)

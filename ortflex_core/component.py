@@ -1,4 +1,4 @@
-"""What all components share: hyperparameters, validation, and their symbolic twins.
+"""The base of all components: hyperparameters and validators.
 
 A component is a frozen attrs class with keyword-only fields. A field made by :func:`hyper` may
 change from one run to the next without a new graph: while a formula is traced it is a host scalar
@@ -8,13 +8,74 @@ change from one run to the next without a new graph: while a formula is traced i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, ClassVar
 
 import attrs
 
-C = TypeVar("C", bound="Component")
+from ortflex_core.errors import short_repr
+
 _HYPER = "ortflex.hyper"
+
+
+MOST = 2**31 - 1
+"""The largest count of anything: rows, batches, epochs, steps; far beyond what can be waited for."""
+
+
+def is_count(value: Any, least: int = 1, most: int = MOST) -> bool:
+    """Whether a value is an integer between bounds, and no boolean.
+
+    >>> is_count(5), is_count(True), is_count(10**25)
+    (True, False, False)
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and least <= value <= most
+
+
+def expected_count(value: Any, least: int = 1, most: int = MOST) -> str:
+    """What a message says was expected and came, where :func:`is_count` says no.
+
+    >>> expected_count(0)
+    'expected an integer >= 1, got 0'
+    >>> expected_count(2**31)
+    'expected an integer from 1 to 2147483647, got 2147483648'
+    """
+    beyond = isinstance(value, int) and value > most
+    bounds = f"from {least} to {most}" if beyond else f">= {least}"
+    return f"expected an integer {bounds}, got {short_repr(value)}"
+
+
+@attrs.frozen(kw_only=True)
+class Bounds:
+    """What :func:`number` makes: a validator that can be asked for its bounds."""
+
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+
+    @property
+    def range(self) -> str:
+        """The bounds in words, for messages and the reference."""
+        bounds = {">": self.gt, ">=": self.ge, "<": self.lt, "<=": self.le}
+        return " and ".join(f"{sign} {b:g}" for sign, b in bounds.items() if b is not None)
+
+    def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        """Refuse any other value."""
+        good = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
+            and (self.gt is None or value > self.gt)
+            and (self.ge is None or value >= self.ge)
+            and (self.lt is None or value < self.lt)
+            and (self.le is None or value <= self.le)
+        )
+        if not good:
+            where = f"{type(instance).__name__}.{attribute.name}"
+            text = f"{where} must be a number {self.range}".rstrip() + f", got {short_repr(value)}"
+            raise (ValueError if isinstance(value, int | float) else TypeError)(text)
 
 
 def number(
@@ -23,7 +84,7 @@ def number(
     ge: float | None = None,
     lt: float | None = None,
     le: float | None = None,
-) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+) -> Bounds:
     """Validator: a finite real number inside the given bounds.
 
     >>> @attrs.frozen(kw_only=True)
@@ -33,28 +94,7 @@ def number(
     Traceback (most recent call last):
     ValueError: Momentum.beta must be a number >= 0 and < 1, got 2.0
     """
-    bounds = {">": gt, ">=": ge, "<": lt, "<=": le}
-    wanted = " and ".join(
-        f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None
-    )
-
-    def validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        good = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
-            and (gt is None or value > gt)
-            and (ge is None or value >= ge)
-            and (lt is None or value < lt)
-            and (le is None or value <= le)
-        )
-        if not good:
-            where = f"{type(instance).__name__}.{attribute.name}"
-            text = f"{where} must be a number {wanted}".rstrip() + f", got {value!r}"
-            raise (ValueError if isinstance(value, int | float) else TypeError)(text)
-
-    validate.range = wanted  # type: ignore[attr-defined]  # for the reference
-    return validate
+    return Bounds(gt=gt, ge=ge, lt=lt, le=le)
 
 
 def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
@@ -64,7 +104,7 @@ def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
         if value not in choices:
             where = f"{type(instance).__name__}.{attribute.name}"
             raise ValueError(
-                f"{where} must be one of {', '.join(map(repr, choices))}, got {value!r}"
+                f"{where} must be one of {', '.join(map(repr, choices))}, got {short_repr(value)}"
             )
 
     return validate
@@ -113,16 +153,3 @@ def _described(value: Any) -> Any:
     if isinstance(value, Component):
         return value.describe()
     return tuple(map(_described, value)) if isinstance(value, tuple | list) else value
-
-
-def symbolic(component: C, symbols: Mapping[str, Any]) -> C:
-    """Return the component's twin for tracing, its hyperparameters replaced by ``symbols``.
-
-    Validators are bypassed on purpose: a symbol has no value yet.
-    """
-    twin = object.__new__(type(component))
-    for field in attrs.fields(type(component)):
-        object.__setattr__(
-            twin, field.name, symbols.get(field.name, getattr(component, field.name))
-        )
-    return twin

@@ -7,6 +7,7 @@ errors as one family; each also derives from the built-in exception a Python use
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ class OrtflexError(Exception):
 
 
 class RuntimeUnavailable(OrtflexError, RuntimeError):
-    """onnxruntime is missing, installed twice, or broken; the text says how to mend it."""
+    """onnxruntime is missing, installed twice, or broken; the message says how to repair it."""
 
 
 class ModelError(OrtflexError, ValueError):
@@ -39,8 +40,19 @@ class PluginError(OrtflexError, LookupError):
     """A plugin is unknown, broken, or there are two of the same name."""
 
 
+class BrokenPlugin(PluginError):
+    """A plugin cannot be imported, its code raised, or it returned a value its kind does not allow.
+
+    ``culprit`` is the object whose code failed, if there is one.
+    """
+
+    def __init__(self, text: str, culprit: object = None) -> None:
+        super().__init__(text)
+        self.culprit = culprit
+
+
 class Unsupported(OrtflexError, RuntimeError):
-    """No backend (or not the one asked for) can train this problem here."""
+    """No backend (or not the requested one) can train this problem in this environment."""
 
 
 class GraphError(OrtflexError, ValueError):
@@ -54,8 +66,8 @@ class MissingKernel(GraphError):
 class NoGradientRule(OrtflexError, LookupError):
     """An operator between a parameter and the loss has no gradient rule.
 
-    A rule raises it with a few words, for a form of its operator that it does not know; the engine
-    adds node, path and ways out (``complete``).
+    A rule raises it with a short reason, for a form of its operator that it does not support; the
+    reverse walk adds the node, the path and the ways out (``complete``).
     """
 
     def __init__(self, text: str, *, complete: bool = False) -> None:
@@ -68,7 +80,7 @@ class NotDifferentiable(OrtflexError, ValueError):
 
 
 class CheckpointError(OrtflexError, ValueError):
-    """A checkpoint is missing, incomplete, or belongs to something else than what is here."""
+    """A checkpoint is missing, incomplete, or of another model or training."""
 
 
 MALFORMED = (
@@ -80,11 +92,11 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""What code that trusts a node raises where the node is not what its operator asks for."""
+"""What code that trusts a node raises when the node does not fit its operator's definition."""
 
 
 class TrainingDiverged(OrtflexError, ArithmeticError):
-    """The loss is not finite any more; the last good state was kept."""
+    """The loss is no longer finite; the last good state was kept."""
 
 
 class Problems:
@@ -106,7 +118,7 @@ class Problems:
         self.lines.extend(lines)
 
     def collect(self, make: Callable[[], Any]) -> Any:
-        """The result of ``make``; None, for use until :meth:`raise_all`, where it failed."""
+        """The result of ``make``, or None if it failed; :meth:`raise_all` reports the failure later."""
         try:
             return make()
         except ConfigError as error:
@@ -118,11 +130,11 @@ class Problems:
         return None
 
     def raise_all(self) -> None:
-        """Raise what was found, if anything.
+        """Raise the collected problems, if there are any.
 
         Raises:
-            ConfigError: all problems; a single one of a kind of its own (ModelError, PluginError)
-                is raised as it is.
+            ConfigError: all problems; a single exception (ModelError, PluginError) is raised
+                unchanged.
         """
         if len(self.lines) == 1 and self._last is not None:
             raise self._last
@@ -130,23 +142,53 @@ class Problems:
             raise ConfigError(self.lines) from self._last
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: what was probably meant, and what there is.
+def describe_error(error: BaseException) -> str:
+    """The type and message of a third-party error, for a message: ``ValueError: no such card``.
 
-    >>> nearest("adm", ["sgd", "adam"])
+    >>> describe_error(SystemExit(9))
+    'SystemExit: 9'
+    """
+    try:
+        text = printable(str(error))[:_LONGEST_LINE]
+    except Exception:  # __str__ is code of a plugin, too
+        text = "(an error whose message cannot be read)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+LONG = 10**300
+"""Larger integers are not written to files or messages: Python converts at most 4300 digits."""
+
+
+def short_repr(thing: object) -> str:
+    """The repr of an object for a message, shortened; it works even if the object's repr fails.
+
+    >>> short_repr(1.5), short_repr(10**5000)
+    ('1.5', 'an integer of more than 300 digits')
+    """
+    if isinstance(thing, int) and abs(thing) >= LONG:
+        return "an integer of more than 300 digits"
+    try:
+        return repr(thing)[:_COMPARED]
+    except Exception:  # code of a plugin
+        return f"an object of {type(thing).__name__}"
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the nearest names, and the known names.
+
+    >>> suggest("adm", ["sgd", "adam"])
     "did you mean 'adam'? Known: adam, sgd"
     """
     names = sorted(set(known))
     if len(name) > _COMPARED:
-        # A file may have names of any length; to compare them takes the square of it.
+        # A file may have names of any length; the comparison takes time in its square.
         return f"Known: {_listed(names)}"
     close = difflib.get_close_matches(name, [n for n in names if len(n) <= _COMPARED], 2, 0.6)
-    same = [
-        n for n in names if n.lower() == name.lower()
-    ]  # "AdamW" is nearer to adamw than to adam
+    # "AdamW" is nearer to adamw than to adam.
+    same = [n for n in names if n.lower() == name.lower()]
     close = same or close
     if len(close) == 2:
-        # The second is worth a word only where it is about as likely as the first.
+        # Name the second only if it is about as likely as the first.
         first, second = (difflib.SequenceMatcher(None, c, name).ratio() for c in close)
         close = close if second >= first - 0.1 else close[:1]
     listed = f"Known: {_listed(names)}"
@@ -161,17 +203,17 @@ _LONGEST_LINE = 2000
 
 
 def _listed(names: list[str]) -> str:
-    """The names for a message; of very many, or very long ones, the beginning."""
-    shown = [n if len(n) <= _COMPARED else f"{n[:_COMPARED]}…" for n in names[:_SHOWN]]
-    more = f", … and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return (", ".join(shown) or "none") + more
+    """The names for a message, shortened if there are very many or very long ones."""
+    parts = [n if len(n) <= _COMPARED else f"{n[:_COMPARED]}…" for n in names[:_SHOWN]]
+    rest = f", … and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(parts) or "none") + rest
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    r"""Text for a terminal: control characters become dots, very long lines lose their middle.
+    r"""Return a string for a terminal: control characters become dots, very long lines lose their middle.
 
-    Names come out of files, and a terminal obeys control characters. ``lines=False`` is for a text
-    that has to stay on its line, such as a comment.
+    Names come from files, and a terminal obeys control characters. ``lines=False`` is for a string
+    that has to stay on one line, such as a comment.
 
     >>> printable("a\x1b[2Jb\nc"), printable("a\nb = 1", lines=False)
     ('a·[2Jb\nc', 'a·b = 1')
@@ -181,3 +223,13 @@ def printable(text: str, *, lines: bool = True) -> str:
     if len(text) > _LONGEST_LINE:
         text = f"{text[: _LONGEST_LINE // 2]} … {text[-_LONGEST_LINE // 2 :]}"
     return "".join(c if c.isprintable() else "·" for c in text)
+
+
+_RENAMED = {"nearest": "suggest", "told": "describe_error", "shown": "short_repr"}
+
+
+def __getattr__(name: str) -> Any:
+    if new := _RENAMED.get(name):
+        warnings.warn(f"errors.{name} is now errors.{new}", DeprecationWarning, stacklevel=2)
+        return globals()[new]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

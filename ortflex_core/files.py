@@ -1,32 +1,54 @@
-"""Files appear whole or not at all: written beside their target, then moved into place."""
+"""Files appear whole or not at all: written next to their target, then moved into place."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import re
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
-from ortflex_core.errors import OrtflexError, nearest
+from ortflex_core.errors import OrtflexError, suggest
+from ortflex_core.locks import FolderLock
+
+_PART = ".part"
+_STAGED = re.compile(r"\..*\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
 class OutputError(OrtflexError, OSError):
-    """A file or folder cannot be written."""
+    """A file or folder cannot be written.
+
+    ``strerror`` is the reason alone, for an error that wraps this one.
+    """
+
+    @classmethod
+    def of(cls, what: str, error: OSError | ValueError, then: str = "") -> OutputError:
+        """An error of the system, with what was attempted and the next step.
+
+        >>> error = OutputError.of("write 'a'", OSError(28, "The disk is full"), "Try another.")
+        >>> str(error), error.strerror
+        ("cannot write 'a': The disk is full. Try another.", 'The disk is full')
+        """
+        reason = str(getattr(error, "strerror", None) or error).rstrip(".")
+        out = cls(f"cannot {what}: {reason}" + (f". {then}" if then else ""))
+        out.strerror = reason
+        return out
 
 
 def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
-    """Say that a file is missing, and which of its kind are beside where it should be.
+    """Say that a file is missing, and name the nearest files in its folder.
 
     >>> no_file("no_such_folder/train.toml")
-    "there is no file 'no_such_folder/train.toml'"
+    "the file 'no_such_folder/train.toml' does not exist"
     """
     place = Path(path)
-    text = f"there is no file {label or os.fspath(path)!r}"
+    text = f"the file {label or os.fspath(path)!r} does not exist"
     try:
         there = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
     except OSError:
         there = []
-    return f"{text}; {nearest(place.name, there)} in {str(place.parent)!r}" if there else text
+    return f"{text}; {suggest(place.name, there)} in {str(place.parent)!r}" if there else text
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -35,30 +57,104 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OutputError: the folder is missing, read-only or full; the old file is untouched.
     """
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        # mkstemp makes files private; a result is as readable as any other file the user writes.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise OutputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}. "
-            "Nothing was changed; choose a folder that exists and can be written to."
+        with staging(path) as folder:
+            write_flushed(folder / "content", content)
+            os.replace(folder / "content", path)
+    except (OSError, ValueError) as error:  # of a path with a null character
+        raise OutputError.of(
+            f"write {str(path)!r}",
+            error,
+            "Nothing was changed; choose a folder that exists and can be written to.",
         ) from error
 
 
+def write_flushed(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(path, "wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, if the system supports that."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows cannot open folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def staging(path: Path) -> Iterator[Path]:
+    """A folder next to a file that will be written: complete files are moved out of it.
+
+    It is removed at the end. One that a killed process left is removed by the next write into the
+    same folder: its lock says that its process has ended.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _clear(path.parent)
+    folder, lock = _staged(path)
+    try:
+        yield folder
+    finally:
+        _remove(folder, lock)
+
+
+def _staged(path: Path) -> tuple[Path, FolderLock]:
+    while True:
+        folder = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}{_PART}"
+        lock = FolderLock()
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        # Before it is locked, another process may take it for an abandoned one.
+        with contextlib.suppress(FileNotFoundError):
+            if lock.acquire(folder):
+                return folder, lock
+
+
+def _clear(parent: Path) -> None:
+    """Remove the folders that killed processes left."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        left = [
+            Path(e)
+            for e in entries
+            if _STAGED.fullmatch(e.name) and e.is_dir(follow_symlinks=False)
+        ]
+        for folder in left:
+            with contextlib.suppress(OSError):
+                lock = FolderLock()
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+                elif (folder / lock.name).is_file() and lock.acquire(folder):
+                    _remove(folder, lock)
+
+
+def _remove(folder: Path, lock: FolderLock) -> None:
+    """Remove a folder of files; its lock goes last."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name != lock.name:
+                path.unlink()
+    lock.release()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a file or folder; a path that no system could have is not there."""
+    """Whether a file or folder exists; False for a path that no system could have."""
     try:
         os.stat(path)
     except (OSError, ValueError):
@@ -71,8 +167,9 @@ def make_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # of a path with a null character
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"cannot create the folder {str(path)!r}: {reason}") from error
+        raise OutputError.of(f"create the folder {str(path)!r}", error) from error
     if not os.access(path, os.W_OK):
-        raise OutputError(f"the folder {str(path)!r} cannot be written to")
+        raise OutputError(
+            f"the folder {str(path)!r} cannot be written to; choose one that can be written to"
+        )
     return path

@@ -1,25 +1,133 @@
-"""The hooks of one Trainer: plugins that are active by being installed, and its callbacks."""
+"""What happens during a training: the hooks, and the manager that calls them.
+
+A hook plugin is any object with methods of these names, decorated with :data:`hook`. It is active when its
+distribution is installed (entry-point group ``ortflex``) or when it is given to a Trainer
+(``callbacks=[…]``). All arguments are keywords, and new ones may be added: name only those you need::
+
+    from ortflex_core.hooks import hook
+
+    class PrintLoss:
+        @hook
+        def epoch_end(self, trainer, record):
+            print(record["epoch"], record["loss"])
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+import inspect
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from ortflex_core import hookspecs
-from ortflex_core.errors import ConfigError, OrtflexError
-from ortflex_core.hookspecs import NAMES
+from ortflex_core.entries import Entry, warn_once
+from ortflex_core.errors import BrokenPlugin, ConfigError, OrtflexError, describe_error, short_repr
 from ortflex_core.registry import HOOKS, Plugins
+from ortflex_core.types import Progress
 
-_log = logging.getLogger("ortflex")
+if TYPE_CHECKING:
+    from ortflex_core.checkpoints.checkpoint import Saved
+    from ortflex_core.config.recipe import Recipe
+    from ortflex_core.graph.program import Program
+    from ortflex_core.training.trainer import Trainer
+
+PROJECT = "ortflex"
+hook = pluggy.HookimplMarker(PROJECT)
+_spec = pluggy.HookspecMarker(PROJECT)
+
+
+class Hooks:
+    """The hooks; each docstring says when it is called. A true ``stop`` ends the training."""
+
+    @_spec
+    def recipe_resolved(self, trainer: Trainer, recipe: Recipe) -> None:
+        """All names are resolved and all values are valid; nothing is compiled yet."""
+
+    @_spec
+    def graph_built(self, trainer: Trainer, name: str, program: Program | bytes) -> None:
+        """A graph is about to be used (``training``, ``loss``, ``update``, …)."""
+
+    @_spec
+    def train_start(self, trainer: Trainer, progress: Progress) -> None:
+        """Before the first step of a ``fit``."""
+
+    @_spec
+    def epoch_start(self, trainer: Trainer, progress: Progress) -> None:
+        """Before the first step of an epoch."""
+
+    @_spec
+    def step_end(
+        self, trainer: Trainer, progress: Progress, loss: float, penalty: float, rate: float
+    ) -> Any:
+        """After every step; return True to stop. Its cost is paid at every step.
+
+        After a stop the epoch is incomplete: validation's scores are in its line of the History,
+        ``epoch_end`` is not called, and a checkpoint written here continues within the epoch.
+        """
+
+    @_spec
+    def steps_end(
+        self,
+        trainer: Trainer,
+        progress: Progress,
+        losses: Sequence[float],
+        penalties: Sequence[float],
+        rates: Sequence[float],
+    ) -> None:
+        """After every run of one or several steps, to observe: it cannot stop or change weights.
+
+        How many steps a run has depends on the backend, so ``trainer.set_state`` is refused here.
+        """
+
+    @_spec
+    def validation_end(
+        self, trainer: Trainer, progress: Progress, scores: Mapping[str, float]
+    ) -> None:
+        """After the validation data were evaluated (``loss`` and the metrics)."""
+
+    @_spec
+    def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> Any:
+        """After an epoch and its validation, with its line of the History; return True to end.
+
+        A checkpoint of a training that has ended continues only with more epochs.
+        """
+
+    @_spec
+    def settled(self, trainer: Trainer, progress: Progress) -> None:
+        """After every run of steps and every epoch, when the state is final: the moment to save.
+
+        Within an epoch ``trainer.set_state`` is refused, as in ``steps_end``.
+        """
+
+    @_spec
+    def checkpoint_saving(self, trainer: Trainer, progress: Progress, saved: Saved) -> None:
+        """A checkpoint is written: ``saved.put("my_callback", {…})`` stores numbers, strings, arrays."""
+
+    @_spec
+    def checkpoint_loading(self, trainer: Trainer, saved: Saved) -> None:
+        """A checkpoint was read: ``saved.get("my_callback")`` has what was put there, or None."""
+
+    @_spec
+    def train_end(self, trainer: Trainer, progress: Progress) -> None:
+        """After the last step, also when the training was interrupted or failed."""
+
+    @_spec
+    def exception(self, trainer: Trainer, progress: Progress, error: BaseException) -> None:
+        """The training is about to raise ``error`` (Ctrl-C included)."""
+
+
+NAMES = tuple(name for name in dir(Hooks) if not name.startswith("_"))
+"""The names of all hooks."""
 
 
 class HookManager:
-    """Everybody who wants to be told.
+    """The callbacks and hook plugins of a training.
 
-    Entry points are loaded one by one: a broken one is left out with a warning, for nobody asked
+    Entry points are loaded one by one: a broken one is left out with a warning, since no user asked
     for it. ``installed`` names the distributions whose hooks are active.
 
     Raises:
@@ -27,42 +135,150 @@ class HookManager:
     """
 
     def __init__(self, plugins: Plugins, callbacks: Iterable[Any]) -> None:
-        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
-        self._manager.add_hookspecs(hookspecs.Hooks)
-        self.installed: list[str] = []
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(Hooks)
+        self._plugins = plugins
+        self._entries: dict[int, Entry] = {}
         for entry in plugins[HOOKS]:
             try:
-                self.register(entry.load(), f"{entry.distribution}:{entry.name}")
-                self.installed.append(entry.distribution)
+                self._take(entry)
             except OrtflexError as error:
-                _log.warning("the hooks of %s are left out: %s", entry.distribution, error)
+                warn_once(f"the hooks of {entry.distribution} are left out: {error}")
         for callback in callbacks:
             self.register(callback)
 
+    def __del__(self) -> None:
+        """Break pluggy's cycle of a manager and its callers, so that callbacks end with the Trainer."""
+        manager = getattr(self, "_manager", None)
+        if manager is not None:
+            vars(manager.hook).clear()
+
+    @property
+    def installed(self) -> list[str]:
+        """The distributions whose hooks are active by being installed."""
+        return [entry.distribution for entry in self._entries.values()]
+
+    @classmethod
+    def check(cls, entry: Entry) -> None:
+        """Load a hook plugin by itself.
+
+        Raises:
+            BrokenPlugin: it cannot be imported, or its hooks are wrong.
+        """
+        cls(Plugins(()), ())._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        plugin = entry.load()
+        try:
+            self.register(plugin, entry.qualified)
+        except ConfigError as error:
+            raise BrokenPlugin(f"{entry.described}: {error}. {entry.remedy}") from error
+        self._entries[id(plugin)] = entry
+
     def register(self, plugin: Any, name: str | None = None) -> None:
-        """Tell one more object, if all its hooks are right; else nothing of it is registered."""
+        """Register an object if all its hooks are valid; otherwise none of them is registered."""
         known = f"the hooks are {', '.join(NAMES)}"
         manager = self._manager
-        if manager.is_registered(plugin):  # or one that equals it
-            raise ConfigError(f"callbacks: {plugin!r} is there twice; once is enough")
+        if isinstance(plugin, type):
+            raise ConfigError(
+                f"callbacks: {plugin.__qualname__} is a class; give an object of it: "
+                f"{plugin.__qualname__}()"
+            )
         try:
+            if plugin == object():
+                raise ValueError(
+                    f"{short_repr(plugin)} compares equal to every object; correct its __eq__"
+                )
+            if manager.is_registered(plugin):  # or one that equals it
+                raise ConfigError(f"callbacks: {short_repr(plugin)} is given twice; give it once")
             manager.register(plugin, name=name)
             manager.check_pending()
-        except (pluggy.PluginValidationError, ValueError) as error:
-            if manager.is_registered(plugin):
-                manager.unregister(plugin)
-            raise ConfigError(f"callbacks: {error}; {known}") from error
-        if not manager.get_hookcallers(plugin):
+            hooks = manager.get_hookcallers(plugin)
+        except (KeyboardInterrupt, ConfigError):
+            raise
+        except BaseException as error:  # comparisons and reprs of a plugin are its own code
+            _forget(manager, plugin)
+            of_pluggy = isinstance(error, pluggy.PluginValidationError | ValueError)
+            text = str(error) if of_pluggy else describe_error(error)
+            raise ConfigError(f"callbacks: {text}; {known}") from error
+        if not hooks:
+            _forget(manager, plugin)
             raise ConfigError(
-                f"callbacks: {plugin!r} has no hooks; decorate its methods with "
-                f"ortflex_core.hookspecs.hook; {known}"
+                f"callbacks: {short_repr(plugin)} has no hooks; decorate its methods with "
+                f"ortflex_core.hooks.hook; {known}"
             )
 
     def callables(self, trainer: Any) -> dict[str, Callable[..., Any]]:
-        """The hooks that somebody implements; the others are not there and cost nothing."""
+        """The hooks that a callback implements; the others are left out and cost nothing."""
         out: dict[str, Callable[..., Any]] = {}
         for name in NAMES:
             caller = getattr(self._manager.hook, name)
             if caller.get_hookimpls():
-                out[name] = lambda caller=caller, **values: caller(trainer=trainer, **values)
+                out[name] = partial(self._call, caller, trainer)
         return out
+
+    def _call(self, caller: pluggy.HookCaller, trainer: Any, **values: Any) -> Any:
+        """Call a hook; an error names the callback in a note, and its traceback has no frames of pluggy.
+
+        pluggy's frames refer to the exception, so that it and the Trainer would wait for the cyclic
+        collector; and they say nothing that an author can use.
+        """
+        try:
+            return caller(trainer=trainer, **values)
+        except BaseException as error:
+            self._note(error, caller)
+            error.__traceback__ = _without_pluggy(error.__traceback__)
+            raise
+
+    def _note(self, error: BaseException, caller: pluggy.HookCaller) -> None:
+        impl = None if isinstance(error, KeyboardInterrupt) else _raised(error, caller)
+        if impl is not None:
+            error.add_note(f"raised by the hook {caller.name!r} of {self._whose(impl.plugin)}")
+
+    def _whose(self, plugin: Any) -> str:
+        entry = self._entries.get(id(plugin)) or self._plugins["callbacks"].entry_of(plugin)
+        if entry is not None:
+            return entry.described
+        return f"the callback {type(plugin).__qualname__}"
+
+
+def _forget(manager: pluggy.PluginManager, plugin: Any) -> None:
+    """Remove a partly registered object; by identity, since an object may equal every other."""
+    for name, known in list(manager.list_name_plugin()):
+        if known is plugin:
+            manager.unregister(name=name)
+
+
+def _raised(error: BaseException, caller: pluggy.HookCaller) -> pluggy.HookImpl | None:
+    """The implementation that raised an error: the one whose frame is in the traceback."""
+    by_code: dict[Any, list[pluggy.HookImpl]] = {}
+    for impl in caller.get_hookimpls():
+        code = getattr(inspect.unwrap(impl.function), "__code__", None)
+        by_code.setdefault(code, []).append(impl)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = by_code.get(frame.f_code, [])
+        if len(found) == 1:
+            return found[0]
+        if not found:  # reading a frame's values keeps them alive, the error included
+            continue
+        values = list(frame.f_locals.values())[:1]
+        for impl in found:  # several objects of a class: its first argument is the object
+            if values and values[0] is impl.plugin:
+                return impl
+    every = caller.get_hookimpls()
+    return every[0] if len(every) == 1 else None
+
+
+def _without_pluggy(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback after :func:`_call` and pluggy, or all of it without such a part."""
+    part = trace.tb_next if trace is not None else None
+    while part is not None and str(part.tb_frame.f_globals.get("__name__")).startswith("pluggy."):
+        part.tb_frame.clear()
+        part = part.tb_next
+    return part if part is not None else trace
+
+
+def weak_hook(trainer: weakref.ref[Trainer], name: str) -> Callable[..., Any] | None:
+    """A hook that does not keep its Trainer alive: a cycle would outlive ``del trainer``."""
+    owner = trainer()
+    return None if owner is None else owner.hooks.callables(owner).get(name)

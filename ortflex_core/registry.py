@@ -1,43 +1,52 @@
-"""Plugins found through entry points: one door for ours and everybody's.
+"""Plugins are found through entry points, ours and those of other packages in the same way.
 
 Listing names imports nothing. A plugin is imported when it is asked for, and one that fails to
-import hurts nobody else. Two of the same name are an error that names both distributions, raised
-when that name is asked for. ``ORTFLEX_DISABLE_PLUGINS=distribution,…`` switches distributions off.
+import does not concern other users. A name that two distributions have is an error only where that
+bare name is asked for: ``my-package/adam`` says which one is meant, and ``prefer`` says it for all names.
+``ORTFLEX_DISABLE_PLUGINS=distribution,…`` switches distributions off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.metadata
-import logging
+import inspect
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ortflex_core.component import Component
-from ortflex_core.errors import ConfigError, PluginError, nearest
-
-if TYPE_CHECKING:
-    from ortflex_core.rules import RuleTable
-
-_log = logging.getLogger("ortflex")
+from ortflex_core.entries import (
+    DISABLE,
+    OURS,
+    disabling,
+    installed,
+    normalized,
+    singular,
+)
+from ortflex_core.entries import Entry as Entry
+from ortflex_core.errors import (
+    BrokenPlugin,
+    ConfigError,
+    PluginError,
+    describe_error,
+    short_repr,
+    suggest,
+)
 
 _BASES = {
-    "losses": "ortflex_core.protocols:Loss",
-    "penalties": "ortflex_core.protocols:Penalty",
-    "schedules": "ortflex_core.protocols:Schedule",
-    "optimizers": "ortflex_core.protocols:Optimizer",
-    "constraints": "ortflex_core.protocols:Constraint",
-    "averages": "ortflex_core.protocols:Average",
-    "devices": "ortflex_core.protocols:Device",
-    "backends": "ortflex_core.protocols:Backend",
-    "data": "ortflex_core.protocols:DataSource",
-    "metrics": "ortflex_core.protocols:Metric",
+    "losses": "ortflex_core.protocols.kinds:Loss",
+    "penalties": "ortflex_core.protocols.kinds:Penalty",
+    "schedules": "ortflex_core.protocols.kinds:Schedule",
+    "optimizers": "ortflex_core.protocols.kinds:Optimizer",
+    "constraints": "ortflex_core.protocols.kinds:Constraint",
+    "averages": "ortflex_core.protocols.kinds:Average",
+    "devices": "ortflex_core.protocols.kinds:Device",
+    "backends": "ortflex_core.protocols.kinds:Backend",
+    "data": "ortflex_core.protocols.kinds:DataSource",
+    "metrics": "ortflex_core.protocols.kinds:Metric",
     "callbacks": "builtins:object",
-    "gradients": "ortflex_core.autodiff:Rules",
+    "gradients": "ortflex_core.autodiff.reverse:Rules",
 }
 
 
@@ -61,112 +70,157 @@ KINDS: Mapping[str, type] = _Kinds()
 HOOKS = "ortflex"
 """The entry-point group of hook plugins, which are active by being installed."""
 
-_SINGULAR = {
-    "losses": "loss",
-    "penalties": "penalty",
-    "data": "data source",
-    "gradients": "gradient family",
-}
-
-
-@attrs.frozen
-class Entry:
-    """One entry point: a name, where its object is, and who brought it."""
-
-    kind: str
-    name: str
-    target: str
-    distribution: str
-    version: str
-    _point: importlib.metadata.EntryPoint = attrs.field(repr=False, eq=False)
-
-    def load(self) -> Any:
-        """Import the object.
-
-        Raises:
-            PluginError: whatever its import raised, with the plugin's name and owner.
-        """
-        try:
-            return self._point.load()
-        except Exception as error:  # a plugin may raise anything
-            raise PluginError(
-                f"the {singular(self.kind)} {self.name!r} ({self.target}, from {self.distribution} "
-                f"{self.version}) cannot be imported: {type(error).__name__}: {error}. "
-                f"Mend or uninstall {self.distribution}, or set "
-                f"ORTFLEX_DISABLE_PLUGINS={self.distribution}"
-            ) from error
-
-
-def singular(kind: str) -> str:
-    """The word for one of a kind, for messages."""
-    return _SINGULAR.get(kind, kind.removesuffix("s"))
-
 
 class Registry:
-    """The plugins of one kind."""
+    """The plugins of one kind.
 
-    def __init__(self, kind: str, entries: Iterable[Entry]) -> None:
-        self.kind = kind
+    ``prefer`` are distributions, normalized, that win where several have a name; ``off`` are the
+    entries of those that are switched off, which messages tell.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        entries: Iterable[Entry],
+        prefer: Sequence[str] = (),
+        off: Iterable[Entry] = (),
+    ) -> None:
+        self.kind, self.prefer, self.off = kind, tuple(prefer), tuple(off)
         self._entries: dict[str, list[Entry]] = {}
         for entry in entries:
             self._entries.setdefault(entry.name, []).append(entry)
 
     def names(self) -> list[str]:
-        """Names in alphabetical order; nothing is imported."""
-        return sorted(self._entries)
+        """The name of each plugin, in alphabetical order; nothing is imported.
+
+        That is its name, or ``distribution/name`` where several distributions have the name.
+        """
+        return sorted({self.ask_for(entry) for entry in self})
+
+    def ask_for(self, entry: Entry) -> str:
+        """The shortest name that means this entry, whatever is preferred."""
+        return entry.name if len(self._entries[entry.name]) == 1 else entry.qualified
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return isinstance(name, str) and bool(self._called(name))
 
     def __iter__(self) -> Iterator[Entry]:
-        for name in self.names():
+        for name in sorted(self._entries):
             yield from self._entries[name]
 
+    def _called(self, name: str) -> list[Entry]:
+        owner, slash, rest = name.partition("/")
+        own = [e for e in self._entries.get(rest, []) if e.owner == normalized(owner)]
+        return own if slash and own else self._entries.get(name, [])
+
     def entry(self, name: str) -> Entry:
-        """The one entry of a name.
+        """The one entry of a name, bare or qualified.
 
         Raises:
-            PluginError: unknown (with the nearest names), or brought by two distributions.
+            PluginError: unknown (with the nearest names), or a bare name of two distributions
+                none of which is preferred.
         """
-        found = self._entries.get(name, [])
+        found = self._called(name)
         if not found:
-            raise PluginError(
-                f"unknown {singular(self.kind)} {name!r}; {nearest(name, self._entries)}"
-            )
+            raise PluginError(self._unknown(name))
+        preferred = (own for p in self.prefer if (own := [e for e in found if e.owner == p]))
+        found = next(preferred, found)
         if len(found) > 1:
-            owners = " and ".join(f"{e.distribution} ({e.target})" for e in found)
-            raise PluginError(
-                f"two plugins are called {name!r} among the {self.kind}: {owners}. Uninstall one, "
-                f"or set ORTFLEX_DISABLE_PLUGINS={found[-1].distribution}"
-            )
+            raise PluginError(self._ambiguous(found))
         return found[0]
 
+    def _unknown(self, name: str) -> str:
+        known = [e.qualified for e in self] if "/" in name else self._entries
+        text = f"unknown {singular(self.kind)} {name!r}"
+        owner, _, rest = name.rpartition("/")
+        for entry in self.off:
+            if entry.name == rest and normalized(owner) in ("", entry.owner):
+                own = ", and with it all that is built in" if entry.owner == OURS else ""
+                return (
+                    f"{text}: it is a plugin of {entry.distribution} {entry.version}, which {DISABLE} "
+                    f"switches off{own}; take {entry.owner} out of {DISABLE}"
+                )
+        return f"{text}; {suggest(name, known)}"
+
+    def _ambiguous(self, found: Sequence[Entry]) -> str:
+        name = found[0].name
+        owners = " and ".join(f"{e.distribution} ({e.target})" for e in found)
+        text = f"two plugins of the kind {self.kind} are named {name!r}: {owners}. "
+        qualified = list(dict.fromkeys(e.qualified for e in found))
+        others = [e.owner for e in found if e.owner != OURS]
+        last = others[-1] if others else OURS
+        if len(qualified) == 1:
+            return f"{text}Both belong to one distribution: repair or uninstall {last}"
+        return (
+            f"{text}Use a qualified name, {' or '.join(map(repr, qualified))}; choose a distribution "
+            f"with prefer=[{last!r}]; or switch {last} off: {disabling([last])}"
+        )
+
     def load(self, name: str) -> Any:
-        """Import the plugin of a name and check that it is what its kind asks for.
+        """Import the plugin of a name and check that it is of the type its kind requires.
 
         Raises:
-            PluginError: unknown, brought twice, broken, or of the wrong type.
+            PluginError: unknown, installed twice, broken, or of the wrong type.
         """
-        entry = self.entry(name)
+        return self.loaded(self.entry(name))
+
+    def classes(self) -> Iterator[tuple[str, Any]]:
+        """The plugins that can be loaded, ours first, with the names that mean each of them."""
+        for entry in sorted(self, key=lambda e: e.owner != OURS):
+            with contextlib.suppress(PluginError):
+                name = entry.name if len(self._called(entry.name)) == 1 else entry.qualified
+                yield name, self.loaded(entry)
+
+    def loaded(self, entry: Entry) -> Any:
+        """Import the plugin of an entry and check that it is of the type its kind requires.
+
+        Raises:
+            PluginError: broken, or of the wrong type.
+        """
         loaded = entry.load()
         wanted = KINDS[self.kind]
         good = isinstance(loaded, wanted) if self.kind == "gradients" else isinstance(loaded, type)
         if not good or (isinstance(loaded, type) and not issubclass(loaded, wanted)):
-            raise PluginError(
-                f"the {singular(self.kind)} {name!r} of {entry.distribution} is {loaded!r}, "
-                f"expected a {'subclass' if self.kind != 'gradients' else 'member'} of "
-                f"ortflex_core's {wanted.__name__}"
+            what = "subclass" if self.kind != "gradients" else "member"
+            hint = ", a class, not an object of it" if isinstance(loaded, Component) else ""
+            raise BrokenPlugin(
+                f"the {singular(self.kind)} {entry.name!r} of {entry.distribution} {entry.version} is "
+                f"{short_repr(loaded)}, expected a {what} of ortflex_core's {wanted.__name__}{hint}. "
+                f"{entry.remedy}"
+            )
+        if self.kind == "gradients":
+            loaded.check(entry.described)
+        elif inspect.isabstract(loaded):
+            missing = ", ".join(sorted(loaded.__abstractmethods__))
+            raise BrokenPlugin(
+                f"{entry.described} does not define {missing}, which every {singular(self.kind)} "
+                f"needs. {entry.remedy}"
             )
         return loaded
 
-    def name_of(self, component: object) -> str | None:
-        """The name that a component's class is registered under; nothing is imported."""
+    def entry_of(self, component: object) -> Entry | None:
+        """The entry of a component's class, None if it has none; nothing is imported."""
         cls = type(component)
-        target = f"{cls.__module__}:{cls.__qualname__}"
-        found = [
-            e.name for entries in self._entries.values() for e in entries if e.target == target
-        ]
-        return found[0] if found else None
+        found = [entry for entry in self if entry.stands_for(cls)]
+        return min(found, key=lambda e: e.name != getattr(cls, "name", ""), default=None)
+
+    def name_of(self, component: object) -> str | None:
+        """The name of a component's class; qualified if another distribution has the bare name."""
+        entry = self.entry_of(component)
+        return None if entry is None else self.ask_for(entry)
+
+    def known_as(self, component: object) -> str:
+        """A built-in component's name; for any other component, the module and name of its class."""
+        entry = self.entry_of(component)
+        if entry is None:
+            return f"{type(component).__module__}:{type(component).__qualname__}"
+        return entry.name if entry.owner == OURS else entry.qualified
+
+
+def _kind_of(component: Component) -> str:
+    return next(
+        k for k, base in KINDS.items() if base is not object and isinstance(component, base)
+    )
 
 
 class Plugins:
@@ -177,49 +231,69 @@ class Plugins:
     True
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        by_kind: dict[str, list[Entry]] = {kind: [] for kind in (*KINDS, HOOKS)}
-        for entry in entries:
-            by_kind[entry.kind].append(entry)
-        self._registries = {kind: Registry(kind, found) for kind, found in by_kind.items()}
+    def __init__(
+        self, entries: Iterable[Entry], prefer: Sequence[str] = (), off: Iterable[Entry] = ()
+    ) -> None:
+        self._all, self._off = tuple(entries), tuple(off)
+        self.prefer = tuple(normalized(name) for name in prefer)
+        self._registries = {
+            kind: Registry(
+                kind,
+                [e for e in self._all if e.kind == kind],
+                self.prefer,
+                [e for e in self._off if e.kind == kind],
+            )
+            for kind in (*KINDS, HOOKS)
+        }
 
     @classmethod
     def discover(cls, disabled: Iterable[str] | None = None) -> Plugins:
         """Find what is installed; ``disabled`` defaults to ORTFLEX_DISABLE_PLUGINS."""
         if disabled is None:
-            disabled = os.environ.get("ORTFLEX_DISABLE_PLUGINS", "").split(",")
-        off = {_normalize(name) for name in disabled if name.strip()}
+            disabled = os.environ.get(DISABLE, "").split(",")
+        off = {normalized(name) for name in disabled if name.strip()}
         groups = {f"ortflex.{kind}": kind for kind in KINDS} | {HOOKS: HOOKS}
         found: dict[tuple[str, str, str, str], Entry] = {}
-        points = importlib.metadata.entry_points()
-        owners: dict[int, tuple[str, str]] = {}  # each question reads and parses a file
-        for group, kind in groups.items():
-            for point in points.select(group=group):
-                made = point.dist
-                if id(made) not in owners:
-                    known = ("unknown", "0") if made is None else (made.name, made.version)
-                    owners[id(made)] = known
-                owner, version = owners[id(made)]
-                if _normalize(owner) not in off:
-                    entry = Entry(kind, point.name, point.value, owner, version, point)
-                    # The same distribution seen twice on sys.path is one distribution.
-                    found.setdefault((kind, point.name, point.value, _normalize(owner)), entry)
-        return cls(found.values())
+        for point, owner, version in installed(groups):
+            entry = Entry(groups[point.group], point.name, point.value, owner, version, point)
+            # The same distribution seen twice on sys.path is one distribution.
+            found.setdefault((entry.kind, entry.name, entry.target, entry.owner), entry)
+        on = [entry for entry in found.values() if entry.owner not in off]
+        return cls(on, off=[entry for entry in found.values() if entry.owner in off])
+
+    def preferring(self, distributions: Iterable[str]) -> Plugins:
+        """The same plugins; bare names mean those of the given distributions first.
+
+        Raises:
+            ConfigError: no installed distribution of that name has plugins.
+        """
+        wanted = [normalized(name) for name in distributions]
+        if not wanted:
+            return self
+        known, off = {e.owner for e in self._all}, {e.owner for e in self._off}
+        for name in wanted:
+            if name not in known:
+                hint = f"{DISABLE} switches it off" if name in off else suggest(name, known)
+                raise ConfigError(
+                    f"prefer: no installed distribution named {name!r} has plugins; {hint}"
+                )
+        return Plugins(self._all, wanted, self._off)
 
     def __getitem__(self, kind: str) -> Registry:
         try:
             return self._registries[kind]
         except KeyError:
-            raise PluginError(f"unknown kind of plugin {kind!r}; {nearest(kind, KINDS)}") from None
+            raise PluginError(f"unknown kind of plugin {kind!r}; {suggest(kind, KINDS)}") from None
 
     def __iter__(self) -> Iterator[Registry]:
         return iter(self._registries.values())
 
     def component(self, kind: str, spec: Any, where: str = "") -> Any:
-        """A component from its name, from a mapping ``{name=…, parameter=…}``, or as it is.
+        """Make a component from its name or a mapping ``{name=…, parameter=…}``; an object is returned.
 
-        ``family.member`` is one of many that a plugin of the name ``family`` stands for; its class
-        method ``member(name, parameters)`` gives the parameters of that one.
+        ``distribution/name`` is the plugin of one distribution. ``family.member`` is one of many that a
+        plugin of the name ``family`` stands for; its class method ``member(name, parameters)`` gives
+        the parameters of that one.
 
         Raises:
             ConfigError: unknown parameters, values of the wrong type or out of range; all at
@@ -239,55 +313,56 @@ class Plugins:
                 hint = "a name, a mapping with the key 'name', or an object"
             raise ConfigError(f"{path}: expected {hint}, got {spec!r}")
         if not isinstance(spec.get("name"), str):
-            raise ConfigError(f"{path}: the key 'name' is missing in {dict(spec)!r}")
-        from ortflex_core.structure import structure
-
+            raise ConfigError(
+                f"{path}: the key 'name' is missing in {dict(spec)!r}; it names the {singular(kind)}"
+            )
         parameters = {key: value for key, value in spec.items() if key != "name"}
-        family, _, member = spec["name"].partition(".")
-        several = bool(member) and spec["name"] not in self[kind]
+        registry, name, member = self[kind], spec["name"], ""
+        if name not in registry:
+            owner, slash, rest = name.rpartition("/")  # a distribution may have dots
+            family, _, member = rest.partition(".")
+            name = f"{owner}{slash}{family}" if member else name
         try:
-            cls = self[kind].load(family if several else spec["name"])
+            entry = registry.entry(name)
+            cls = registry.loaded(entry)
         except PluginError as error:
-            raise PluginError(f"{path}: {error}") from error
-        if several:
-            # One plugin for many: it says itself what the rest of the name and the parameters mean.
-            if not hasattr(cls, "member"):
-                raise PluginError(f"{path}: the {singular(kind)} {family!r} has no {member!r}")
-            parameters = cls.member(member, parameters)
-        return structure(cls, parameters, path, self)
+            raise type(error)(f"{path}: {error}") from error
+        if member and not hasattr(cls, "member"):
+            raise PluginError(
+                f"{path}: the {singular(kind)} {name!r} has no member {member!r}; write {name!r}"
+            )
+        return self._made(entry, cls, member, parameters, path)
 
-    def rules(self, first: Iterable[str] = ()) -> RuleTable:
-        """All gradient rules; ``first`` orders families that define the same operator.
+    def _made(
+        self, entry: Entry, cls: Any, member: str, parameters: dict[str, Any], path: str
+    ) -> Any:
+        """Make an object of a plugin; errors of its code are raised with its name and distribution."""
+        from ortflex_core.construct import structure
 
-        A family that cannot be loaded is left out with a warning, unless ``first`` asks for it.
-        """
-        registry = self["gradients"]
-        order = list(first)
-        for name in order:
-            registry.entry(name)
-        from ortflex_core.rules import RuleTable
+        try:
+            if member:
+                # One plugin for many names: it interprets the rest of the name and the parameters.
+                parameters = cls.member(member, parameters)
+            return structure(cls, parameters, path, self)
+        except ConfigError as error:
+            if error.__cause__ is None or entry.owner == OURS:
+                raise
+            raise ConfigError([f"{p}; from {entry.described}" for p in error.problems]) from error
+        except (PluginError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # SystemExit in a constructor
+            raise BrokenPlugin(
+                f"{path}: {entry.described} cannot be created: {describe_error(error)}. {entry.remedy}"
+            ) from error
 
-        families, broken = {}, {}
-        for name in registry.names():
-            try:
-                family = registry.load(name)
-                self._load_kernels(family.libraries)
-            except PluginError as error:
-                if name in order:
-                    raise
-                _log.warning("the gradient rules of %r are left out: %s", name, error)
-                broken[name] = str(error)  # for those who have an operator without a rule
-            else:
-                families[name] = family
-        return RuleTable(families, order, broken)
-
-    @staticmethod
-    def _load_kernels(libraries: Iterable[Any]) -> None:
-        from ortflex_core.session import use_library
-
-        for library in libraries:
-            use_library(library() if callable(library) else library)
-
-
-def _normalize(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name.strip()).lower()
+    def described(self, kind: str, component: Component) -> dict[str, Any]:
+        """A component, and those inside it, as the mapping that :meth:`component` reads back."""
+        out = component.describe()
+        out["name"] = self[kind].name_of(component) or component.name
+        for key in out:
+            inner = getattr(component, key, None)
+            if isinstance(inner, Component):
+                out[key] = self.described(_kind_of(inner), inner)
+            elif isinstance(inner, tuple | list) and inner and isinstance(inner[0], Component):
+                out[key] = tuple(self.described(_kind_of(part), part) for part in inner)
+        return out

@@ -1,4 +1,4 @@
-"""Frozen descriptions that travel between the parts: tensors, progress, history."""
+"""Frozen descriptions that modules exchange: tensors, progress, history."""
 
 from __future__ import annotations
 
@@ -26,24 +26,46 @@ def onnx_dtype(dtype: Any) -> int:
     """The ONNX element type of a numpy dtype (or of anything numpy takes for one), in any byte order.
 
     Raises:
-        GraphError: ONNX has no such type: dates, records, complex numbers of other sizes.
+        GraphError: ONNX does not have the type (dates, records, complex numbers of other sizes).
     """
     try:
         return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype).newbyteorder("=")))
     except (KeyError, ValueError) as error:
-        raise GraphError(f"ONNX has no tensors of type {np.dtype(dtype)}") from error
+        raise GraphError(
+            f"ONNX has no tensors of type {np.dtype(dtype)}; convert the array, for example with "
+            ".astype(numpy.float32)"
+        ) from error
 
 
 def numpy_dtype(elem_type: int) -> np.dtype[Any]:
     """The numpy dtype of an ONNX element type.
 
     Raises:
-        GraphError: there is no such type.
+        GraphError: ONNX does not define the type.
     """
     try:
         return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
     except KeyError:
-        raise GraphError(f"there is no element type {elem_type}") from None
+        raise GraphError(f"ONNX does not define an element type {elem_type}") from None
+
+
+class _Memory:
+    """An address that numpy can look at; it keeps the owner of the memory alive."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+def array_at(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any) -> Array:
+    """Main memory at an address as an array, without a copy; the array keeps ``owner`` alive."""
+    if 0 in shape:  # a tensor without elements may have no address
+        return np.empty(shape, dtype)
+    interface = {"data": (pointer, False), "shape": shape, "typestr": dtype.str, "version": 3}
+    array = np.asarray(_Memory(interface, owner))
+    return array if array.dtype is dtype else array.view(dtype)  # bfloat16 arrives as raw bytes
 
 
 def dtype_name(elem_type: int) -> str:
@@ -63,6 +85,18 @@ def shape_text(shape: Shape | None) -> str:
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
 
 
+def same_shape(a: Shape | None, b: Shape | None) -> bool:
+    """Whether two shapes are known to be equal while the graph is built."""
+    if a is None or b is None or len(a) != len(b):
+        return False
+    return all(same_dim(x, y) for x, y in zip(a, b, strict=True))
+
+
+def same_dim(a: int | str | None, b: int | str | None) -> bool:
+    """Whether two sizes are known to be equal while the graph is built."""
+    return a is not None and a == b
+
+
 @attrs.frozen
 class TensorSpec:
     """Name, element type (of ONNX) and shape of a tensor."""
@@ -79,17 +113,17 @@ class TensorSpec:
     def __str__(self) -> str:
         return f"{self.name}: {dtype_name(self.dtype)}{shape_text(self.shape)}"
 
-    def to_proto(self) -> onnx.ValueInfoProto:
+    def to_proto(self, doc: str = "") -> onnx.ValueInfoProto:
         """The ONNX form of this specification."""
         shape = None if self.shape is None else list(self.shape)
-        return onnx.helper.make_tensor_value_info(self.name, self.dtype, shape)
+        return onnx.helper.make_tensor_value_info(self.name, self.dtype, shape, doc)
 
     @classmethod
     def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
         """Read a graph's input, output or value information."""
         if not info.type.HasField("tensor_type"):
             kind = info.type.WhichOneof("value") or "no type"
-            raise GraphError(f"{info.name!r} is not a tensor but has {kind}")
+            raise GraphError(f"{info.name!r} must be a tensor; its type is {kind}")
         tensor = info.type.tensor_type
         shape: Shape | None = None
         if tensor.HasField("shape"):
@@ -102,7 +136,7 @@ class TensorSpec:
 
 @attrs.frozen
 class Progress:
-    """Where a training stands; every counter starts at 0 and counts what is finished.
+    """Where a training is; every counter starts at 0 and counts what is finished.
 
     ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` are the
     finished lines of the :class:`History`, one an epoch.
@@ -118,14 +152,14 @@ class Progress:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole training, or None if nobody knows."""
+        """Steps of the whole training, or None if unknown."""
         if self.steps_per_epoch is None or self.epochs is None:
             return None
         return self.steps_per_epoch * self.epochs
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of the whole training (counted once an epoch), or None if nobody knows."""
+        """Rows of the whole training (counted once an epoch), or None if unknown."""
         if self.rows_per_epoch is None or self.epochs is None:
             return None
         return self.rows_per_epoch * self.epochs
@@ -133,12 +167,12 @@ class Progress:
 
 @attrs.frozen(kw_only=True)
 class Position:
-    """Where a training stopped: what a loop needs to go on from there as if nothing had been.
+    """Where a training stopped: what a loop needs to continue as if it had not stopped.
 
     ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
     with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
-    the History; ``at_once`` is how many batches the engine took in a run; ``data`` is what the source
-    says of where it is; ``stopped`` is whether a hook said that an epoch was the last.
+    the History; ``at_once`` is how many batches the engine took in a run; ``data`` is the position
+    that the source reports; ``stopped`` is whether a hook ended the training after an epoch.
     """
 
     progress: Progress
@@ -157,7 +191,7 @@ class Position:
 
 @attrs.frozen
 class History:
-    """What a training did, one entry an epoch.
+    """The results of a training, one entry an epoch.
 
     Columns: ``epoch``, ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, where there
     are validation data, ``validation_loss`` and one column ``validation_<metric>`` a metric.

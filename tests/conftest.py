@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
 import platform
+import time
 import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from ortflex_core.errors import RuntimeUnavailable
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 
+_SLOW = 7200
+"""Seconds that a slow test may take, unless it says otherwise."""
 _RANK = ("passed", "skipped", "failed")
 
 
@@ -41,6 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") != "1":
         _sample(config, items, int(os.environ["ORTFLEX_TEST_SAMPLE"]))
     for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW))
         # A property travels with the report, from whichever process ran the test.
         item.user_properties.append(("backend", backend_of(item)))
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -58,22 +64,43 @@ def _sample(config: pytest.Config, items: list[pytest.Item], every: int) -> None
     """Keep every n-th case of the large tables of gradients and of checks, always the same ones.
 
     Which operators a runtime computes rightly is the same question over and over; one environment
-    asks all of it, the others a part (all of them in ``make test-all``).
+    asks all of it, the others a part, of which no operator is missing. What asks nothing of the
+    runtime is asked in that one environment alone.
     """
-    left_out = [
-        item
-        for item in items
-        if (item.path.name.startswith("test_gradient_rules") or _of_a_kit(item))
-        and zlib.crc32(item.nodeid.encode()) % every
-    ]
+    left_out = [item for item in items if item.get_closest_marker("once")]
+    kept = {""}
+    for item in sorted(filter(_one_of_many, items), key=_order):
+        if _order(item) % every == 0 or (_group(item) not in kept):
+            kept.add(_group(item))
+        else:
+            left_out.append(item)
     config.hook.pytest_deselected(items=left_out)
     gone = set(map(id, left_out))
     items[:] = [item for item in items if id(item) not in gone]
 
 
+def _one_of_many(item: pytest.Item) -> bool:
+    """Whether this asks the same question as many others, and hardly about the runtime."""
+    sampled = item.get_closest_marker("sampled") is not None
+    asked = sampled or item.path.name.startswith("test_gradient_rules") or _of_a_kit(item)
+    return asked and item.get_closest_marker("once") is None
+
+
+def _order(item: pytest.Item) -> int:
+    """A number of its own, which does not change with the other tests."""
+    return zlib.crc32(item.nodeid.encode())
+
+
+def _group(item: pytest.Item) -> str:
+    """The operator, with which the names of the cases of its rule begin; else nothing."""
+    rule = item.path.name == "test_gradient_rules.py"
+    return item.nodeid.partition("-")[0].rstrip("]") if rule else ""
+
+
 def _of_a_kit(item: pytest.Item) -> bool:
-    """Whether this is a check of a plugin that no backend takes part in."""
-    return item.path.name == "test_conformance.py" and "ackends" not in item.nodeid
+    """Whether this is one of many checks of a plugin, not about a backend but for compositions."""
+    one_of_many = "ackends" not in item.nodeid or "test_composition" in item.nodeid
+    return item.path.name == "test_conformance.py" and one_of_many
 
 
 def _against_cuda() -> list[str]:
@@ -103,6 +130,20 @@ class Recorder:
         self.backends: dict[str, str] = {}
         self.outcomes: dict[str, str] = {}
         self.skips: Counter[str] = Counter()
+        self.tables: dict[str, str] = {}
+        self.stacks: IO[str] | None = None
+        self.heard = float("-inf")
+
+    def pytest_sessionstart(self) -> None:
+        self.stacks = self.path.with_suffix(".stacks").open("w")
+        self._hear()
+
+    def _hear(self) -> None:
+        """Where reports stop coming, this process says where it stands, and ends."""
+        if self.stacks is not None and time.monotonic() - self.heard > 1:
+            self.heard = time.monotonic()
+            silence = float(os.environ.get("ORTFLEX_TEST_SILENCE", "900"))
+            faulthandler.dump_traceback_later(silence, exit=True, file=self.stacks)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         # A module that cannot be imported, or skips itself, counts as one test.
@@ -114,8 +155,11 @@ class Recorder:
             self._record(report.nodeid, report)
 
     def _record(self, nodeid: str, report: pytest.CollectReport | pytest.TestReport) -> None:
+        self._hear()
         # A test that passes and then fails to tear down has failed.
         known = dict(getattr(report, "user_properties", ()))
+        if "table" in known:
+            self.tables[nodeid] = str(known["table"])
         self.backends.setdefault(nodeid, str(known.get("backend", "core")))
         before = self.outcomes.get(nodeid, "passed")
         self.outcomes[nodeid] = max(before, report.outcome, key=_RANK.index)
@@ -131,6 +175,7 @@ class Recorder:
             "python": platform.python_version(),
             "backends": counts,
             "skips": self.skips,
+            "tables": list(self.tables.values()),
         }
         self.path.write_text(json.dumps(summary, indent=2))
 

@@ -13,10 +13,10 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.autodiff import Rules, RuleTable, gradients
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import Program, build
-from ortflex_core.session import session_options
+from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.program import Program, build
+from ortflex_core.runtime.session import session_options
 from ortflex_core.types import Array, Shape
 from ortflex_plugins import gradients as families
 

@@ -29,17 +29,26 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def rows_of(report: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (report["runtime"], report["python"], backend, *(str(counts.get(o, 0)) for o in OUTCOMES))
-        for backend, counts in sorted(report["backends"].items())
-    ]
+    """A line for each backend; the seconds of all of them are in the first."""
+    rows = []
+    seconds = str(report.get("seconds", ""))
+    for backend, counts in sorted(report["backends"].items()):
+        numbers = (str(counts.get(o, 0)) for o in OUTCOMES)
+        rows.append((report["runtime"], report["python"], backend, *numbers, seconds))
+        seconds = ""
+    return rows
 
 
 def main(folder: Path) -> int:
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     rows = [row for report in reports for row in rows_of(report)]
+    for text in (t for report in reports for t in report.get("tables", ())):
+        print(f"\n{text}")
+    for path in sorted(folder.glob("*.stacks")):
+        if text := path.read_text():
+            print(f"\n{path.stem} said nothing for long and was ended:\n{text}")
     print()
-    print(table([("runtime", "Python", "backend", *OUTCOMES), *rows]))
+    print(table([("runtime", "Python", "backend", *OUTCOMES, "seconds"), *rows]))
 
     skips: Counter[str] = Counter()
     for report in reports:

@@ -11,11 +11,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from ortflex_core.component import Component, symbolic
-from ortflex_core.host import Host, HostProgram
-from ortflex_core.ops import Ops, Tensor, Trace
-from ortflex_core.program import Program, build
-from ortflex_core.runtime import require_runtime
+from ortflex_core.component import Component
+from ortflex_core.graph.host_scalars import HostProgram
+from ortflex_core.graph.ops import Ops, Tensor, Trace
+from ortflex_core.graph.program import Program, build
+from ortflex_core.problem.hyperparameters import symbolic
+from ortflex_core.runtime.installation import require_runtime
 
 NEWEST = require_runtime().max_opset
 """The newest opset that the installed runtime loads."""
@@ -26,7 +27,7 @@ OPSETS = sorted({13, 17, 18, NEWEST})
 def hosted(component: Any) -> Any:
     """A component as a compiler sees it: every hyperparameter a host scalar of its name."""
     assert isinstance(component, Component)
-    return symbolic(component, {name: Host.symbol(name) for name in component.hyper_names()})
+    return symbolic(component)
 
 
 def trace_program(

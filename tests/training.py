@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
-from ortflex_core.trainer import Trainer
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training.trainer import Trainer
 
 
 @functools.cache

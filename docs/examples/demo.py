@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ortflex_core import Trainer, registry
-from ortflex_core.errors import OrtflexError
+from ortflex import OrtflexError, Trainer
+from ortflex_core import registry
 
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_picture import draw

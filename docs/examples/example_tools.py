@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-from ortflex_core.registry import Plugins
+from ortflex import Plugins
 from ortflex_core.runtime import require_runtime
 
 

@@ -16,7 +16,7 @@ from example_tools import available_backends, show_versions
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
 
-from ortflex_plugins.estimators import OrtRegressor
+from ortflex import OrtRegressor
 
 warnings.simplefilter("ignore")  # few epochs: nothing converges here
 X, y = make_regression(3000, n_features=100, random_state=0)

@@ -19,8 +19,7 @@ from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
 
-from ortflex_core import Trainer
-from ortflex_plugins.layers import OnnxFunction
+from ortflex import OnnxFunction, Trainer
 
 X, y = make_regression(20_000, n_features=100, random_state=0)
 X, y = X.astype(np.float32), (y / y.std()).astype(np.float32).reshape(-1, 1)

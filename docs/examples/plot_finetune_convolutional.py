@@ -12,7 +12,7 @@ from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 
-from ortflex_core import Trainer
+from ortflex import Trainer
 
 digits = load_digits()
 images = (digits.images / 16).astype(np.float32)[:, None]

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from ortflex_plugins.estimators import OrtRegressor
+from ortflex import OrtRegressor
 
 warnings.simplefilter("ignore")
 X, y = load_diabetes(return_X_y=True)

@@ -13,7 +13,7 @@ from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.linear_model import LinearRegression
 
-from ortflex_core import Trainer
+from ortflex import Trainer
 
 X, y = make_regression(400, n_features=6, noise=5.0, bias=10.0, random_state=0)
 X, y = X.astype(np.float32), y.astype(np.float32).reshape(-1, 1)

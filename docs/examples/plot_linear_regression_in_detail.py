@@ -14,7 +14,7 @@ import onnxruntime
 from example_tools import available_backends, show_versions
 from onnx import helper, numpy_helper
 
-from ortflex_core import gradient_model
+from ortflex import gradient_model
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((320, 3)).astype(np.float32)

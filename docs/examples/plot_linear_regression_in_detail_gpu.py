@@ -17,7 +17,7 @@ import onnxruntime
 from example_tools import available_backends, best_device, show_versions
 from onnx import helper, numpy_helper
 
-from ortflex_core import Trainer, gradient_model
+from ortflex import Trainer, gradient_model
 
 device = best_device()
 providers = ["CUDAExecutionProvider"] if device == "cuda" else []

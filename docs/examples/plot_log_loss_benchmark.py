@@ -19,7 +19,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from ortflex_plugins.estimators import OrtClassifier
+from ortflex import OrtClassifier
 
 warnings.simplefilter("ignore")
 X, y = load_breast_cancer(return_X_y=True)

@@ -11,7 +11,7 @@ import numpy as np
 from example_tools import show_versions
 from sklearn.datasets import make_regression
 
-from ortflex_plugins.estimators import OrtRegressor
+from ortflex import OrtRegressor
 
 X, y = make_regression(500, n_features=10, n_informative=4, noise=10.0, random_state=1)
 X, y = X.astype(np.float32), ((y - y.mean()) / y.std()).astype(np.float32)

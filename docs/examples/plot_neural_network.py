@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
-from ortflex_core import Trainer
+from ortflex import Trainer
 
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)

@@ -17,7 +17,7 @@ from skl2onnx import to_onnx
 from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 
-from ortflex_core import Trainer
+from ortflex import Trainer
 
 X, y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)

@@ -15,8 +15,7 @@ from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
 
-from ortflex_core import Trainer
-from ortflex_plugins.layers import OnnxFunction
+from ortflex import OnnxFunction, Trainer
 
 device = best_device()
 backend = best_of("training_agent", otherwise="fused")

@@ -17,8 +17,7 @@ import torch
 from example_tools import show_versions
 from onnx import numpy_helper
 
-from ortflex_core import Trainer
-from ortflex_plugins.layers import OrtLayer
+from ortflex import OrtLayer, Trainer
 
 torch.set_num_threads(1)
 rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import torch
 from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_plugins.layers import OrtLayer
+from ortflex import OrtLayer
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ import numpy as np
 from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflex_core import Trainer, compose, gradient_model, updates
-from ortflex_plugins.pictures import draw, draw_step
+from ortflex import Trainer, draw, draw_step, gradient_model
+from ortflex_core.programs import loss_program, penalty_program, update_program
 
 rng = np.random.default_rng(0)
 graph = helper.make_graph(
@@ -69,9 +69,9 @@ draw_step(trainer)
 problem = trainer.problem
 four = {
     "model and gradient": gradient_model(model, wrt=["W1", "b1", "W2", "b2"]),
-    "loss": compose.loss_program(problem).proto(),
-    "penalty": compose.penalty_program(problem).proto(),
-    "update": updates.update_program(problem, penalized=["W1", "W2"]).proto(),
+    "loss": loss_program(problem).proto(),
+    "penalty": penalty_program(problem).proto(),
+    "update": update_program(problem, penalized=["W1", "W2"]).proto(),
 }
 figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
 bars = axes.barh(list(four), [len(made.graph.node) for made in four.values()])

@@ -1,5 +1,7 @@
 """Conformance kits: what a plugin of each kind must hold, as tests to inherit.
 
+For example::
+
     from ortflex_core.testing import LossKit
 
     class TestMyLoss(LossKit):
@@ -12,7 +14,7 @@
             return lambda predicted, expected: np.log1p(((predicted - expected) / 0.5) ** 2)
 
 Two fixtures are overridden, ``component`` and what it is compared with; the others of a kit (the data,
-say) have defaults. Each check is a test of its own, named after what it promises. ``ortflex new-plugin``
+say) have defaults. Each check is a separate test, named after its property. ``ortflex new-plugin``
 writes a package with such a test. Needs pytest (extra ``testing``).
 """
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.host import OPERATORS, Host, HostProgram
-from ortflex_core.program import Program
-from ortflex_core.protocols import Average
+from ortflex_core.graph.host_scalars import OPERATORS, Host, HostProgram
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols.kinds import Average
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
@@ -37,7 +37,7 @@ class AverageKit(ComponentKit):
     def test_value(self, component: Average, reference: Reference | None) -> None:
         """The averages of six steps are the reference's."""
         if reference is None:
-            pytest.skip("there is no reference")
+            pytest.skip("no reference was given")
         average = weights()[0]
         for step, weight in enumerate(weights()[1:], start=1):
             wanted = reference(average, weight, step)

@@ -9,11 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
+from ortflex_core.comparison.comparison import compare
 from ortflex_core.errors import Unsupported
-from ortflex_core.protocols import Backend
-from ortflex_core.runtime import require_runtime
-from ortflex_core.testing import running
+from ortflex_core.protocols.kinds import Backend
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.testing import compositions, running
 from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.reference import Reference
 from ortflex_core.testing.running import check_reasons, close, require
 from ortflex_core.types import Array
 
@@ -25,6 +27,8 @@ class BackendKit(ComponentKit):
 
     kind: ClassVar[str] = "backends"
     has_formula: ClassVar[bool] = False
+    draws: ClassVar[int] = 1
+    """How many recipes are drawn for each feature of a training."""
 
     @pytest.fixture
     def here(self, component: Backend) -> Backend:
@@ -110,7 +114,7 @@ class BackendKit(ComponentKit):
         close(loss, np.square(wanted - y).mean(), 1e-5, "the loss of an evaluation")
 
     def test_state(self, here: Backend) -> None:
-        """What is loaded is what is read; a copy of either is nobody else's."""
+        """Loaded values are read back; copies are independent."""
         trainer = running.trainer(running.linear_model(), backend=here)
         x, y = running.regression(rows=4)
         trainer.step((x, y))
@@ -176,12 +180,72 @@ class BackendKit(ComponentKit):
         trainer.engine.close()
         trainer.engine.close()
 
+    @pytest.mark.parametrize("feature", list(compositions.FEATURES))
+    def test_composition(self, here: Backend, feature: str) -> None:
+        """What a training can have, combined at random, is what float64 computes, or refused.
+
+        Every step by itself: loss, gradients, weights, slots, averages, running statistics; and whole
+        trainings: weights, predictions, losses and the export. ``draws`` says how many are drawn.
+        """
+        for seed in range(self.draws):
+            try:
+                check_composition(here, compositions.draw(feature, seed))
+            except Unsupported:  # perhaps not for this feature
+                try:
+                    check_composition(here, compositions.draw(feature, seed, alone=True))
+                except Unsupported as error:
+                    pytest.skip(str(error))
+
+
+def check_composition(backend: Backend, made: compositions.Composition) -> None:
+    """Compare single steps with float64, then a whole training.
+
+    Raises:
+        AssertionError: what differs, or what was raised.
+        Unsupported: the backend refuses the recipe.
+    """
+    try:
+        _check_composition(backend, made)
+    except (AssertionError, Unsupported):
+        raise
+    except Exception as error:
+        raise AssertionError(f"{made.describe()}: {error!r}") from error
+
+
+def _check_composition(backend: Backend, made: compositions.Composition) -> None:
+    options = {"loss": "squared_error", **made.options}
+    data = (made.x, made.y, made.weight)
+    trainer = running.trainer(made.model, backend=backend, **options)
+    found = compare(trainer, *data, steps=3, backends=[backend.name])
+    if found.notes:  # then the backend would be compared with itself
+        raise Unsupported("; ".join(found.notes))
+    require(found.agree, f"{made.describe()}: {'; '.join(map(str, found.differences))}")
+    history = trainer.fit(*data)
+    exact = running.trainer(made.model, backend=Reference(), **options)
+    wanted = exact.fit(*data)
+    where = f"after a training with {made.describe()}"
+    close(history.losses, wanted.losses, 1e-3, f"losses {where}")
+    for name, array in exact.get_state(buffers=True).items():
+        close(trainer.get_state(buffers=True)[name], array, 2e-3, f"{name} {where}")
+    for name, array in _outputs(exact.predict(made.x)).items():
+        close(
+            _outputs(trainer.predict(made.x))[name], array, 2e-3, f"the prediction {name} {where}"
+        )
+        exported = _inference(trainer.export(inference=True), made.x, name)
+        close(exported, array, 2e-3, f"{name} of the exported model {where}")
+    for name, value in exact.evaluate(*data).items():
+        close(trainer.evaluate(*data)[name], value, 2e-3, f"the evaluation's {name} {where}")
+
+
+def _outputs(found: Any) -> Mapping[str, Array]:
+    return found if isinstance(found, Mapping) else {"Y": found}
+
 
 def _squares(weights: Mapping[str, Array]) -> float:
     return float(sum(np.square(w).sum() for w in weights.values()))
 
 
-def _inference(model: onnx.ModelProto, x: Array) -> Array:
+def _inference(model: onnx.ModelProto, x: Array, output: str = "Y") -> Array:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -189,4 +253,4 @@ def _inference(model: onnx.ModelProto, x: Array) -> Array:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return np.asarray(session.run(None, {"X": x})[0])
+    return np.asarray(session.run([output], {"X": x})[0])

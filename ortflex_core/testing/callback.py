@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 
+from ortflex_core.construct import structure
 from ortflex_core.errors import ConfigError
-from ortflex_core.hookspecs import NAMES, hook
-from ortflex_core.structure import structure
+from ortflex_core.hooks import NAMES, hook
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
-from ortflex_core.testing.running import require
-from ortflex_core.trainer import Trainer
+from ortflex_core.testing.running import close, require
+from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import History
 
 EPOCHS = 4
@@ -47,7 +47,7 @@ class CallbackKit(ComponentKit):
         )
 
     def test_bad_parameters_are_refused(self, component: Any) -> None:
-        """A parameter nobody knows is an error that names it."""
+        """An unknown parameter is an error that names it."""
         with pytest.raises(ConfigError, match="no_such_field"):
             structure(type(component), {"no_such_field": 1}, "callback", running.plugins())
 
@@ -119,10 +119,72 @@ class CallbackKit(ComponentKit):
         )
         effect(fresh, rest, again)
 
+    def test_resume_in_mid_epoch(self, component: Any, tmp_path: Path) -> None:
+        """What a callback counts is in the checkpoint: saved at a step that no small number divides."""
+        fresh, saver = copy.deepcopy(component), _SaveAtStep(tmp_path / "checkpoint", step=11)
+        whole = make(component, tmp_path / "whole", callbacks=[component, saver])
+        history = fit(whole, rows=28)
+        if not saver.saved:
+            pytest.skip("the training ended before its 11th step")
+        rest = Trainer.resume(
+            saver.place,
+            plugins=running.plugins(),
+            callbacks=[fresh, attrs.evolve(saver)],
+            progress=False,
+        )
+        rest.folder = whole.folder
+        again = fit(rest, rows=28)
+        require(
+            again.losses == history.losses,
+            f"gone on after step 11: losses {again.losses}, undisturbed {history.losses}",
+        )
+        what = "the weights of a training that was resumed after step 11"
+        running.same_bits(whole.get_state(), rest.get_state(), what)
+
+    def test_steps_per_run(self, component: Any, tmp_path: Path) -> None:
+        """How many steps a backend makes at once changes nothing that the callback does."""
+        if "fused" not in running.working_backends():
+            pytest.skip("no backend here makes several steps at once")
+        runs = []
+        for count in ("auto", 1):
+            backend = {"name": "fused", "steps_per_run": count}
+            trainer = make(
+                copy.deepcopy(component), tmp_path / str(count), backend=backend, epochs=3
+            )
+            runs.append((fit(trainer, rows=60), trainer.get_state()))
+        (several, weights), (single, wanted) = runs
+        what = "steps_per_run='auto' and steps_per_run=1"
+        require(
+            len(several.losses) == len(single.losses),
+            f"{what}: {len(several.losses)} and {len(single.losses)} epochs",
+        )
+        for name, array in wanted.items():
+            close(weights[name], array, 1e-4, f"{name} of {what}")
+
+
+@attrs.define
+class _SaveAtStep:
+    """Saves the training after a step; every step is then a separate run, in all trainings."""
+
+    place: Path
+    step: int
+    saved: bool = False
+
+    @hook
+    def step_end(self, trainer: Trainer) -> None:
+        """Ask for steps one by one."""
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        """Write the checkpoint."""
+        if progress.step == self.step and not self.saved:
+            self.saved = True
+            trainer.save(self.place)
+
 
 @attrs.define
 class _SaveOnce:
-    """Saves the training when so many epochs are finished."""
+    """Saves the training after a number of epochs."""
 
     place: Path
     epoch: int
@@ -143,7 +205,7 @@ def _parameters(component: Any) -> dict[str, Any]:
 
 
 def make(component: Any, folder: Path, **options: Any) -> Trainer:
-    """A Trainer of four epochs that writes into a folder of its own."""
+    """A Trainer of four epochs that writes into a separate folder."""
     folder.mkdir(parents=True, exist_ok=True)
     given = {"epochs": EPOCHS, "callbacks": [component], "learning_rate": 0.05} | options
     trainer = running.trainer(running.linear_model(), **given)
@@ -151,7 +213,7 @@ def make(component: Any, folder: Path, **options: Any) -> Trainer:
     return trainer
 
 
-def fit(trainer: Trainer) -> History:
-    """Train on twelve rows, three steps an epoch, and validate."""
-    x, y = running.regression(rows=12)
+def fit(trainer: Trainer, rows: int = 12) -> History:
+    """Train on twelve rows, three steps an epoch by default, and validate."""
+    x, y = running.regression(rows=rows)
     return trainer.fit(x, y, validation_data=(x, y))

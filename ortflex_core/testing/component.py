@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from ortflex_core.component import Component
+from ortflex_core.config.parts import to_plain
+from ortflex_core.config.toml import to_toml
+from ortflex_core.construct import structure
+from ortflex_core.entries import singular
 from ortflex_core.errors import ConfigError
-from ortflex_core.program import Program
-from ortflex_core.recipe_parts import plain
-from ortflex_core.registry import singular
-from ortflex_core.structure import structure
+from ortflex_core.graph.program import Program
 from ortflex_core.testing.running import plugins, require
-from ortflex_core.toml import to_toml
 
 
 class ComponentKit:
-    """The checks that all kinds share; inherit the kit of a kind, not this one."""
+    """The checks of all kinds; inherit the kit of a kind, not this one."""
 
     kind: ClassVar[str]
     """The kind as the registry calls it."""
@@ -58,9 +58,9 @@ class ComponentKit:
     def test_config_round_trip(self, component: Any) -> None:
         """Written to a TOML file and read back it is the same component."""
         cls = type(component)
-        require(attrs.has(cls), f"{cls.__name__} is no attrs class, so no file can name its fields")
+        require(attrs.has(cls), f"{cls.__name__} must be an attrs class: recipes name its fields")
         try:
-            text = f"component = {to_toml(plain(_table(component)))}"
+            text = f"component = {to_toml(to_plain(_table(component)))}"
         except TypeError as error:
             raise AssertionError(f"{cls.__name__} cannot be written to a file: {error}") from error
         read = tomllib.loads(text)["component"]
@@ -69,7 +69,7 @@ class ComponentKit:
         require(again == component, f"{text}\nreads as {again!r}, expected {component!r}")
 
     def test_is_frozen(self, component: Any) -> None:
-        """Equal and hashable by its fields, and nobody can change them: graphs are cached by it."""
+        """Equal and hashable by its fields, and immutable: graphs are cached by it."""
         twin = attrs.evolve(component)
         require(twin == component, f"two {type(component).__name__} of the same fields are unequal")
         for field in attrs.fields(type(component)):
@@ -77,7 +77,7 @@ class ComponentKit:
                 setattr(component, field.name, getattr(component, field.name))
 
     def test_bad_parameters_are_refused(self, component: Any) -> None:
-        """A hyperparameter that is no finite number, and one nobody knows, are errors that name it."""
+        """A hyperparameter that is not a finite number, or unknown, is an error that names it."""
         cls, good = type(component), component.describe()
         good.pop("name")
         for name in component.hyper_names():
@@ -92,7 +92,7 @@ class ComponentKit:
                 else:
                     raise AssertionError(f"{cls.__name__}({name}={bad!r}) is accepted")
         with pytest.raises(ConfigError, match="no_such_field: unknown parameter"):
-            structure(cls, {**plain(good), "no_such_field": 1}, singular(self.kind), plugins())
+            structure(cls, {**to_plain(good), "no_such_field": 1}, singular(self.kind), plugins())
 
     def test_docstring(self, component: Any) -> None:
         """One line of summary, the formula, and an example that runs."""
@@ -123,7 +123,7 @@ def check_docstring(cls: type, *, formula: bool) -> None:
 
 
 def check_hyperparameters(component: Any, program: Callable[[Any], Program]) -> None:
-    """Fail unless every hyperparameter is a symbol of the graph, so that its value is none of it."""
+    """Fail unless every hyperparameter is a symbol of the graph, which does not contain its value."""
     made, values = program(component), component.hyper_values()
     used = {s for h in made.hosts for s in h.expression.symbols}
     unused = sorted(set(values) - used)

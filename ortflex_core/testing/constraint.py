@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.program import Program
-from ortflex_core.protocols import Constraint
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols.kinds import Constraint
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
@@ -42,14 +42,15 @@ class ConstraintKit(ComponentKit):
     ) -> None:
         """``apply`` is the reference's value, for weights of any rank."""
         if reference is None:
-            pytest.skip("there is no reference")
-        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+            pytest.skip("no reference was given")
+        for shaped in running.of_every_rank(weight):
             close(run(component, shaped), reference(shaped), 1e-6, "apply")
 
     def test_twice_is_once(self, component: Constraint, weight: Array) -> None:
         """What is allowed stays as it is: the constraint of an allowed weight is that weight."""
-        once = run(component, weight)
-        close(run(component, once), once, 1e-5, "a weight that was allowed already is moved")
+        for shaped in running.of_every_rank(weight):
+            once = run(component, shaped)
+            close(run(component, once), once, 1e-5, "a weight that was allowed already is moved")
 
     def test_weights_of_0_and_100(self, component: Constraint, weight: Array) -> None:
         """Finite at 0 and ±100, and the same in float32."""
@@ -61,7 +62,7 @@ class ConstraintKit(ComponentKit):
 
     def test_shape(self, component: Constraint, weight: Array) -> None:
         """A weight of the same shape."""
-        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+        for shaped in running.of_every_rank(weight):
             got = run(component, shaped)
             require(
                 got.shape == shaped.shape, f"apply gives {got.shape} of a weight {shaped.shape}"

@@ -12,11 +12,12 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflex_core.autodiff import Rules, RuleTable, gradients
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import build
-from ortflex_core.schemas import schema
-from ortflex_core.session import session_options
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.program import build
+from ortflex_core.graph.schemas import schema
+from ortflex_core.runtime.session import session_options
 from ortflex_core.testing import running
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array, Shape, onnx_dtype
@@ -63,7 +64,7 @@ class GradientKit:
             "the family is not registered; pyproject.toml needs, under "
             '[project.entry-points."ortflex.gradients"]: my_family = "my_package.my_module:RULES"',
         )
-        running.plugins().rules()  # raises where two families have one operator
+        load_rules(running.plugins())  # raises where two families have one operator
 
     def test_every_rule_has_a_case(self, component: Rules, cases: Sequence[GradientCase]) -> None:
         """Whatever has a rule is called at least once here."""
@@ -122,7 +123,7 @@ def _outputs(case: GradientCase) -> list[Array]:
 
 def _seeds(case: GradientCase, dtype: Any) -> list[Array]:
     rng = np.random.default_rng(7)
-    return [np.asarray(rng.uniform(0.5, 1.5, y.shape)).astype(dtype) for y in _outputs(case)]
+    return [running.signed(rng, y.shape).astype(dtype) for y in _outputs(case)]
 
 
 def _floats(case: GradientCase) -> list[int]:
@@ -172,7 +173,7 @@ def computed(
         f"seed{k}": s for k, s in enumerate(seeds)
     }
     feeds = {i.name: feeds[i.name] for i in model.graph.input}
-    runner = _session(model, case) or ReferenceEvaluator(model, new_ops=[_operator(case)])
+    runner = _session(model) or ReferenceEvaluator(model, new_ops=[_operator(case)])
     values = runner.run(list(outputs), feeds)
     return {k: np.asarray(v) for k, v in zip(wrt, values, strict=True)}
 
@@ -206,7 +207,7 @@ def _shape(array: Array, known: str) -> Shape | None:
     return ("N" if known == "name" else None, *array.shape[1:])
 
 
-def _session(model: onnx.ModelProto, case: GradientCase) -> Any:
+def _session(model: onnx.ModelProto) -> Any:
     """A session of onnxruntime, or None where it has no kernel for what the gradient needs."""
     import onnxruntime
 
@@ -215,14 +216,14 @@ def _session(model: onnx.ModelProto, case: GradientCase) -> Any:
         return onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-    except Exception:  # onnxruntime raises classes of its own, made in C++
+    except Exception:  # onnxruntime has its own exception classes, made in C++
         return None
 
 
 def _operator(case: GradientCase) -> type[OpRun]:
-    """The operator for onnx's reference, which then needs no kernel of anybody's."""
+    """The operator for onnx's reference, which then needs no kernel of a runtime."""
 
-    def run(self: Any, *inputs: Array, **attributes: Any) -> tuple[Array, ...]:
+    def run(_operator: Any, *inputs: Array, **_attributes: Any) -> tuple[Array, ...]:
         made = case.reference(*inputs)
         given = next((a.dtype for a in inputs if a.dtype.kind == "f"), None)
         ys = made if isinstance(made, tuple) else (made,)

@@ -8,12 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff import gradients
-from ortflex_core.cotangents import full
+from ortflex_core.autodiff.cotangents import full
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import gradients
+from ortflex_core.data.columns import spec_of
 from ortflex_core.errors import DataError, OrtflexError
-from ortflex_core.labels import spec_of
-from ortflex_core.ops import Ops, Tensor
-from ortflex_core.protocols import Loss
+from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.protocols.kinds import Loss
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
@@ -44,7 +45,7 @@ class LossKit(ComponentKit):
 
     @pytest.fixture
     def labels(self, component: Loss, predicted: Array) -> Array:
-        """The first of numbers, shares, 0 or 1, −1 or 1, and class numbers that the loss accepts."""
+        """The first of numbers, fractions, 0 or 1, −1 or 1, and class numbers that the loss accepts."""
         for candidate in _candidates(predicted.shape):
             if not _refused(component, predicted, candidate):
                 return candidate
@@ -57,9 +58,9 @@ class LossKit(ComponentKit):
     ) -> None:
         """``per_sample`` is the reference's value."""
         if reference is None:
-            pytest.skip("there is no reference")
+            pytest.skip("no reference was given")
         got = Run(component, predicted, labels)()["value"]
-        close(got, reference(predicted, labels), 1e-9, "per_sample beside the reference")
+        close(got, reference(predicted, labels), 1e-9, "per_sample compared with the reference")
 
     def test_gradient(self, component: Loss, predicted: Array, labels: Array) -> None:
         """The gradient, its own or derived, is the value's slope, whatever the cotangent."""
@@ -182,7 +183,7 @@ class Run:
         self, loss: Loss, predicted: Array, labels: Array, seed: Array | None = None
     ) -> None:
         wanted = loss.label(_spec(predicted), spec_of("y", labels))
-        twin, rules = running.hosted(loss), running.plugins().rules()
+        twin, rules = running.hosted(loss), load_rules(running.plugins())
         arrays = {"predicted": predicted, "expected": labels.astype(wanted.numpy)}
         self._values = loss.hyper_values()
 
@@ -192,7 +193,7 @@ class Run:
         alone = running.traced(value, arrays, batch="N")
         self.shape = running.run(alone, arrays, self._values)["value"].shape
         """Of the values."""
-        drawn = np.asarray(np.random.default_rng(2).uniform(0.5, 1.5, self.shape))
+        drawn = running.signed(np.random.default_rng(2), self.shape)
         self.seed = drawn if seed is None else self.beside(seed) if seed.ndim == 1 else seed
         self._arrays = {**arrays, "seed": self.seed.astype(predicted.dtype)}
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.protocols import Metric
+from ortflex_core.protocols.kinds import Metric
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import close, require
@@ -42,7 +42,7 @@ class MetricKit(ComponentKit):
 
     @pytest.fixture
     def predicted(self, expected: Array) -> Array:
-        """Predictions beside them."""
+        """Predictions for them."""
         return expected + np.random.default_rng(2).normal(size=expected.shape) / 2
 
     @pytest.fixture
@@ -55,7 +55,7 @@ class MetricKit(ComponentKit):
     ) -> None:
         """The result is the reference's, with sample weights and without."""
         if reference is None:
-            pytest.skip("there is no reference")
+            pytest.skip("no reference was given")
         ones = np.ones(len(expected))
         got = result(component, expected, predicted, None)
         close(got, reference(expected, predicted, ones), 1e-6, "the metric")
@@ -74,7 +74,7 @@ class MetricKit(ComponentKit):
             close(state.result(), whole, 1e-9, "batch by batch and all at once")
 
     def test_sample_weights(self, component: Metric, expected: Array, predicted: Array) -> None:
-        """Weights of one are none, a row of weight 2 is there twice, one of weight 0 is not."""
+        """Weights of 1 change nothing, a row of weight 2 counts as two rows, one of weight 0 not at all."""
         if not self.weighted:
             pytest.skip("the metric takes no account of weights")
         count = len(expected)
@@ -105,7 +105,7 @@ class MetricKit(ComponentKit):
         first, second = component.start(), component.start()
         first.update(expected, predicted, None)
         second.update(expected[:5], predicted[:5], None)
-        close(second.result(), alone, 0, "an accumulator beside another one")
+        close(second.result(), alone, 0, "an accumulator next to another one")
 
     def test_result_is_a_number(self, component: Metric, expected: Array, predicted: Array) -> None:
         """A Python float, the same whenever it is asked for; float32 predictions will do."""

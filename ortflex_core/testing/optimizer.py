@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.host import Host
-from ortflex_core.ops import Ops, Tensor
-from ortflex_core.program import Program
-from ortflex_core.protocols import Optimizer
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols.kinds import Optimizer
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
@@ -38,23 +38,24 @@ class OptimizerKit(ComponentKit):
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(self, component: Optimizer, reference: Reference | None) -> None:
-        """Five steps from fresh slots are the reference's, slots included."""
+        """Five steps from fresh slots are the reference's, slots included, for weights of any rank."""
         if reference is None:
-            pytest.skip("there is no reference")
-        weight, rate = start(), component.default_rate
-        slots: Slots = {name: np.zeros_like(weight) for name in component.slots}
-        for step, state in enumerate(walk(component, start(), rate), start=1):
-            weight, slots = reference(weight, gradient_at(weight, step), rate, step, slots)
-            close(state["weight"], weight, 1e-9, f"the weight after step {step}")
-            for name, slot in slots.items():
-                close(state[name], slot, 1e-9, f"the slot {name!r} after step {step}")
+            pytest.skip("no reference was given")
+        rate = component.default_rate
+        for weight in running.of_every_rank(start()):
+            slots: Slots = {name: np.zeros_like(weight) for name in component.slots}
+            for step, state in enumerate(walk(component, weight, rate), start=1):
+                weight, slots = reference(weight, gradient_at(weight, step), rate, step, slots)
+                close(state["weight"], weight, 1e-9, f"the weight after step {step}")
+                for name, slot in slots.items():
+                    close(state[name], slot, 1e-9, f"the slot {name!r} after step {step}")
 
     def test_slots(self, component: Optimizer) -> None:
         """The slots it declares are those it gives back, each of the weight's shape and type."""
         names = tuple(component.slots)
         require(len(set(names)) == len(names), f"two slots of one name: {names}")
-        for shape in ((), (3,), (2, 3, 1)):
-            weight = np.full(shape, 0.5)
+        for weight in (np.full((), 0.5), *running.of_every_rank(start())):
+            shape = weight.shape
             made = program(component, weight)
             for spec in made.outputs:
                 require(

@@ -8,11 +8,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff import gradients
-from ortflex_core.cotangents import full
-from ortflex_core.ops import Ops, Tensor
-from ortflex_core.program import Program
-from ortflex_core.protocols import Penalty
+from ortflex_core.autodiff.cotangents import full
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import gradients
+from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols.kinds import Penalty
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
@@ -45,8 +46,8 @@ class PenaltyKit(ComponentKit):
     ) -> None:
         """``per_element`` is the reference's value, for weights of any rank."""
         if reference is None:
-            pytest.skip("there is no reference")
-        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+            pytest.skip("no reference was given")
+        for shaped in running.of_every_rank(weight):
             close(run(component, shaped)["value"], reference(shaped), 1e-9, "per_element")
 
     def test_gradient(self, component: Penalty, weight: Array) -> None:
@@ -55,6 +56,12 @@ class PenaltyKit(ComponentKit):
             lambda moved: run(component, moved)["value"], weight, np.ones(weight.shape)
         )
         close(run(component, weight)["gradient"], slopes, 1e-5, "gradient and finite differences")
+        for shaped in running.of_every_rank(weight):
+            along = np.random.default_rng(3).normal(size=shaped.shape)
+            ends = [run(component, shaped + step * along)["value"] for step in (1e-6, -1e-6)]
+            slope = (ends[0] - ends[1]).sum() / 2e-6
+            got = (run(component, shaped)["gradient"] * along).sum()
+            close(got, slope, 1e-5, f"gradient and finite differences at rank {shaped.ndim}")
 
     def test_weights_of_0_and_100(self, component: Penalty, weight: Array) -> None:
         """Value and gradient are finite at 0 and ±100, and the same in float32."""
@@ -69,7 +76,7 @@ class PenaltyKit(ComponentKit):
 
     def test_shape(self, component: Penalty, weight: Array) -> None:
         """One cost for every element, or none at all."""
-        for shaped in (weight, weight[0], weight.reshape(2, 2, 3, 1)):
+        for shaped in running.of_every_rank(weight):
             got = run(component, shaped)["value"]
             require(
                 got.shape == shaped.shape,
@@ -119,7 +126,7 @@ class PenaltyKit(ComponentKit):
 
 def program(penalty: Penalty, weight: Array) -> Program:
     """The cost of every element and its gradient as a graph."""
-    twin, rules = running.hosted(penalty), running.plugins().rules()
+    twin, rules = running.hosted(penalty), load_rules(running.plugins())
 
     def formula(op: Ops, weight: Tensor) -> Mapping[str, Tensor]:
         cost = twin.per_element(op, weight)

@@ -1,4 +1,4 @@
-"""What the kits share: formulas run from arrays to arrays, differences, small trainings."""
+"""Helpers of the kits: formulas run from arrays to arrays, differences, small trainings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.component import symbolic
 from ortflex_core.errors import MissingKernel, Unsupported
-from ortflex_core.host import Host, HostProgram
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import Program, build
-from ortflex_core.protocols import Device
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.program import Program, build
+from ortflex_core.problem.hyperparameters import symbolic
+from ortflex_core.protocols.kinds import Device
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
-from ortflex_core.session import run_once
-from ortflex_core.trainer import Trainer
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.runtime.session import run_once
+from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
 
 OPSET = 17
@@ -39,6 +38,22 @@ def cpu() -> Device:
     return plugins().component("devices", "cpu")  # type: ignore[no-any-return]
 
 
+def signed(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Cotangents between 0.5 and 1.5 of both signs."""
+    signs = np.where(np.arange(int(np.prod(shape, dtype=np.int64))) % 3 == 1, -1.0, 1.0)
+    return np.asarray(rng.uniform(0.5, 1.5, shape) * signs.reshape(shape))
+
+
+def of_every_rank(weight: Array) -> list[Array]:
+    """Weights of ranks 1 to 5, made of one: layers have vectors, matrices and kernels of 1 to 3 axes."""
+    vector = weight.reshape(-1)[: max(1, weight.shape[-1] if weight.ndim else 1)]
+    matrix = weight if weight.ndim == 2 else np.stack([vector, 0.5 - vector])
+    out = [vector, matrix]
+    while out[-1].ndim < 5:
+        out.append(np.stack([out[-1], 0.3 - 0.5 * out[-1]]))
+    return out
+
+
 def require(condition: object, text: str) -> None:
     """Fail with a sentence."""
     if not condition:
@@ -55,7 +70,7 @@ def close(got: Any, wanted: Any, rtol: float, what: str) -> None:
 
 def hosted(component: Any) -> Any:
     """A component as a compiler sees it: every hyperparameter a symbol."""
-    return symbolic(component, {name: Host.symbol(name) for name in component.hyper_names()})
+    return symbolic(component)
 
 
 def traced(formula: Formula, arrays: Mapping[str, Array], *, batch: str | None = None) -> Program:
@@ -77,10 +92,8 @@ def run(
     except MissingKernel:
         from onnx.reference import ReferenceEvaluator
 
-        numbers = HostProgram([h.expression for h in program.hosts])(values or {})
         feeds = {spec.name: arrays[spec.name] for spec in program.inputs}
-        for host, number in zip(program.hosts, numbers, strict=True):
-            feeds[host.spec.name] = np.asarray(number, dtype=host.spec.numpy)
+        feeds |= program.scalars(values or {})
         names = [spec.name for spec in program.outputs]
         return dict(zip(names, ReferenceEvaluator(program.proto()).run(names, feeds), strict=True))
 
@@ -207,15 +220,11 @@ def linear_gradients(w: Mapping[str, Array], x: Array, y: Array) -> dict[str, Ar
 def working_backends() -> tuple[str, ...]:
     """The backends that run on the installed onnxruntime."""
     registry, runtime = plugins()["backends"], require_runtime()
-    found = []
-    for name in registry.names():
-        if not registry.load(name).available(runtime):
-            found.append(name)
-    return tuple(found)
+    return tuple(n for n in registry.names() if not registry.load(n).available(runtime))
 
 
 def trainer(model: Any, **options: Any) -> Trainer:
-    """A quiet Trainer of the squared error, one batch a step in order, unless told otherwise."""
+    """A quiet Trainer of the squared error, one batch a step in order by default."""
     given: dict[str, Any] = {
         "loss": "squared_error",
         "progress": False,

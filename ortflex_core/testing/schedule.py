@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from ortflex_core.errors import ConfigError
-from ortflex_core.hookspecs import hook
-from ortflex_core.protocols import Schedule, ScheduleContext, Unit
+from ortflex_core.hooks import hook
+from ortflex_core.protocols.kinds import Schedule, ScheduleContext, Unit
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import close, require
@@ -42,7 +42,7 @@ class ScheduleKit(ComponentKit):
     ) -> None:
         """The rate of every step of a training is the reference's."""
         if reference is None:
-            pytest.skip("there is no reference")
+            pytest.skip("no reference was given")
         bound = component.bind(context())
         for step in range(EPOCHS * STEPS):
             now = progress(step)
@@ -66,7 +66,7 @@ class ScheduleKit(ComponentKit):
         require(forwards == backwards[::-1], f"{component.name}: asked again, the rates are others")
 
     def test_units(self, component: Schedule) -> None:
-        """By epochs, every step of an epoch has one rate; a unit nobody knows is refused."""
+        """By epochs, every step of an epoch has one rate; an unknown unit is refused."""
         by_epoch = _counting(component, "epoch").bind(context())
         for epoch in range(EPOCHS):
             rates = {by_epoch.rate(BASE, progress(epoch * STEPS + k)) for k in range(STEPS)}
@@ -75,7 +75,7 @@ class ScheduleKit(ComponentKit):
             attrs.evolve(component, by="minutes")  # type: ignore[arg-type]
 
     def test_an_endless_training(self, component: Schedule) -> None:
-        """Where nobody knows the length, there is a rate or a ConfigError that says what to give."""
+        """If the length is unknown, there is a rate or a ConfigError that says what to give."""
         bound = component.bind(context())
         try:
             rate = bound.rate(BASE, Progress(step=5, epoch=0, rows=50))

@@ -9,13 +9,16 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.data import Columns
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.pieces import Pieces, concat_columns, head, rows_of
 from ortflex_core.errors import DataError
-from ortflex_core.pieces import Pieces, head, rows_of
-from ortflex_core.protocols import DataSource
+from ortflex_core.protocols.kinds import DataSource
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import require
 from ortflex_core.types import Array
+
+STARTS = 40
+"""How many rows of a piece it is read from."""
 
 
 class DataSourceKit(ComponentKit):
@@ -57,6 +60,24 @@ class DataSourceKit(ComponentKit):
         taken = dict(columns.take(rows))
         for name, array in columns:
             np.testing.assert_array_equal(taken[name], np.asarray(array)[rows], err_msg=name)
+
+    def test_pieces(self, component: DataSource) -> None:
+        """A piece can be read from any row on: a training that is resumed enters it there."""
+        loaded = component.load()
+        if not isinstance(loaded, Pieces):
+            pytest.skip("all rows are read at once")
+        require(len(loaded.sizes) > 0, "the source has no pieces")
+        for piece, size in enumerate(loaded.sizes):
+            whole = dict(concat_columns(list(loaded.read(piece))))
+            rows = {len(array) for array in whole.values()}
+            require(rows == {size}, f"piece {piece} has {rows} rows, its size is said to be {size}")
+            starts = np.unique(np.linspace(0, size - 1, min(size, STARTS)).astype(int))
+            for start in starts.tolist():
+                part = dict(concat_columns(list(loaded.read(piece, start))))
+                for name, array in whole.items():
+                    np.testing.assert_array_equal(
+                        part[name], array[start:], err_msg=f"{name}: piece {piece} from row {start}"
+                    )
 
     def test_determinism(self, component: DataSource) -> None:
         """Opened twice it has the same rows in the same order: a resumed training relies on it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops
+from ortflex_core.graph import Host, Ops
 from ortflex_core.protocols import Average
 
 
@@ -29,6 +29,6 @@ class Ema(Average):
 
     decay: float = hyper(default=0.999, validator=number(ge=0, lt=1), help="what stays, a step")
 
-    def share(self, op: Ops, step: Any) -> Any:
+    def share(self, op: Ops, step: Host) -> Host:
         """1 at the first step and 1 − decay from then on."""
         return 1 - self.decay * op.Min(step - 1, 1.0)

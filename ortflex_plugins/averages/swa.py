@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops
+from ortflex_core.graph import Host, Ops
 from ortflex_core.protocols import Average
 
 
@@ -34,7 +34,7 @@ class Swa(Average):
     start: float = hyper(default=1, validator=number(ge=1), help="the first step that counts")
     every: float = hyper(default=1, validator=number(ge=1), help="steps between two that count")
 
-    def share(self, op: Ops, step: Any) -> Any:
+    def share(self, op: Ops, step: Host) -> Host:
         """1/n at the n-th step that counts, 0 at others, and 1 before the first."""
         past = op.Floor((step - self.start) / self.every)
         counts = past - op.Floor((step - 1 - self.start) / self.every)

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
-from ortflex_core.program import Program
+from ortflex_core.engines import DataBuffers, Scalar, Twins
+from ortflex_core.graph import Key, Port, Program, ports_of
+from ortflex_core.programs import gathering_program, moving_program
 from ortflex_core.protocols import Device, Value
-from ortflex_core.session import session
-from ortflex_core.step import gathering_program, moving_program
+from ortflex_core.runtime import Binder, HostVector, get_session
 from ortflex_core.types import TensorSpec
-from ortflex_plugins.backends.buffers import DataBuffers, Scalar, Twins, scales
 
 if TYPE_CHECKING:
     from ortflex_core.problem import Problem
+
+
+_RATE, _COUNTER, _KEEP, _DRAW = (Port(role).label for role in ("rate", "counter", "keep", "draw"))
+_PENALTY = Port("penalty")
 
 
 def together(batches: Sequence[Batch]) -> list[float]:
@@ -50,24 +53,28 @@ class Accumulator:
         columns: Sequence[TensorSpec],
         states: Sequence[Twins],
         buffers: Twins,
-        frozen: Callable[[str], Value],
+        frozen: Callable[[Key], Value],
     ) -> None:
         self._problem, self._device, self._columns = problem, device, columns
         self._states, self._buffers, self._frozen = states, buffers, frozen
         weights = {n: problem.model.initializer(n) for n in problem.parameters}
-        self._zeros = {f"gradient/{n}": np.zeros_like(a) for n, a in weights.items()}
-        self._sums = Twins(device, self._zeros)
+        self._zeros = {n: np.zeros_like(a) for n, a in weights.items()}
+        self._sums = Twins(device, self._zeros, ports_of("gradient", weights))
         self._moving = moving_program(problem)
         self._hosts = HostVector(self._moving, device, problem.constants())
         self._penalty: Scalar | None = None
-        self._outputs: dict[str, Value] = {}
-        for spec in self._moving.outputs:
-            if spec.name == "penalty":
-                self._outputs["penalty"] = device.empty([], spec.numpy)
-                self._penalty = Scalar(device, self._outputs["penalty"])
+        self._outputs: dict[Key, Value] = {}
+        cost = self._moving.gives.get(_PENALTY)
+        if cost is not None:
+            self._outputs[_PENALTY] = device.empty([], cost.numpy)
+            self._penalty = Scalar(device, self._outputs[_PENALTY])
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
         self.programs: dict[str, Program] = {"update": self._moving}
+
+    def binders(self) -> list[Binder]:
+        """All bindings there are."""
+        return [*self._movers.values(), *(b for p in self._plans.values() for b in p.binders())]
 
     def clear(self) -> None:
         """Forget what was summed: after a training that went wrong it is not finite."""
@@ -76,7 +83,7 @@ class Accumulator:
     def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
         """One step, its number counted from 1; returns loss and penalty."""
         denominators = together(batches)
-        factors = scales(self._problem, denominators)
+        factors = self._problem.scales(denominators)
         loss = 0.0
         for k, batch in enumerate(batches):
             draw = (step - 1) * self._problem.updating.accumulate + k + 1
@@ -85,7 +92,7 @@ class Accumulator:
         old, at = self._states[0].current, self._sums.current
         if (old, at) not in self._movers:
             self._movers[old, at] = self._mover(old, at)
-        self._hosts.update({"rate": rate, "step": step})
+        self._hosts.update({_RATE: rate, _COUNTER: step})
         self._movers[old, at].run()
         for twins in self._states:
             twins.current = 1 - old
@@ -103,27 +110,27 @@ class Accumulator:
         return self._plans[key]
 
     def _mover(self, old: int, at: int) -> Binder:
-        before = {**self._sums.versions[at]}
+        before = self._sums.at_ports(at)
         after = dict(self._outputs)
         for twins in self._states:
-            before |= twins.versions[old]
-            after |= {f"new/{n}": v for n, v in twins.versions[1 - old].items()}
+            before |= twins.at_ports(old)
+            after |= twins.at_ports(1 - old)
         return self.bind(self._moving, self._hosts, before, after)
 
     def bind(
         self,
         program: Program,
         hosts: HostVector,
-        before: Mapping[str, Value],
-        after: Mapping[str, Value],
+        before: Mapping[Key, Value],
+        after: Mapping[Key, Value],
     ) -> Binder:
-        """Bindings of a program's inputs and outputs by their names."""
-        binder = Binder(session(program, self._device, self._problem.threads), program.name)
-        for spec in program.inputs:
-            binder.input(spec.name, before.get(spec.name) or self._frozen(spec.name))
+        """Bindings of a program's inputs and outputs by their ports."""
+        binder = Binder(get_session(program, self._device, self._problem.threads), program.name)
+        for key, spec in program.takes.items():
+            binder.input(spec.name, before.get(key) or self._frozen(key))
         binder.hosts(hosts)
-        for spec in program.outputs:
-            binder.output(spec.name, after[spec.name])
+        for key, spec in program.gives.items():
+            binder.output(spec.name, after[key])
         return binder
 
 
@@ -133,11 +140,12 @@ class _Plan:
     def __init__(self, owner: Accumulator, program: Program, batch: Batch) -> None:
         problem, device = owner._problem, owner._device
         self._program = program
-        used = {i.name for i in program.inputs}
-        self._data = DataBuffers(device, [c for c in owner._columns if c.name in used], batch)
+        self._ports = problem.column_ports
+        read = [c for c in owner._columns if self._ports[c.name] in program.takes]
+        self._data = DataBuffers(device, read, batch)
         self._hosts = HostVector(program, device, problem.constants())
-        totals = [o for o in program.outputs if o.name.startswith("total/")]
-        self._costs = {o.name: device.empty([], o.numpy) for o in totals}
+        totals = {t.total_port: program.gives[t.total_port] for t in problem.terms}
+        self._costs: dict[Key, Value] = {k: device.empty([], s.numpy) for k, s in totals.items()}
         self._totals = [Scalar(device, v) for v in self._costs.values()]
         self._binders: dict[tuple[int, ...], Binder] = {}
 
@@ -146,7 +154,7 @@ class _Plan:
     ) -> list[float]:
         """Add the batch's gradient to ``keep`` times what there is; returns the totals."""
         self._data.fill(batch)
-        self._hosts.update({**factors, "keep": keep, "step": draw})
+        self._hosts.update({**factors, _KEEP: keep, _DRAW: draw})
         moving = (owner._sums, owner._buffers)
         now = (owner._states[0].current, *(twins.current for twins in moving))
         if now not in self._binders:
@@ -156,11 +164,16 @@ class _Plan:
             twins.current = 1 - twins.current
         return [total.read() for total in self._totals]
 
+    def binders(self) -> list[Binder]:
+        """All bindings there are."""
+        return list(self._binders.values())
+
     def _bind(self, owner: Accumulator, old: int) -> Binder:
-        before = {**self._data.values, **owner._sums.values, **owner._buffers.values}
+        before: dict[Key, Value] = {self._ports[n]: v for n, v in self._data.values.items()}
         for twins in owner._states:
-            before |= twins.versions[old]
+            before |= twins.at_ports(old)
         after = dict(self._costs)
         for twins in (owner._sums, owner._buffers):
-            after |= {f"new/{n}": v for n, v in twins.versions[1 - twins.current].items()}
+            before |= twins.at_ports(twins.current)
+            after |= twins.at_ports(1 - twins.current)
         return owner.bind(self._program, self._hosts, before, after)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ortflex_core.errors import GraphError, Unsupported
-from ortflex_core.program import Program
+from ortflex_core.graph import Program
 from ortflex_core.protocols import Device, Value
-from ortflex_core.session import keep, reason, session_options
+from ortflex_core.runtime import error_reason, keep_alive, session_options
 
 
 class Agent:
@@ -31,14 +31,14 @@ class Agent:
             builder.build(state.TrainingGraphTransformerConfiguration())
             self.model: bytes = builder.get_gradient_model()
             info = builder.get_graph_info()
-            self._session = keep(
+            self._session = keep_alive(
                 onnxruntime.InferenceSession(
                     self.model, session_options(threads), providers=device.providers()
                 )
             )
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
             raise GraphError(
-                f"onnxruntime cannot differentiate the model: {reason(error)}"
+                f"onnxruntime cannot differentiate the model: {error_reason(error)}"
             ) from error
         self.inputs = [i.name for i in self._session.get_inputs()]
         self.outputs = list(info.user_output_names)
@@ -76,7 +76,7 @@ class Agent:
         try:
             self._agent.run_forward(feeds, fetches, state, self._cache)
         except Exception as error:  # as above
-            raise GraphError(f"the forward graph failed: {reason(error)}") from error
+            raise GraphError(f"the forward graph failed: {error_reason(error)}") from error
         return state
 
     def backward(self, cotangents: Any, fetches: Any, state: Any) -> None:
@@ -84,4 +84,4 @@ class Agent:
         try:
             self._agent.run_backward(cotangents, fetches, state)
         except Exception as error:  # as above
-            raise GraphError(f"the backward graph failed: {reason(error)}") from error
+            raise GraphError(f"the backward graph failed: {error_reason(error)}") from error

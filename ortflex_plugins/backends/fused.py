@@ -15,19 +15,16 @@ import attrs
 import numpy as np
 
 from ortflex_core.data import Batch, Block
+from ortflex_core.engines import Evaluator, ReadLosses, Twins, averaged, start_average
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.evaluate import Evaluator
-from ortflex_core.identity import problem_key
-from ortflex_core.modes import buffer_value
+from ortflex_core.graph import Key, Program, ports_of
+from ortflex_core.model import buffer_value
 from ortflex_core.problem import Problem
-from ortflex_core.program import Program
+from ortflex_core.programs import problem_key, step_program
 from ortflex_core.protocols import Backend, Device, Losses, Value
-from ortflex_core.runtime import Runtime
-from ortflex_core.session import shared_program
-from ortflex_core.step import step_program
+from ortflex_core.runtime import Runtime, binding_counts, get_program
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.accumulating import Accumulator, split
-from ortflex_plugins.backends.buffers import ReadLosses, Twins, averaged, scales, start_average
 from ortflex_plugins.backends.fused_plan import Plan, RunLosses, SeveralRuns
 from ortflex_plugins.backends.resident import Resident
 
@@ -90,7 +87,7 @@ class FusedBackend(Backend):
 def _shared(problem: Problem, steps: int = 1, rows: int | None = None) -> Program:
     """The step graph of all problems of this structure; ``rows`` None is for batches of any size."""
     key = ("step", problem_key(problem), steps, rows)
-    return shared_program(key, lambda: step_program(problem, steps=steps, rows=rows))
+    return get_program(key, lambda: step_program(problem, steps=steps, rows=rows))
 
 
 def _of_one_batch(problem: Problem) -> Problem:
@@ -127,9 +124,11 @@ class FusedEngine:
         self.problem = problem
         self.device = device
         model = problem.model
-        self._weights = Twins(device, {n: model.initializer(n) for n in problem.parameters})
-        self._slots = Twins(device, problem.slot_values())
-        self._buffers = Twins(device, {n: buffer_value(problem, n) for n in problem.buffers})
+        state = {n: model.initializer(n) for n in problem.parameters}
+        statistics = {n: buffer_value(problem, n) for n in problem.buffers}
+        self._weights = Twins(device, state, ports_of("parameter", state))
+        self._slots = Twins(device, problem.slot_values(), problem.slot_ports)
+        self._buffers = Twins(device, statistics, ports_of("buffer", statistics))
         self._twins = (self._weights, self._slots, self._buffers)
         self._step = self._kept_step = 0
         self.evaluator = Evaluator(problem, device)
@@ -172,11 +171,11 @@ class FusedEngine:
         except _REFUSALS:
             return self._program(steps, rows)
 
-    def versions(self, which: Sequence[int]) -> dict[str, Value]:
+    def versions(self, which: Sequence[int]) -> dict[Key, Value]:
         """One of the two versions of weights, slots and statistics each."""
-        out: dict[str, Value] = {}
+        out: dict[Key, Value] = {}
         for twins, version in zip(self._twins, which, strict=True):
-            out |= twins.versions[version]
+            out |= twins.at_ports(version)
         return out
 
     def _plan(self, batch: Batch | Block, steps: int) -> Plan:
@@ -191,7 +190,7 @@ class FusedEngine:
         return self._plans[key]
 
     def _accumulating(self) -> Accumulator:
-        states, frozen = (self._weights, self._slots), self.evaluator.frozen
+        states, frozen = (self._weights, self._slots), self.evaluator.frozen_port
         return Accumulator(self.problem, self.device, self.columns, states, self._buffers, frozen)
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
@@ -236,20 +235,23 @@ class FusedEngine:
         if plan.denominators != denominators:
             known = iter(denominators)
             factors = []
-            for _, parts in plan.suffixes:
+            for parts in plan.symbols.scales:
                 together = [sum(d) for d in zip(*(next(known) for _ in parts), strict=True)]
-                of_step = scales(self.problem, together)
-                values.update({name + p: value for name, value in of_step.items() for p in parts})
-                factors.append(list(of_step.values()) * len(parts))
+                of_step = list(self.problem.scales(together).values())
+                for part in parts:
+                    values.update(zip(part, of_step, strict=True))
+                factors.append(of_step * len(parts))
             plan.factors = np.array(factors)
             plan.denominators = denominators
-        draw = self._step * self.problem.updating.accumulate
-        for k, ((suffix, parts), rate) in enumerate(zip(plan.suffixes, rates, strict=True)):
-            for part in parts:
-                draw += 1
-                values[f"step{part}"] = draw  # what random masks count
-            values[f"rate{suffix}"] = rate
-            values[f"step{suffix}"] = self._step + k + 1
+        symbols = plan.symbols
+        values.update(zip(symbols.rates, rates, strict=True))
+        if plan.counts_steps:
+            draw = self._step * self.problem.updating.accumulate
+            for k, draws in enumerate(symbols.draws):
+                for symbol in draws:
+                    draw += 1
+                    values[symbol] = draw
+                values[symbols.counters[k]] = self._step + k + 1
         plan.rates = rates
         plan.hosts.update(values)
 
@@ -315,11 +317,9 @@ class FusedEngine:
 
     def counters(self) -> dict[str, int]:
         binders = [b for plan in self._plans.values() for b in plan.binders()]
-        return {
-            "bindings_made": sum(b.misses for b in binders),
-            "bindings_reused": sum(b.hits for b in binders),
-            "steps": self._step,
-        }
+        if self._accumulator is not None:
+            binders += self._accumulator.binders()
+        return {**binding_counts(binders), "steps": self._step}
 
     def close(self) -> None:
         self._plans.clear()

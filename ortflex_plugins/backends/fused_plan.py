@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from ortflex_core.batches import Batch, Block
-from ortflex_core.binder import Binder, HostVector
-from ortflex_core.program import Program
+from ortflex_core.data import Batch, Block
+from ortflex_core.graph import Key, Port, Program
+from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device, Value
-from ortflex_core.session import session
-from ortflex_core.step import suffixes_of
+from ortflex_core.runtime import Binder, HostVector, get_session
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.resident import Gathering
 
@@ -36,19 +35,21 @@ class Plan:
         self.steps = steps
         self.hosts = HostVector(program, device, engine.problem.constants())
         self.place = device.ort_device()
-        used = {i.name for i in program.inputs}
-        self.suffixes = suffixes_of(steps, engine.problem.updating.accumulate)
-        parts = [part for _, batches in self.suffixes for part in batches]
+        problem = engine.problem
+        count = problem.updating.accumulate
+        places = [(step, part) for step in range(steps) for part in range(count)]
+        self.symbols = Symbols(problem, steps)
+        columns = problem.column_ports
         self.data: list[tuple[str, Value, Array, bool]] = []
         self._gathering: Gathering | None = None
         self._resident = engine.resident
         far: dict[str, tuple[TensorSpec, Value]] = {}
-        self._known: dict[str, tuple[Value, int]] = {}
+        self._known: dict[Key, tuple[TensorSpec, Value, int]] = {}
         for spec in engine.columns:
-            if spec.name + parts[0] not in used:
+            if columns[spec.name] not in program.takes:
                 continue
             shape = batch.shape(spec.name)
-            rows = (len(parts) * shape[0], *shape[1:])
+            rows = (len(places) * shape[0], *shape[1:])
             value = device.empty(rows, spec.numpy)
             view = device.view(value)
             staged = np.empty(rows, spec.numpy) if view is None else view
@@ -56,29 +57,35 @@ class Plan:
             if view is None:
                 far[spec.name] = (spec, value)
             size = int(np.prod(shape)) * spec.numpy.itemsize
-            for k, part in enumerate(parts):
-                self._known[spec.name + part] = (value, value.data_ptr() + k * size)
+            for k, (step, part) in enumerate(places):
+                port = attrs.evolve(columns[spec.name], step=step, batch=part)
+                exact = attrs.evolve(program.takes[port], shape=shape)
+                self._known[port] = (exact, value, value.data_ptr() + k * size)
         if far and device.room():
             self._gathering = Gathering(device, far, engine.problem.threads)
-        terms = [o for o in program.outputs if not o.name.startswith("new/")]
-        self._costs = {o.name: o for o in terms}
-        self.page = Page(device, terms)
-        names = [o.name for o in terms]
+        self._costs = {
+            key: spec
+            for key, spec in program.gives.items()
+            if isinstance(key, Port) and key.role in ("loss", "penalty")
+        }
+        self.page = Page(device, list(self._costs.values()))
+        index = {key: k for k, key in enumerate(self._costs)}
         self.totals = np.array(
             [
-                [names.index(f"total/{t.index}{p}") for p in b for t in engine.problem.terms]
-                for _, b in self.suffixes
+                [
+                    index[term.at(step, part, None).total_port]
+                    for part in range(count)
+                    for term in problem.terms
+                ]
+                for step in range(steps)
             ]
         )
-        penalties = [f"penalty{suffix}" for suffix, _ in self.suffixes]
-        self.penalties = [names.index(n) for n in penalties if n in names]
-        self._sizes = {
-            spec.name + part: batch.shape(spec.name) for spec in engine.columns for part in parts
-        }
+        penalties = [Port("penalty", step=step) for step in range(steps)]
+        self.penalties = [index[port] for port in penalties if port in index]
         # Others are there only where statistics move with every batch and weights do not.
         both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
         self._binders = {now: self._bind(engine, now) for now in both}
-        self.counts_steps = any(v.startswith("step") for v in self.hosts.varying)
+        self.counts_steps = not self.symbols.counted.isdisjoint(self.hosts.varying)
         self.rates: Sequence[float] | None = None
         self.denominators: Sequence[Sequence[float]] | None = None
         self.values: dict[str, float] = {}
@@ -91,23 +98,19 @@ class Plan:
         return self._binders[now]
 
     def _bind(self, engine: FusedEngine, now: tuple[int, ...]) -> Binder:
-        binder = Binder(session(self.program, engine.device, engine.problem.threads), "step")
+        binder = Binder(get_session(self.program, engine.device, engine.problem.threads), "step")
         before, after = engine.versions(now), engine.versions(tuple(1 - k for k in now))
-        for spec in self.program.inputs:
-            if spec.name in self._known:
-                owner, pointer = self._known[spec.name]
-                exact = attrs.evolve(spec, shape=self._sizes[spec.name])
+        for key, spec in self.program.takes.items():
+            if key in self._known:
+                exact, owner, pointer = self._known[key]
                 binder.input_at(exact, owner, self.place, pointer)
             else:
-                value = before.get(spec.name)
-                if value is None:
-                    value = engine.evaluator.frozen(spec.name)
+                value = before.get(key) or engine.evaluator.frozen_port(key)
                 binder.input_at(spec, value, self.place, value.data_ptr())
         binder.hosts(self.hosts)
-        for spec in self.program.outputs:
-            if spec.name not in self._costs:
-                value = after[spec.name.removeprefix("new/")]
-                binder.output_at(spec, value, self.place, value.data_ptr())
+        for key, spec in self.program.gives.items():
+            if key not in self._costs:
+                binder.output_at(spec, after[key], self.place, after[key].data_ptr())
         self.page.bind(binder, self.place)
         return binder
 
@@ -139,6 +142,21 @@ class Plan:
         binder.run()
         page.used += 1
         return LateLosses(self, page)
+
+
+class Symbols:
+    """The host symbols of every step of a graph, and of every batch of it."""
+
+    def __init__(self, problem: Problem, steps: int) -> None:
+        batches = range(problem.updating.accumulate)
+        self.rates = [Port("rate", step=k).label for k in range(steps)]
+        self.counters = [Port("counter", step=k).label for k in range(steps)]
+        self.draws = [[Port("draw", step=k, batch=j).label for j in batches] for k in range(steps)]
+        self.scales = [
+            [[term.at(k, j, None).scale_symbol for term in problem.terms] for j in batches]
+            for k in range(steps)
+        ]
+        self.counted = {*self.counters, *(symbol for own in self.draws for symbol in own)}
 
 
 class Page:

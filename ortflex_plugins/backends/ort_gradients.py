@@ -15,12 +15,11 @@ import attrs
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
-from ortflex_core import compose
 from ortflex_core.errors import GraphError
-from ortflex_core.model import Model, Rewrite, captured, reads
-from ortflex_core.modes import Modes, inactive_dropout, trains_statistics
-from ortflex_core.ops import Tensor, Trace
+from ortflex_core.graph import Program, Tensor, Trace, captured_names, ports_of
+from ortflex_core.model import Model, Modes, Rewrite, inactive_dropout, reads, trains_statistics
 from ortflex_core.problem import Problem
+from ortflex_core.programs import forward_program
 from ortflex_core.runtime import Runtime
 from ortflex_core.types import TensorSpec, dtype_name
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES, attributes_of
@@ -47,11 +46,19 @@ def reasons(problem: Problem, runtime: Runtime) -> list[str]:
     if blocked:
         return blocked
     try:
-        program = compose.forward_program(problem, rewrite(problem, runtime))
+        program = forward_program(problem, rewrite(problem))
     except GraphError as error:
         return [str(error)]
-    found = obstacles(program.proto(), problem.parameters, problem.predicted, runtime)
+    outputs = [o.name for o in program.outputs]
+    names = names_of(program, problem.parameters)
+    found = obstacles(program.proto(), names, outputs, runtime)
     return [f"{o.text}. {help_for(problem, o)}".rstrip() for o in found]
+
+
+def names_of(program: Program, parameters: Iterable[str]) -> list[str]:
+    """What a program's graph calls parameters."""
+    takes, ports = program.takes, ports_of("parameter", parameters)
+    return [takes[port].name if port in takes else name for name, port in ports.items()]
 
 
 def help_for(problem: Problem, obstacle: Obstacle) -> str:
@@ -94,7 +101,7 @@ def describe(node: NodeProto) -> str:
     return f"{name} ({domain}{node.op_type}, output {node.output[0]!r})"
 
 
-def rewrite(problem: Problem, runtime: Runtime) -> Rewrite:
+def rewrite(problem: Problem) -> Rewrite:
     """Replace nodes that the builder gets wrong by others of the same value.
 
     For :meth:`ortflex_core.model.Model.replay`. Frozen BatchNormalization and inactive Dropout
@@ -214,7 +221,7 @@ class _Check:
 
     def _flow(self, node: NodeProto) -> set[str]:
         """The values that a gradient may flow back to, those that subgraphs read included."""
-        return {node.input[k] for k in self._places(node)} | set(captured(node))
+        return {node.input[k] for k in self._places(node)} | set(captured_names(node))
 
     def run(self, updates: bool = True) -> list[Obstacle]:
         """Forward for what parameters reach, backward for what the outputs need, then check."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.backends.ort_gradients_table import known
 
@@ -20,9 +20,8 @@ Attributes = Mapping[str, Any]
 
 def _spatial(x: Tensor) -> list[int] | None:
     """The sizes of an image, without batch and channels, if all are numbers."""
-    if x.shape is None or not known(x.shape[2:]):
-        return None
-    return [int(size) for size in x.shape[2:]]  # type: ignore[arg-type]
+    sizes = None if x.shape is None else x.shape[2:]
+    return None if sizes is None or not known(sizes) else list(sizes)
 
 
 def _explicit(x: Tensor, kernel: Sequence[int], a: Attributes) -> dict[str, Any] | None:
@@ -48,22 +47,23 @@ def _explicit(x: Tensor, kernel: Sequence[int], a: Attributes) -> dict[str, Any]
 
 
 def _conv(op: Ops, a: Attributes, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor | None:
-    if w.shape is None or not known(w.shape):
+    shape = w.shape
+    if shape is None or not known(shape):
         return None
-    line = a.get("group", 1) != 1 and len(w.shape) == 3
+    line = a.get("group", 1) != 1 and len(shape) == 3
     if a.get("auto_pad", "NOTSET") == "NOTSET" and not line:
         return None
-    fixed = _explicit(x, w.shape[2:], a)  # type: ignore[arg-type]
+    fixed = _explicit(x, shape[2:], a)
     if fixed is None:
         return None
     if not line:
-        return op.Conv(x, w, b, **fixed)  # type: ignore[no-any-return]
+        return op.Conv(x, w, b, **fixed)
     # The gradient of a grouped convolution is right in two dimensions only.
     flat = {k: [1, *v] for k, v in fixed.items() if k in ("kernel_shape", "strides", "dilations")}
     if "pads" in fixed:
         flat["pads"] = [0, fixed["pads"][0], 0, fixed["pads"][1]]
     wide = op.Conv(op.Unsqueeze(x, [2]), op.Unsqueeze(w, [2]), b, **{**fixed, **flat})
-    return op.Squeeze(wide, [2])  # type: ignore[no-any-return]
+    return op.Squeeze(wide, [2])
 
 
 def _max_pool(op: Ops, a: Attributes, x: Tensor, *, count: int) -> Any:
@@ -110,7 +110,7 @@ def _average_pool(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
     channels = op.Reshape(x, [-1, 1, *sizes])
     sums = op.Conv(channels, ones, strides=strides, dilations=dilations, pads=pads)
     means = sums * op.constant((1.0 / counts).astype(dtype))
-    return op.Reshape(means, [-1, x.shape[1], *counts.shape])  # type: ignore[no-any-return]
+    return op.Reshape(means, np.array([-1, x.shape[1], *counts.shape]))
 
 
 POOLS: Mapping[str, Callable[..., Any]] = {

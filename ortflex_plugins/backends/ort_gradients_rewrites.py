@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto
 
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.backends.ort_gradients_pools import POOLS
 from ortflex_plugins.backends.ort_gradients_table import VIEWS, known, same
@@ -32,17 +32,18 @@ def attributes_of(node: NodeProto) -> dict[str, Any]:
 
 def softplus(op: Ops, x: Tensor) -> Tensor:
     """log(1 + exp(x)), stable at any x."""
-    return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))  # type: ignore[no-any-return]
+    return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))
 
 
 def _exponential(op: Ops, x: Tensor, alpha: float, inner: float = 1.0) -> Tensor:
     """X above zero, alpha·(exp(x/inner) − 1) below."""
-    return op.Max(x, 0.0) + alpha * (op.Exp(op.Min(x, 0.0) / inner) - 1.0)  # type: ignore[no-any-return]
+    return op.Max(x, 0.0) + alpha * (op.Exp(op.Min(x, 0.0) / inner) - 1.0)
 
 
 def _selu(op: Ops, a: Attributes, x: Tensor) -> Made:
     gamma = a.get("gamma", 1.05070102214813232421875)
-    return gamma * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))  # type: ignore[no-any-return]
+    made: Tensor = gamma * _exponential(op, x, a.get("alpha", 1.67326319217681884765625))
+    return made
 
 
 def _celu(op: Ops, a: Attributes, x: Tensor) -> Made:
@@ -51,7 +52,7 @@ def _celu(op: Ops, a: Attributes, x: Tensor) -> Made:
 
 
 def _hard_sigmoid(op: Ops, a: Attributes, x: Tensor) -> Made:
-    return op.Clip(a.get("alpha", 0.2) * x + a.get("beta", 0.5), 0.0, 1.0)  # type: ignore[no-any-return]
+    return op.Clip(a.get("alpha", 0.2) * x + a.get("beta", 0.5), 0.0, 1.0)
 
 
 def _thresholded(op: Ops, a: Attributes, x: Tensor) -> Made:
@@ -60,7 +61,7 @@ def _thresholded(op: Ops, a: Attributes, x: Tensor) -> Made:
 
 def _select(op: Ops, condition: Tensor, x: Tensor) -> Made:
     """X where the condition holds, else 0."""
-    return op.Where(condition, x, op.constant(0.0, x.dtype))  # type: ignore[no-any-return]
+    return op.Where(condition, x, op.constant(0.0, x.dtype))
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
@@ -75,11 +76,11 @@ def _gelu(op: Ops, a: Attributes, x: Tensor) -> Made:
         return None
     # The builder takes the derivative of the exact one.
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * op.Pow(x, 3.0))
-    return 0.5 * x * (1.0 + op.Tanh(inner))  # type: ignore[no-any-return]
+    return 0.5 * x * (1.0 + op.Tanh(inner))
 
 
 def _cast_like(op: Ops, a: Attributes, x: Tensor, like: Tensor) -> Made:
-    return op.Cast(x, to=like.dtype)  # type: ignore[no-any-return]
+    return op.Cast(x, to=like.dtype)
 
 
 def _double(x: Tensor) -> bool:
@@ -90,10 +91,10 @@ def _relu(op: Ops, a: Attributes, x: Tensor) -> Made:
     return _select(op, x > 0.0, x) if _double(x) else None
 
 
-def _log_softmax(op: Ops, a: Attributes, x: Tensor) -> Made:
+def _log_softmax(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
     if not _double(x):
         return None
-    return x - op.ReduceLogSumExp(x, axes=[a.get("axis", -1)], keepdims=1)  # type: ignore[no-any-return]
+    return x - op.ReduceLogSumExp(x, axes=[a.get("axis", -1)], keepdims=1)
 
 
 def _softmax(op: Ops, a: Attributes, x: Tensor) -> Made:
@@ -129,19 +130,19 @@ def _matmul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
     left = op.Unsqueeze(x, [0]) if x.rank == 1 else x
     right = op.Unsqueeze(y, [-1]) if y.rank == 1 else y
     axes = [axis for axis, t in ((-2, x), (-1, y)) if t.rank == 1]
-    return op.Squeeze(op.MatMul(left, right), axes)  # type: ignore[no-any-return]
+    return op.Squeeze(op.MatMul(left, right), axes)
 
 
 def _gemm(op: Ops, a: Attributes, x: Tensor, y: Tensor, c: Tensor | None = None) -> Made:
     if c is None or c.rank != 0:
         return None
-    return op.Gemm(x, y, op.Reshape(c, [1]), **a)  # type: ignore[no-any-return]
+    return op.Gemm(x, y, op.Reshape(c, [1]), **a)
 
 
 def _transpose(op: Ops, a: Attributes, x: Tensor) -> Made:
     if a.get("perm") or not x.rank:
         return None
-    return op.Transpose(x, perm=list(reversed(range(x.rank))))  # type: ignore[no-any-return]
+    return op.Transpose(x, perm=list(reversed(range(x.rank))))
 
 
 def _where(op: Ops, a: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> Made:
@@ -152,7 +153,7 @@ def _where(op: Ops, a: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> M
     whole = [t if same(t.shape, plain.shape) else op.Expand(t, shape) for t in (x, y)]
     for tensor in whole:
         tensor.shape = plain.shape
-    return op.Where(condition, *whole)  # type: ignore[no-any-return]
+    return op.Where(condition, *whole)
 
 
 def _axes(a: Attributes, inputs: Sequence[Tensor | None]) -> tuple[bool, list[int] | None]:
@@ -180,7 +181,7 @@ def _reduction(op_type: str, before: str | None = None, after: str | None = None
         y = op(op_type, x, axes=axes or None, keepdims=keep if other else 1)
         if not keep and not other:
             y = op.Squeeze(y, axes=axes) if axes else op.Reshape(y, np.zeros(0, np.int64))
-        return op(after, y) if after else y  # type: ignore[no-any-return]
+        return op(after, y) if after else y
 
     return rule
 
@@ -215,7 +216,7 @@ def _pad(
         return None
     whole = np.zeros((2, x.rank), np.int64)
     whole[:, axes.constant] = pads.constant.reshape(2, -1)
-    return op.Pad(x, whole.reshape(-1), value, **a)  # type: ignore[no-any-return]
+    return op.Pad(x, whole.reshape(-1), value, **a)
 
 
 def _layer_norm(
@@ -225,11 +226,11 @@ def _layer_norm(
         if scale.shape is None or not known(scale.shape):
             return None
         bias = op.constant(np.zeros(scale.shape, numpy_dtype(scale.dtype)))
-    return op.LayerNormalization(x, scale, bias, outputs=3, **a)  # type: ignore[no-any-return]
+    return op.LayerNormalization(x, scale, bias, outputs=3, **a)
 
 
-def _cross_entropy(op: Ops, a: Attributes, *inputs: Tensor | None) -> Made:
-    return op.SoftmaxCrossEntropyLoss(*inputs, outputs=2, **a)  # type: ignore[no-any-return]
+def _cross_entropy(op: Ops, a: Attributes, *inputs: Tensor) -> Made:
+    return op.SoftmaxCrossEntropyLoss(*inputs, outputs=2, **a)
 
 
 def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Made:
@@ -239,8 +240,9 @@ def _instance_norm(op: Ops, a: Attributes, x: Tensor, scale: Tensor, bias: Tenso
     centered = x - op.ReduceMean(x, axes=axes, keepdims=1)
     variance = op.ReduceMean(op.Pow(centered, 2.0), axes=axes, keepdims=1)
     trailing = [1 + k for k in range(len(axes))]
-    factor = op.Reciprocal(op.Sqrt(variance + a.get("epsilon", 1e-5)))
-    return centered * factor * op.Unsqueeze(scale, trailing) + op.Unsqueeze(bias, trailing)  # type: ignore[no-any-return]
+    epsilon: float = a.get("epsilon", 1e-5)
+    factor = op.Reciprocal(op.Sqrt(variance + epsilon))
+    return centered * factor * op.Unsqueeze(scale, trailing) + op.Unsqueeze(bias, trailing)
 
 
 RULES: Mapping[str, Rule] = {

@@ -9,7 +9,7 @@ not known to be right, and is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
 import onnx
@@ -71,7 +71,7 @@ def same(left: Shape | None, right: Shape | None) -> bool:
     return left is not None and left == right and None not in left
 
 
-def known(sizes: Sequence[Any]) -> bool:
+def known(sizes: Sequence[Any]) -> TypeGuard[tuple[int, ...]]:
     """Whether all sizes are numbers."""
     return all(isinstance(size, int) for size in sizes)
 

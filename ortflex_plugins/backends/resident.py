@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ortflex_core.batches import Lasting
-from ortflex_core.binder import Binder
-from ortflex_core.ops import Trace
-from ortflex_core.program import Program, build
+from ortflex_core.data import Lasting
+from ortflex_core.graph import Port, Program, Trace, build
 from ortflex_core.protocols import Device, Value
-from ortflex_core.session import session
+from ortflex_core.runtime import Binder, get_session
 from ortflex_core.types import Array, TensorSpec
 
 _OPSETS = {"": 13}
@@ -54,16 +52,17 @@ class Gathering:
         self._device = device
         first = next(iter(targets.values()))[1]
         self._rows = device.empty([first.shape()[0]], np.int64)
-        self._binder = Binder(session(_program(targets), device, threads), "gather")
+        program = _program(targets)
+        self._binder = Binder(get_session(program, device, threads), "gather")
         self._binder.input("rows", self._rows)
         for name, (_, value) in targets.items():
-            self._binder.output(f"rows/{name}", value)
-        self._names = list(targets)
+            self._binder.output(program.gives[Port("data", of=name)].name, value)
+        self._inputs = {n: program.takes[Port("value", of=n)].name for n in targets}
 
     def take(self, columns: Mapping[str, Value], rows: Array) -> None:
         """Gather the rows of these numbers."""
-        for name in self._names:
-            self._binder.input(f"column/{name}", columns[name])
+        for name, called in self._inputs.items():
+            self._binder.input(called, columns[name])
         self._device.write(self._rows, rows)
         self._binder.run()
 
@@ -73,6 +72,7 @@ def _program(targets: Mapping[str, tuple[TensorSpec, Value]]) -> Program:
     rows = trace.input("rows", np.int64, ("taken",))
     taken = {}
     for name, (spec, value) in targets.items():
-        column = trace.input(f"column/{name}", spec.dtype, ("all", *value.shape()[1:]))
-        taken[f"rows/{name}"] = trace.op.Gather(column, rows, axis=0)
+        whole = Port("value", of=name)
+        column = trace.input(whole, spec.dtype, ("all", *value.shape()[1:]))
+        taken[Port("data", of=name)] = trace.op.Gather(column, rows, axis=0)
     return build(trace, taken, name="rows")

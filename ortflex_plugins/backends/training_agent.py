@@ -15,23 +15,10 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core import compose, updates
-from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
-from ortflex_core.errors import Unsupported
-from ortflex_core.evaluate import Evaluator
-from ortflex_core.model import Model, Rewrite
-from ortflex_core.problem import Problem
-from ortflex_core.program import Program
-from ortflex_core.protocols import Device, LayerBackend, Value
-from ortflex_core.runtime import Runtime
-from ortflex_core.session import session
-from ortflex_core.types import Array
-from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.accumulating import split, together
-from ortflex_plugins.backends.agent import Agent
-from ortflex_plugins.backends.buffers import (
+from ortflex_core.engines import (
     DataBuffers,
+    Evaluator,
     ReadLosses,
     Scalar,
     Scales,
@@ -40,6 +27,28 @@ from ortflex_plugins.backends.buffers import (
     check_state,
     start_average,
 )
+from ortflex_core.errors import Unsupported
+from ortflex_core.graph import Key, Port, Program, ports_of
+from ortflex_core.model import Model, Rewrite
+from ortflex_core.problem import Problem
+from ortflex_core.programs import (
+    adding_program,
+    batch_gradient,
+    forward_program,
+    loss_program,
+    penalized_by,
+    penalty_program,
+    update_program,
+)
+from ortflex_core.protocols import Device, LayerBackend, Value
+from ortflex_core.runtime import Binder, HostVector, Runtime, binding_counts, get_session
+from ortflex_core.types import Array
+from ortflex_plugins.backends import ort_gradients
+from ortflex_plugins.backends.accumulating import split, together
+from ortflex_plugins.backends.agent import Agent
+
+_RATE, _COUNTER, _KEEP = (Port(role).label for role in ("rate", "counter", "keep"))
+_LOSS, _PENALTY = Port("loss"), Port("penalty")
 
 
 @attrs.frozen(kw_only=True)
@@ -84,6 +93,21 @@ class TrainingAgentBackend(LayerBackend):
         return Agent(program, wrt, device, threads)
 
 
+def _bind(
+    binder: Binder, program: Program, known: Mapping[Key, Value], after: Mapping[Key, Value]
+) -> None:
+    """Bind the inputs and outputs of a program by their ports."""
+    for key, spec in program.takes.items():
+        binder.input(spec.name, known[key])
+    for key, spec in program.gives.items():
+        binder.output(spec.name, after[key])
+
+
+def _of(key: Key) -> str | None:
+    """What a port belongs to."""
+    return key.of if isinstance(key, Port) else None
+
+
 class _Plan:
     """What is bound for batches of one shape."""
 
@@ -103,26 +127,23 @@ class _Sum:
 
     def __init__(self, engine: TrainingAgentEngine) -> None:
         problem, device = engine.problem, engine.device
-        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in problem.parameters}
-        self._zeros = {f"gradient/{n}": array for n, array in zeros.items()}
-        self.sums = Twins(device, self._zeros)
-        self.program = updates.adding_program(problem)
+        names = problem.parameters
+        self._zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in names}
+        self.sums = Twins(device, self._zeros, ports_of("gradient", names))
+        self.program = adding_program(problem)
         self._hosts = HostVector(self.program, device, problem.constants())
         self._binders = []
         for old in (0, 1):
-            binder = Binder(session(self.program, device, problem.threads), self.program.name)
-            for name, value in engine._gradients.items():
-                binder.input(f"batch/{name}", value)
-            for name, value in self.sums.versions[old].items():
-                binder.input(name, value)
-            for name, value in self.sums.versions[1 - old].items():
-                binder.output(f"new/{name}", value)
+            binder = engine._binder(self.program)
+            known = self.sums.at_ports(old)
+            known |= {batch_gradient(n): value for n, value in engine._gradients.items()}
+            _bind(binder, self.program, known, self.sums.at_ports(1 - old))
             binder.hosts(self._hosts)
             self._binders.append(binder)
 
     def add(self, *, keep: bool) -> int:
         """Add a batch's gradients to what there is, or replace it; returns the version to read."""
-        self._hosts.update({"keep": float(keep)})
+        self._hosts.update({_KEEP: float(keep)})
         self._binders[self.sums.current].run()
         self.sums.current = 1 - self.sums.current
         return self.sums.current
@@ -142,18 +163,23 @@ class TrainingAgentEngine:
         self.device = device
         model = problem.model
         names = problem.parameters
-        self._forward = compose.forward_program(problem, ort_gradients.rewrite(problem, runtime))
-        self._loss = compose.loss_program(problem)
-        self._penalty = compose.penalty_program(problem)
-        penalized = (
-            [o.name.removeprefix("gradient/") for o in self._penalty.outputs[1:]]
-            if self._penalty
-            else []
+        self._forward = forward_program(problem, ort_gradients.rewrite(problem))
+        self._loss = loss_program(problem)
+        self._penalty = penalty_program(problem)
+        penalized = penalized_by(self._penalty)
+        self._update = update_program(problem, penalized)
+        takes, gives = self._forward.takes, self._forward.gives
+        state = {n: model.initializer(n) for n in names}
+        ports = ports_of("parameter", names)
+        # The runtime knows tensors by the names that they have in the graph.
+        called = {n: takes[port].name for n, port in ports.items() if port in takes}
+        self._agent = Agent(
+            self._forward, [called.get(n, n) for n in names], device, problem.threads
         )
-        self._update = updates.update_program(problem, penalized)
-        self._agent = Agent(self._forward, names, device, problem.threads)
-        self._weights = Twins(device, {n: model.initializer(n) for n in names})
-        self._slots = Twins(device, problem.slot_values())
+        self._fed = {spec.name: key for key, spec in takes.items()}
+        self._made = {spec.name: key for key, spec in gives.items()}
+        self._weights = Twins(device, state, ports)
+        self._slots = Twins(device, problem.slot_values(), problem.slot_ports)
         self._step = 0
         self._evaluator = Evaluator(problem, device)
         shapes = {n: model.initializers[n] for n in names}
@@ -161,20 +187,22 @@ class TrainingAgentEngine:
             n: device.empty(s.shape or (), s.numpy)  # type: ignore[arg-type]
             for n, s in shapes.items()
         }
-        self._fetched = self._agent.pack([self._gradients[n] for n in self._agent.gradients])
+        of = {name: n for n, name in called.items()}
+        self._fetched = self._agent.pack([self._gradients[of[n]] for n in self._agent.gradients])
+        self._binders: list[Binder] = []
         self._sum = _Sum(self) if problem.updating.accumulate > 1 else None
         self._constants = problem.constants()
-        self._binders: list[Binder] = []
         self._bind_updates(penalized)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         labels = [t.label for t in problem.terms]
         weights = [t.weight for t in problem.terms if t.weight is not None]
-        inputs = [i for i in model.inputs if i.name in self._agent.inputs]
+        read = {self._fed[n] for n in self._agent.inputs}
+        inputs = [i for i in model.inputs if problem.column_ports[i.name] in read]
         self._columns = {s.name: s for s in (*inputs, *labels, *weights)}
         self._last: tuple[Any, int, _Plan] | None = None
 
     def _binder(self, program: Program) -> Binder:
-        binder = Binder(session(program, self.device, self.problem.threads), program.name)
+        binder = Binder(get_session(program, self.device, self.problem.threads), program.name)
         self._binders.append(binder)
         return binder
 
@@ -185,7 +213,7 @@ class TrainingAgentEngine:
         cost = device.empty([], np.float32)
         penalties = {}
         if self._penalty is not None:
-            cost = device.empty([], self._penalty.outputs[0].numpy)
+            cost = device.empty([], self._penalty.gives[_PENALTY].numpy)
             self._penalty_hosts = HostVector(self._penalty, device, self._constants)
             self._penalty_hosts.update({})
             penalties = {
@@ -198,33 +226,27 @@ class TrainingAgentEngine:
         self._penalties: list[Binder] = []
         self._updates: dict[tuple[int, int], Binder] = {}
         for old in (0, 1):
-            weights, slots = self._weights.versions[old], self._slots.versions[old]
-            new_weights, new_slots = self._weights.versions[1 - old], self._slots.versions[1 - old]
+            known = self._weights.at_ports(old) | self._slots.at_ports(old)
+            after = self._weights.at_ports(1 - old) | self._slots.at_ports(1 - old)
+            slopes: dict[Key, Value] = {
+                Port("penalty", of=n): value for n, value in penalties.items()
+            }
             if self._penalty is not None:
                 binder = self._binder(self._penalty)
-                for spec in self._penalty.inputs:
-                    binder.input(spec.name, weights[spec.name])
+                _bind(binder, self._penalty, known, {_PENALTY: cost, **slopes})
                 binder.hosts(self._penalty_hosts)
-                binder.output("penalty", cost)
-                for name, value in penalties.items():
-                    binder.output(f"gradient/{name}", value)
                 self._penalties.append(binder)
-            known = {**weights, **slots}
-            known |= {f"penalty/{n}": v for n, v in penalties.items()}
             for at, gradients in enumerate(self._gradient_versions()):
                 binder = self._binder(self._update)
-                for spec in self._update.inputs:
-                    binder.input(spec.name, gradients.get(spec.name) or known[spec.name])
+                _bind(binder, self._update, {**known, **slopes, **gradients}, after)
                 binder.hosts(self._update_hosts)
-                for name, value in (*new_weights.items(), *new_slots.items()):
-                    binder.output(f"new/{name}", value)
                 self._updates[old, at] = binder
 
-    def _gradient_versions(self) -> Sequence[Mapping[str, Value]]:
+    def _gradient_versions(self) -> Sequence[Mapping[Key, Value]]:
         """What the update reads: the gradients, or either version of their sums."""
         if self._sum is not None:
-            return self._sum.sums.versions
-        return ({f"gradient/{n}": v for n, v in self._gradients.items()},)
+            return [self._sum.sums.at_ports(version) for version in (0, 1)]
+        return [{Port("gradient", of=n): v for n, v in self._gradients.items()}]
 
     def _plan(self, batch: Batch) -> _Plan:
         last = self._last
@@ -242,44 +264,48 @@ class TrainingAgentEngine:
         agent = self._agent
         plan.data = DataBuffers(self.device, self._columns.values(), batch)
         plan.data.fill(batch)
-        inputs = {**plan.data.values}
+        columns = self.problem.column_ports
+        inputs: dict[Key, Value] = {columns[n]: v for n, v in plan.data.values.items()}
+        weights = [self._weights.at_ports(version) for version in (0, 1)]
         for name in agent.inputs:
-            if name not in inputs and name not in self._weights.values:
-                inputs[name] = self._evaluator.frozen(name)
+            key = self._fed[name]
+            if key not in inputs and key not in weights[0]:
+                inputs[key] = self._evaluator.frozen_port(key)
         first, second = (
-            agent.pack([inputs.get(n) or version[n] for n in agent.inputs])
-            for version in self._weights.versions
+            agent.pack([inputs.get(self._fed[n]) or own[self._fed[n]] for n in agent.inputs])
+            for own in weights
         )
         plan.feeds = (first, second)
         # A first forward pass tells the shapes of the outputs; from then on they are fixed.
         trial = agent.vector()
         agent.forward(plan.feeds[self._weights.current], trial)
+        made = [self._made[name] for name in agent.outputs]
         values = {
-            name: self.device.empty(tuple(trial[k].shape()), self._spec(name).numpy)
-            for k, name in enumerate(agent.outputs)
+            key: self.device.empty(tuple(trial[k].shape()), self._spec(key).numpy)
+            for k, key in enumerate(made)
         }
         cotangents = {
-            name: self.device.empty(tuple(value.shape()), self._spec(name).numpy)
-            for name, value in values.items()
+            key: self.device.empty(tuple(value.shape()), self._spec(key).numpy)
+            for key, value in values.items()
         }
-        plan.predicted = agent.pack([values[n] for n in agent.outputs])
+        plan.predicted = agent.pack([values[key] for key in made])
         # Of outputs that depend on no parameter the runtime wants none.
-        plan.cotangents = agent.pack([cotangents[n] for n in agent.differentiable])
+        wanted = [self._made[name] for name in agent.differentiable]
+        plan.cotangents = agent.pack([cotangents[key] for key in wanted])
         plan.loss = self._binder(self._loss)
         hosts = HostVector(self._loss, self.device, self._constants)
         plan.scales = Scales(self.problem, hosts)
-        cost = self.device.empty([], self._loss.outputs[0].numpy)
+        cost = self.device.empty([], self._loss.gives[_LOSS].numpy)
         plan.loss_value = Scalar(self.device, cost)
-        for spec in self._loss.inputs:
-            plan.loss.input(spec.name, values.get(spec.name) or plan.data.values[spec.name])
+        slopes: dict[Key, Value] = {
+            Port("gradient", of=_of(key)): value for key, value in cotangents.items()
+        }
+        _bind(plan.loss, self._loss, {**values, **inputs}, {_LOSS: cost, **slopes})
         plan.loss.hosts(hosts)
-        plan.loss.output("loss", cost)
-        for name, value in cotangents.items():
-            plan.loss.output(f"gradient/{name}", value)
         return plan
 
-    def _spec(self, name: str) -> Any:
-        return next(t.predicted for t in self.problem.terms if t.predicted.name == name)
+    def _spec(self, key: Key) -> Any:
+        return next(t.predicted for t in self.problem.terms if t.predicted.name == _of(key))
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
         steps = split(batches, len(rates), self.problem.updating.accumulate)
@@ -301,7 +327,7 @@ class TrainingAgentEngine:
             loss += plan.loss_value.read()
         if self._penalties:
             self._penalties[now].run()
-        self._update_hosts.update({"rate": rate, "step": self._step + 1})
+        self._update_hosts.update({_RATE: rate, _COUNTER: self._step + 1})
         self._updates[now, at].run()
         self._weights.current = self._slots.current = 1 - now
         self._step += 1
@@ -359,11 +385,7 @@ class TrainingAgentEngine:
         return graphs | {p.name: p for p in self._evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
-        return {
-            "bindings_made": sum(b.misses for b in self._binders),
-            "bindings_reused": sum(b.hits for b in self._binders),
-            "steps": self._step,
-        }
+        return {**binding_counts(self._binders), "steps": self._step}
 
     def close(self) -> None:
         self._plans.clear()

@@ -17,19 +17,28 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortflex_core import compose
-from ortflex_core.binder import Binder, HostVector
 from ortflex_core.data import Batch
+from ortflex_core.engines import DataBuffers, Evaluator, ReadLosses, Scalar, Scales, check_state
 from ortflex_core.errors import GraphError
-from ortflex_core.evaluate import Evaluator
+from ortflex_core.graph import COLUMNS, Key, Port, Program, ports_of
+from ortflex_core.model import buffer_value
 from ortflex_core.problem import Problem
-from ortflex_core.program import Program
+from ortflex_core.programs import training_program
 from ortflex_core.protocols import Backend, Device, Value
-from ortflex_core.runtime import Runtime
-from ortflex_core.session import keep, reason, session_options
+from ortflex_core.runtime import (
+    Binder,
+    HostVector,
+    Runtime,
+    binding_counts,
+    error_reason,
+    keep_alive,
+    session_options,
+)
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import DataBuffers, ReadLosses, Scalar, Scales, check_state
+
+_PREFIXES = ("Moment_", "Update_Count_", "Learning_Rate")
+"""Beginnings of names that the runtime gives to values of its own; gradients end with _grad."""
 
 
 @attrs.frozen
@@ -60,6 +69,44 @@ def native_optimizer(problem: Problem) -> _Native | None:
         floats |= {name: values[name] for name in ("ratio_min", "ratio_max")}
         return _Native("LambOptimizer", floats, {"do_bias_correction": 1}, slots)
     return None
+
+
+def _tensors(program: Program) -> list[str]:
+    """The names of all tensors of a graph, subgraphs aside."""
+    graph = program.proto().graph
+    made = [name for node in graph.node for name in node.output if name]
+    return [*(v.name for v in (*graph.input, *graph.initializer)), *made]
+
+
+def _numbered(program: Program) -> Program:
+    """The program with numbers for names: the runtime makes names of its own out of the graph's."""
+    names = {name: f"t{k}" for k, name in enumerate(_tensors(program))}
+    model = program.proto()
+    _rename(model.graph, names)
+    return attrs.evolve(
+        program,
+        model=model.SerializeToString(deterministic=True),
+        inputs=tuple(attrs.evolve(s, name=names[s.name]) for s in program.inputs),
+        outputs=tuple(attrs.evolve(s, name=names[s.name]) for s in program.outputs),
+        hosts=tuple(
+            attrs.evolve(h, spec=attrs.evolve(h.spec, name=names[h.spec.name]))
+            for h in program.hosts
+        ),
+    )
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        for some in (node.input, node.output):
+            some[:] = [names.get(name, name) for name in some]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                inner = attribute.g
+                own = {v.name for v in (*inner.input, *inner.initializer)}
+                own.update(name for each in inner.node for name in each.output)
+                _rename(inner, {old: new for old, new in names.items() if old not in own})
 
 
 def native_session() -> Any:
@@ -112,9 +159,10 @@ class TrainingSessionBackend(Backend):
         if doubles:
             reasons.append(f"TrainingSession trains float32 only, {doubles[0]!r} is float64")
         if not reasons:
-            program = compose.training_program(problem, ort_gradients.rewrite(problem, runtime))
+            program = training_program(problem, ort_gradients.rewrite(problem))
+            names = ort_gradients.names_of(program, problem.parameters)
             reasons = ort_gradients.operators_without_gradient(
-                program.proto(), problem.parameters, program.outputs[0].name, runtime
+                program.proto(), names, program.outputs[0].name, runtime
             )
         return reasons
 
@@ -169,17 +217,23 @@ class TrainingSessionEngine:
         self.problem = problem
         self.device = device
         self._native = native_optimizer(problem)
-        self._program = compose.training_program(problem, ort_gradients.rewrite(problem, runtime))
+        self._program = training_program(problem, ort_gradients.rewrite(problem))
+        if any(n.startswith(_PREFIXES) or n.endswith("_grad") for n in _tensors(self._program)):
+            self._program = _numbered(self._program)
+        ports = ports_of("parameter", problem.parameters)
+        # What the graph calls each parameter, and with it the runtime's state.
+        self._names = {n: self._program.takes[port].name for n, port in ports.items()}
         self._session = self._open()
-        self._outputs = [o.name for o in self._program.outputs]
         rate = device.empty([1], np.float32)
         self._rate = Scalar(device, rate)
         self._rate_value = rate
         self._hosts = HostVector(self._program, device, problem.constants())
         self._scales = Scales(problem, self._hosts)
-        self._costs: dict[str, Value] = {n: device.empty([], np.float32) for n in self._outputs}
-        self._loss = Scalar(device, self._costs["loss"])
-        self._penalty = Scalar(device, self._costs["penalty"]) if "penalty" in self._costs else None
+        costs: dict[Key, Value] = {k: device.empty([], np.float32) for k in self._program.gives}
+        self._costs = {self._program.gives[key].name: value for key, value in costs.items()}
+        self._loss = Scalar(device, costs[Port("loss")])
+        penalty = costs.get(Port("penalty"))
+        self._penalty = None if penalty is None else Scalar(device, penalty)
         self._evaluator = Evaluator(problem, device)
         self._weights: dict[str, Value] | None = None
         self._copied = 0
@@ -192,7 +246,7 @@ class TrainingSessionEngine:
         self._columns: dict[str, TensorSpec] = {
             s.name: s
             for s in (*problem.model.inputs, *labels, *weights)
-            if any(s.name == i.name for i in self._program.inputs)
+            if problem.column_ports[s.name] in self._program.takes
         }
 
     def _open(self) -> Any:
@@ -202,13 +256,15 @@ class TrainingSessionEngine:
         problem, native = self.problem, self._native
         assert native is not None
         proto = self._program.proto()
-        trained = set(problem.parameters)
-        frozen = [i for i in proto.graph.input if i.name in problem.model.initializers]
-        for info in frozen:
-            array = problem.model.initializer(info.name)
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
-            if info.name not in trained:
-                proto.graph.input.remove(info)
+        trained = set(self._names.values())
+        infos = {info.name: info for info in proto.graph.input}
+        for key, spec in self._program.takes.items():
+            if not isinstance(key, Port) or key.role in COLUMNS:
+                continue
+            array = buffer_value(problem, str(key.of))
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, spec.name))
+            if spec.name not in trained:
+                proto.graph.input.remove(infos[spec.name])
         parameters = state.TrainingParameters()
         parameters.loss_output_name = self._program.outputs[0].name
         parameters.use_mixed_precision = False
@@ -224,7 +280,7 @@ class TrainingSessionEngine:
         # has read the weight: the gradients of all earlier layers would see the new one.
         options.execution_order = state.ExecutionOrder.PRIORITY_BASED
         try:
-            return keep(
+            return keep_alive(
                 native_session()(
                     proto.SerializeToString(),
                     parameters,
@@ -232,8 +288,8 @@ class TrainingSessionEngine:
                     providers=self.device.providers(),
                 )
             )
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"TrainingSession refuses the graph: {reason(error)}") from error
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
+            raise GraphError(f"TrainingSession refuses the graph: {error_reason(error)}") from error
 
     def _plan(self, batch: Batch) -> tuple[DataBuffers, Binder]:
         last = self._last
@@ -244,8 +300,9 @@ class TrainingSessionEngine:
             data = DataBuffers(self.device, self._columns.values(), batch)
             binder = Binder(self._session, "training")
             self._binders.append(binder)
+            ports = self.problem.column_ports
             for name, value in data.values.items():
-                binder.input(name, value)
+                binder.input(self._program.takes[ports[name]].name, value)
             binder.hosts(self._hosts)
             binder.input("Learning_Rate", self._rate_value)
             for name, value in self._costs.items():
@@ -286,14 +343,15 @@ class TrainingSessionEngine:
 
     def state(self) -> dict[str, Array]:
         everything = self._session.get_state()
-        return {n: np.array(everything[n]) for n in self.problem.parameters}
+        return {n: np.array(everything[name]) for n, name in self._names.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:
         shapes = {
             n: self.problem.model.initializers[n].shape or () for n in self.problem.parameters
         }
         check_state(state, shapes, "parameter")  # type: ignore[arg-type]
-        fresh = {n: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
+        names = self._names
+        fresh = {names[n]: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
         self._session.load_state(fresh, strict=False)
         self._weights = None
 
@@ -309,18 +367,23 @@ class TrainingSessionEngine:
         everything = self._session.get_state()
         out: dict[str, Array] = {"step": np.asarray(self._step)}
         for prefix, slot in self._native.slots.items():
-            for name in self.problem.parameters:
-                out[f"{slot}/{name}"] = np.array(everything[prefix + name])
+            for key, name in self._keys(slot):
+                out[key] = np.array(everything[prefix + name])
         return out
+
+    def _keys(self, slot: str) -> list[tuple[str, str]]:
+        """What a checkpoint calls the tensors of a slot, and the graph's name of the parameter."""
+        ports = self.problem.slot_ports.items()
+        return [(key, self._names[str(p.of)]) for key, p in ports if p.slot == slot]
 
     def load_slots(self, slots: Mapping[str, Array]) -> None:
         assert self._native is not None
         self._step = int(slots.get("step", self._step))
         fresh: dict[str, Array] = {}
         for prefix, slot in self._native.slots.items():
-            for name in self.problem.parameters:
-                if f"{slot}/{name}" in slots:
-                    fresh[prefix + name] = np.asarray(slots[f"{slot}/{name}"], dtype=np.float32)
+            for key, name in self._keys(slot):
+                if key in slots:
+                    fresh[prefix + name] = np.asarray(slots[key], dtype=np.float32)
                 # The runtime counts updates from 1, as the next one's number.
                 fresh[f"Update_Count_{name}"] = np.asarray([self._step + 1], dtype=np.int64)
         if fresh:
@@ -332,8 +395,7 @@ class TrainingSessionEngine:
 
     def counters(self) -> dict[str, int]:
         return {
-            "bindings_made": sum(b.misses for b in self._binders),
-            "bindings_reused": sum(b.hits for b in self._binders),
+            **binding_counts(self._binders),
             "weights_copied": self._copied,
             "steps": self._step,
         }

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from ortflex_core.errors import ConfigError, nearest
+from ortflex_core.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
-    from ortflex_core.trainer import Trainer
+    from ortflex_core import Trainer
 
 AUTO = "auto"
 
@@ -35,7 +35,7 @@ class Monitor:
             return record.get("validation_loss", record["loss"] + record["penalty"])
         if self.column not in record:
             raise ConfigError(
-                f"monitor: the history has no column {self.column!r}; {nearest(self.column, record)}"
+                f"monitor: the history has no column {self.column!r}; {suggest(self.column, record)}"
             )
         return record[self.column]
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.checkpoint import numbered
 from ortflex_core.component import number
-from ortflex_core.hookspecs import hook
+from ortflex_core.files import OutputError
+from ortflex_core.hooks import hook
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
+from ortflex_plugins.callbacks._runs import Runs
 
 if TYPE_CHECKING:
-    from ortflex_core.checkpoint import Saved
-    from ortflex_core.trainer import Trainer
+    from ortflex_core import Trainer
+    from ortflex_core.checkpoints import Saved
     from ortflex_core.types import Progress
 
 
@@ -35,15 +35,22 @@ class Checkpoint:
     due, and at the end of the training. The last ``keep`` stay, and the best in ``<folder>/best``:
     best by ``monitor``, a column of the History, judged at every epoch's end.
 
+    Every checkpoint has the identifier of its run: a training and those that resume it. Only
+    checkpoints of the same run are ever removed or replaced. A folder that has ``step-<number>`` or
+    ``best`` of anything else is refused when the training starts, and so is one in which another
+    process is writing. A training that goes on from a checkpoint which is not the newest of its run
+    moves the newer ones to ``<folder>/superseded-<n>``.
+
     Raises:
         ValueError: a number is not positive.
+        CheckpointError: when a training starts: the folder is in use, or has checkpoints of another.
         OutputError: the folder cannot be written to; older checkpoints are untouched.
 
     >>> Checkpoint(minutes=10, keep=2).folder
     'checkpoints'
 
     Source: the periodic checkpoint of every framework; the layout is that of
-    ``ortflex_core.checkpoint``.
+    ``ortflex_core.checkpoints.checkpoint``.
     """
 
     folder: str = attrs.field(
@@ -53,7 +60,7 @@ class Checkpoint:
     steps: int | None = attrs.field(default=None, validator=_every)
     minutes: float | None = attrs.field(default=None, validator=_every)
     keep: int = attrs.field(
-        default=3, validator=number(ge=1), metadata={"help": "how many of the last stay"}
+        default=3, validator=number(ge=1), metadata={"help": "how many of the latest to keep"}
     )
     best: bool = attrs.field(default=True, metadata={"help": "keep the best epoch's as well"})
     monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
@@ -63,14 +70,17 @@ class Checkpoint:
     _epoch: int = attrs.field(default=0, init=False)
     _time: float = attrs.field(default=0.0, init=False)
     _failed: bool = attrs.field(default=False, init=False)
+    _runs: Runs = attrs.field(factory=Runs, init=False, eq=False, repr=False)
 
     @hook
-    def train_start(self, progress: Progress) -> None:
-        """Count from here."""
+    def train_start(self, trainer: Trainer, progress: Progress) -> None:
+        """Take the folder, and count from here."""
         self._step, self._epoch, self._time = progress.step, progress.epoch, time.monotonic()
         self._failed = False
         if progress.step == 0 and progress.epoch == 0:
             self._best = None
+        first = trainer.live.standing.fits <= 1 and not self._runs.loaded
+        self._runs.begin(self._place(trainer), progress.step, fresh=first)
 
     @hook
     def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
@@ -88,7 +98,7 @@ class Checkpoint:
             self._save(trainer, progress)
         if self._improved:
             self._improved = False
-            trainer.save(self._place(trainer) / "best")
+            trainer.save(self._runs.target(self._place(trainer) / "best"))
 
     def _due(self, progress: Progress) -> bool:
         epochs = self.epochs
@@ -101,22 +111,31 @@ class Checkpoint:
         )
 
     def _save(self, trainer: Trainer, progress: Progress) -> None:
-        place = self._place(trainer)
         self._step, self._epoch, self._time = progress.step, progress.epoch, time.monotonic()
-        trainer.save(place / f"step-{progress.step:09d}")
-        for old in numbered(place)[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        target = self._runs.target(self._place(trainer) / f"step-{progress.step:09d}")
+        trainer.save(target)
+        self._runs.written(target, self.keep)
 
     @hook
     def exception(self, error: BaseException) -> None:
         """What went wrong is not saved; what was interrupted is."""
         self._failed = not isinstance(error, KeyboardInterrupt)
 
-    @hook(tryfirst=True)
-    def train_end(self, trainer: Trainer, progress: Progress) -> None:
-        """The last state, before early stopping goes back to the best weights."""
-        if not self._failed and progress.step > self._step:
-            self._save(trainer, progress)
+    @hook(wrapper=True, tryfirst=True)
+    def train_end(self, trainer: Trainer, progress: Progress) -> Generator[None, Any, Any]:
+        """The last state, before early stopping goes back to the best weights, which it does anyway."""
+        failure: OutputError | None = None
+        try:
+            if not self._failed and progress.step > self._step:
+                self._save(trainer, progress)
+        except OutputError as error:
+            failure = error
+        finally:
+            self._runs.end()
+        answers = yield
+        if failure is not None:
+            raise failure
+        return answers
 
     def _place(self, trainer: Trainer) -> Path:
         return trainer.folder / self.folder
@@ -124,11 +143,13 @@ class Checkpoint:
     @hook
     def checkpoint_saving(self, saved: Saved) -> None:
         """Keep what was the best so far."""
-        saved.put("checkpoint", {"best": self._best})
+        saved.put("checkpoint", {"best": self._best, "run": self._runs.identifier})
 
     @hook
     def checkpoint_loading(self, saved: Saved) -> None:
         """Go on from there."""
-        values = saved.get("checkpoint")
+        kept = {"best": float | None}
+        values = saved.get("checkpoint", kept, optional={"run": str})  # which 0.1.0 did not have
         if values is not None:
             self._best = values["best"]
+            self._runs.resume(values["run"])

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import attrs
 
-from ortflex_core.hookspecs import hook
+from ortflex_core.files import OutputError, make_folder
+from ortflex_core.hooks import hook
 from ortflex_core.types import History, Progress
 
 if TYPE_CHECKING:
-    from ortflex_core.trainer import Trainer
+    from ortflex_core import Trainer
+
+_log = logging.getLogger("ortflex")
 
 
 @attrs.define(kw_only=True)
 class CsvLog:
     """Writes the History as a CSV file, whole at every epoch's end.
 
-    A training that goes on from a checkpoint goes on with the lines of the one before it.
+    A training that goes on from a checkpoint goes on with the lines of the one before it. Where the
+    file cannot be written during the training, because the disk is full for example, a warning says
+    so, the training goes on, and the next epoch's end tries again.
 
     Raises:
-        OutputError: the file cannot be written.
+        OutputError: when the training starts: the folder cannot be made or written to.
 
     >>> CsvLog(path="log.csv").path
     'log.csv'
@@ -33,6 +39,14 @@ class CsvLog:
     )
 
     @hook
+    def train_start(self, trainer: Trainer) -> None:
+        """A place that cannot be written to is an error while that costs nothing."""
+        make_folder((trainer.folder / self.path).parent)
+
+    @hook
     def epoch_end(self, trainer: Trainer, progress: Progress) -> None:
         """Write all lines so far."""
-        History(progress.history).to_csv(trainer.folder / self.path)
+        try:
+            History(progress.history).to_csv(trainer.folder / self.path)
+        except OutputError as error:
+            _log.warning("csv_log, epoch %d: %s", progress.epoch, error)

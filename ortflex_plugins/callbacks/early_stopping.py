@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from ortflex_core.component import number
-from ortflex_core.hookspecs import hook
+from ortflex_core.errors import CheckpointError
+from ortflex_core.hooks import hook
 from ortflex_core.types import Array
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 
 if TYPE_CHECKING:
-    from ortflex_core.checkpoint import Saved
-    from ortflex_core.trainer import Trainer
+    from ortflex_core import Trainer
+    from ortflex_core.checkpoints import Saved
     from ortflex_core.types import Progress
 
 _log = logging.getLogger("ortflex")
@@ -44,10 +46,12 @@ class EarlyStopping:
         default=10, validator=number(ge=1), metadata={"help": "epochs without an improvement"}
     )
     min_delta: float = attrs.field(
-        default=0.0, validator=number(ge=0), metadata={"help": "a smaller improvement is none"}
+        default=0.0,
+        validator=number(ge=0),
+        metadata={"help": "the smallest change that counts as an improvement"},
     )
     restore_best: bool = attrs.field(
-        default=True, metadata={"help": "go back to the best epoch's weights at the end"}
+        default=True, metadata={"help": "restore the best epoch's weights at the end"}
     )
     best_: float | None = attrs.field(default=None, init=False)
     best_epoch_: int = attrs.field(default=-1, init=False)
@@ -57,7 +61,7 @@ class EarlyStopping:
 
     @hook
     def train_start(self, progress: Progress) -> None:
-        """A training that starts anew starts counting anew."""
+        """A new training starts counting from 0."""
         if progress.step == 0 and progress.epoch == 0:
             self.best_, self.best_epoch_, self._waited, self._kept = None, -1, 0, {}
 
@@ -88,12 +92,14 @@ class EarlyStopping:
         saved.put("early_stopping", {**counts, **self._kept})
 
     @hook
-    def checkpoint_loading(self, saved: Saved) -> None:
+    def checkpoint_loading(self, trainer: Trainer, saved: Saved) -> None:
         """Go on counting."""
-        values = saved.get("early_stopping")
+        counts = {"best": float | None, "best_epoch": int, "waited": int}
+        values = saved.get("early_stopping", counts, others=np.ndarray)
         if values is not None:
-            self.best_, self.best_epoch_ = values.pop("best"), values.pop("best_epoch")
-            self._waited, self._kept = values.pop("waited"), values
+            best, epoch, waited = (values.pop(name) for name in counts)
+            _check_kept(values, trainer)
+            self.best_, self.best_epoch_, self._waited, self._kept = best, epoch, waited, values
 
 
 def _everything(trainer: Trainer) -> dict[str, Array]:
@@ -105,6 +111,25 @@ def _everything(trainer: Trainer) -> dict[str, Array]:
     if trainer.problem.updating.average is not None:
         parts["average"] = trainer.get_state(averaged=True)
     return {f"{kind}/{name}": a for kind, group in parts.items() for name, a in group.items()}
+
+
+def _check_kept(kept: Mapping[str, Array], trainer: Trainer) -> None:
+    """Refuse weights that are not those of the model.
+
+    Raises:
+        CheckpointError: names what does not fit.
+    """
+    weights = trainer.get_state()
+    for key, array in kept.items():
+        kind, _, name = key.partition("/")
+        fits = kind == "buffer" or (kind in ("parameter", "average") and name in weights)
+        if fits and kind != "buffer":
+            fits = (array.shape, array.dtype) == (weights[name].shape, weights[name].dtype)
+        if not fits:
+            raise CheckpointError(
+                f"callbacks.early_stopping.{key} is {array.dtype}{list(array.shape)}, which fits no "
+                "weight of the model"
+            )
 
 
 def _put_back(trainer: Trainer, kept: Mapping[str, Array]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from ortflex_core.display import summary
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
+from ortflex_core.training import epoch_summary
 
 
 @attrs.define(kw_only=True)
@@ -18,10 +18,10 @@ class EpochLine:
     >>> EpochLine().epoch_end(record={"epoch": 0, "loss": 0.25, "seconds": 0.5})
     epoch 1: loss 0.25 (0.50 s)
 
-    Source: :func:`ortflex_core.display.summary`.
+    Source: :func:`ortflex_core.training.epoch_summary`.
     """
 
     @hook
     def epoch_end(self, record: Mapping[str, float]) -> None:
         """Print the line at once, however the output is buffered."""
-        print(summary(record), file=sys.stdout, flush=True)
+        print(epoch_summary(record), file=sys.stdout, flush=True)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ortflex_core.config import Parts, to_plain
 from ortflex_core.errors import ConfigError, OrtflexError
-from ortflex_core.hookspecs import hook
-from ortflex_core.recipe_parts import Parts, plain
+from ortflex_core.hooks import hook
 from ortflex_plugins.callbacks._extras import require
 
 if TYPE_CHECKING:
-    from ortflex_core.checkpoint import Saved
-    from ortflex_core.trainer import Trainer
+    from ortflex_core import Trainer
+    from ortflex_core.checkpoints import Saved
     from ortflex_core.types import Progress
 
 _log = logging.getLogger("ortflex")
@@ -47,7 +47,7 @@ class Mlflow:
 
     experiment: str = attrs.field(default="ortflex", metadata={"help": "the experiment's name"})
     run: str | None = attrs.field(
-        default=None, metadata={"help": "the run's name; not set: MLflow finds one"}
+        default=None, metadata={"help": "the run's name; not set: MLflow chooses one"}
     )
     uri: str | None = attrs.field(
         default=None,
@@ -55,7 +55,7 @@ class Mlflow:
             "help": "where the store is; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder"
         },
     )
-    model: bool = attrs.field(default=True, metadata={"help": "keep the trained model as well"})
+    model: bool = attrs.field(default=True, metadata={"help": "store the trained model as well"})
     _client: Any = attrs.field(default=None, init=False, repr=False, eq=False)
     _id: str | None = attrs.field(default=None, init=False)
     _outcome: str = attrs.field(default="FINISHED", init=False)
@@ -153,7 +153,7 @@ class Mlflow:
     @hook
     def checkpoint_loading(self, saved: Saved) -> None:
         """Go on with that run."""
-        values = saved.get("mlflow")
+        values = saved.get("mlflow", {"run": str | None})
         if values is not None:
             self._id = values["run"]
 
@@ -168,7 +168,7 @@ def _allowed(name: str) -> str:
 
 
 def _parameters(trainer: Trainer) -> dict[str, str]:
-    """The Trainer's arguments as texts: ``optimizer.beta1``; objects by what they say they are."""
+    """The Trainer's arguments as strings: ``optimizer.beta1``; objects by their repr."""
     parts, out = Parts(trainer.plugins), dict[str, str]()
 
     def put(name: str, value: Any) -> None:
@@ -182,7 +182,7 @@ def _parameters(trainer: Trainer) -> dict[str, str]:
         if value is None or value == ():
             continue
         try:
-            put(name, plain(parts.spell_out(name, value)))
+            put(name, to_plain(parts.spell_out(name, value)))
         except (OrtflexError, TypeError):
             out[name] = repr(value)
     return out

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ortflex_core.component import number
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
 from ortflex_plugins.callbacks._extras import require
 
 if TYPE_CHECKING:
-    from ortflex_core.trainer import Trainer
+    from ortflex_core import Trainer
     from ortflex_core.types import Progress
 
 
@@ -23,7 +23,7 @@ class Tensorboard:
     """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
 
     ``epoch/<column>`` is the History, ``weights/<parameter>`` the weights, both over finished steps.
-    With ``steps`` there are ``step/loss``, ``step/penalty`` and ``step/rate`` of every so many steps,
+    With ``steps`` there are ``step/loss``, ``step/penalty`` and ``step/rate`` of every ``steps``-th step,
     too. A training that is resumed goes on in the same folder, and what had been written of steps
     that are made again is hidden.
 
@@ -43,10 +43,12 @@ class Tensorboard:
     steps: int = attrs.field(
         default=0,
         validator=number(ge=0),
-        metadata={"help": "of which steps costs are written; 0: none"},
+        metadata={"help": "write the costs of every n-th step; 0: never"},
     )
     histograms: int = attrs.field(
-        default=1, validator=number(ge=0), metadata={"help": "after how many epochs; 0: never"}
+        default=1,
+        validator=number(ge=0),
+        metadata={"help": "write histograms every n epochs; 0: never"},
     )
     graph: bool = attrs.field(default=True, metadata={"help": "write the model's graph as well"})
     _writer: Any = attrs.field(default=None, init=False, repr=False, eq=False)

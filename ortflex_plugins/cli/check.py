@@ -7,8 +7,10 @@ import sys
 
 import click
 
-from ortflex_core.check import ModelReport, NodeReport, check_model
+from ortflex_core import check_model
+from ortflex_core.check import ModelReport, NodeReport
 from ortflex_core.errors import OrtflexError, printable
+from ortflex_plugins.cli.overrides import refuse_recipe
 from ortflex_plugins.cli.terminal import plain, show_table
 
 _COLORS = {
@@ -23,15 +25,18 @@ _COLORS = {
 @click.command()
 @click.argument("model", type=click.Path())
 @click.option("--loss", help="The loss, by name; squared_error on every float output by default.")
-@click.option("--params", multiple=True, help="What to train: a name or glob; may be repeated.")
+@click.option(
+    "--params", multiple=True, help="A parameter to train, as a name or glob; may be repeated."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) -> None:
-    """Say what of MODEL can be trained, node by node, and which backends can.
+    """Show which nodes of MODEL can be trained, and by which backends.
 
     Exits with 1 if no backend can train the model here, or if MODEL cannot be checked; --json then
     prints the reason as "error".
     """
     try:
+        refuse_recipe(model, "check")
         report = check_model(model, loss, list(params) or None)
     except OrtflexError as error:
         if not as_json:
@@ -59,9 +64,9 @@ def _show(report: ModelReport) -> None:
         operator = plain(node.operator)
         rows.append([label, operator, f"[{color}]{node.status}[/]", plain(_why(node))])
     show_table(console, ["node", "operator", "status", "why"], rows)
-    for choice in report.choices:
-        if not choice.trained:
-            console.print(plain(f"not trained: {choice.name} ({choice.reason})"))
+    for choice in sorted(report.choices, key=lambda c: not c.trained):
+        what = "trained" if choice.trained else "not trained"
+        console.print(plain(f"{what}: {choice.name} ({choice.reason})"))
     for name, readers in report.shared.items():
         few = ", ".join(readers[:4]) + (", …" if len(readers) > 4 else "")
         console.print(plain(f"one parameter, read by {len(readers)} nodes: {name} ({few})"))

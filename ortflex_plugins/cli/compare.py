@@ -14,7 +14,7 @@ from ortflex_plugins.cli.overrides import TakesKeys
 from ortflex_plugins.cli.terminal import plain
 
 if TYPE_CHECKING:
-    from ortflex_core.compare import Comparison
+    from ortflex_core.comparison import Comparison
 
 
 @click.command(cls=TakesKeys)
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 def compare(
     recipe: Path, overrides: Sequence[str], steps: int, backends: Sequence[str], as_json: bool
 ) -> None:
-    """Train the same steps on every backend that works here, and say where they part.
+    """Train the same steps on every available backend, and show where they differ.
 
     RECIPE and KEY=VALUE are those of `ortflex train`. Every step starts from the same weights and
     takes the same batch; nothing is written. Exits with 1 if a backend differs from the reference
     by more than float32 rounding explains.
     """
-    from ortflex_core.compare import compare as run
-    from ortflex_core.config import Recipe
-    from ortflex_core.recipe_parts import Parts
+    from ortflex_core import Trainer
+    from ortflex_core.comparison import compare as run
+    from ortflex_core.config import Parts, Recipe
     from ortflex_core.registry import Plugins
 
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins)
     held_out = loaded.validation if isinstance(loaded.validation, float) else None
     found = run(
-        loaded.trainer(plugins),
-        Parts(plugins).build("data", loaded.data),
+        Trainer.from_recipe(loaded, plugins),
+        Parts(plugins.preferring(loaded.prefer)).build("data", loaded.data),
         steps=steps,
         backends=list(backends) or None,
         held_out=held_out,
@@ -65,7 +65,7 @@ def _show(found: Comparison) -> None:
     table.add_column("backend")
     for column in ("µs/step", "first loss", "last loss"):
         table.add_column(column, justify="right")
-    for column in ("worst loss", "worst gradient", "worst update"):
+    for column in ("worst loss", "worst gradient", "worst update", "worst inference"):
         table.add_column(column)
     table.add_row(found.reference, "", *_ends(found.reference_losses), "reference")
     for result in found.results:
@@ -76,15 +76,20 @@ def _show(found: Comparison) -> None:
             f"{result.loss_error:.1e}",
             plain(_worst(result.gradient_errors)),
             plain(_worst(result.weight_errors)),
+            plain(_worst(result.inference_errors)),
         )
     console.print(table)
     for name, reasons in found.skipped.items():
-        console.print(plain(f"{name} cannot train this here: {reasons[0]}"))
+        console.print(plain(f"{name} cannot train this problem: {reasons[0]}"))
     for note in found.notes:
         console.print(plain(note))
     for difference in found.differences:
         console.print(plain(str(difference)))
-    if found.agree:
+    if not found.compared:
+        console.print(
+            "nothing was compared: only one backend is available, and no float64 reference"
+        )
+    elif found.agree:
         steps = len(found.reference_losses)
         console.print(f"all agree within float32 rounding over {steps} steps")
 

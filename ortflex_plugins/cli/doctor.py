@@ -1,4 +1,4 @@
-"""``ortflex doctor``: what is installed here, what works, and how to mend what does not."""
+"""``ortflex doctor``: what is installed, what works, and how to repair the rest."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from ortflex_core.errors import OrtflexError, RuntimeUnavailable
-from ortflex_core.runtime import Runtime, installed, require_runtime
+from ortflex_core.runtime import Runtime, find_distributions, require_runtime
 
-_PACKAGES = ("ortflex", "numpy", "onnx", "onnx-ir", "torch", "scikit-learn", "skl2onnx")
+_PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
 
 
 class Report(TypedDict):
     """What ``ortflex doctor --json`` prints.
 
     ``backends`` and ``devices`` give the reasons against each one, an empty list where it works;
-    both are empty while the installation is broken, and then ``fault`` says how to mend it.
+    both are empty while the installation is broken, and then ``fault`` says how to repair it.
     """
 
     python: str
@@ -53,7 +53,7 @@ def examine() -> Report:
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         packages={name: _version(name) for name in _PACKAGES},
-        distributions=[str(one) for one in installed()],
+        distributions=[str(one) for one in find_distributions()],
         fault=fault,
         runtime=None if runtime is None else attrs.asdict(runtime),
         backends={} if runtime is None else _reasons("backends", runtime),
@@ -92,9 +92,9 @@ def show(report: Report, console: Console) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def doctor(as_json: bool) -> None:
-    """Show the runtime, what works here, and how to mend what does not.
+    """Show the installed runtime, what works with it, and how to repair the rest.
 
-    Exits with 1 if the installation is broken, with the command that mends it.
+    Exits with 1 if the installation is broken, with the command that repairs it.
     """
     report = examine()
     if as_json:
@@ -124,7 +124,7 @@ def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
             return list(registry.load(name).available(runtime))
         except OrtflexError as error:
             return [str(error)]
-        except Exception as error:  # somebody else's plugin: its fault is an answer, not an end
+        except Exception as error:  # a third-party plugin: its error is part of the report
             return [f"{type(error).__name__}: {error}"]
 
     return {name: against(name) for name in sorted(registry.names())}

@@ -14,19 +14,21 @@ import click
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What to write: .svg, .html (boxes open at a click) or .png; by default <model>.svg.",
+    help="The file to write: .svg, .html (boxes open at a click) or .png; by default <model>.svg.",
 )
 @click.option(
     "--training", is_flag=True, help="Draw one training step: forward, loss, backward, update."
 )
 @click.option("--loss", help="The loss, by name; squared_error by default.")
-@click.option("--params", multiple=True, help="What is trained: a name or glob; may be repeated.")
+@click.option(
+    "--params", multiple=True, help="A trained parameter, as a name or glob; may be repeated."
+)
 @click.option(
     "--fold/--no-fold",
     default=None,
     help="Fold repeated blocks; by default in graphs of more than 24 operators.",
 )
-@click.option("--unfold", is_flag=True, help="Show what is inside folded boxes (svg and png).")
+@click.option("--unfold", is_flag=True, help="Show the content of folded boxes (svg and png).")
 def graph(
     source: Path,
     output: Path | None,
@@ -41,10 +43,10 @@ def graph(
     Colours say what can be trained, what is frozen and what has no gradient; with --training, and
     for the graphs that training uses, what is forward, loss, backward and update.
     """
+    from ortflex_core import Trainer
     from ortflex_core.config import Recipe
     from ortflex_core.errors import printable
     from ortflex_core.registry import Plugins
-    from ortflex_core.trainer import Trainer
     from ortflex_plugins.pictures import draw, draw_step
 
     target = output or source.with_suffix(".svg")
@@ -53,7 +55,7 @@ def graph(
     recipe = Recipe.load(source, plugins=plugins) if source.suffix == ".toml" else None
     if training:
         if recipe is not None:
-            trainer = recipe.trainer(plugins)
+            trainer = Trainer.from_recipe(recipe, plugins)
         else:
             trainer = Trainer(
                 str(source), loss=loss or "squared_error", params=chosen, plugins=plugins

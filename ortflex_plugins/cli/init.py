@@ -16,18 +16,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 98
 _LISTED = 40
-_KINDS = {
-    "loss": "losses",
-    "penalty": "penalties",
-    "optimizer": "optimizers",
-    "schedule": "schedules",
-    "constraint": "constraints",
-    "averaging": "averages",
-    "device": "devices",
-    "backend": "backends",
-    "metrics": "metrics",
-    "callbacks": "callbacks",
-}
 
 
 @click.command()
@@ -51,12 +39,14 @@ def init(model: Path, output: Path, force: bool) -> None:
     from ortflex_core.files import write_bytes
     from ortflex_core.model import Model
     from ortflex_core.registry import Plugins
+    from ortflex_plugins.cli.overrides import refuse_recipe
 
     if output.exists() and not force:
-        raise ConfigError(f"{output} exists and is left as it is; overwrite it with --force")
+        raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
+    refuse_recipe(model, "init")
     text = template(Model(model), output.parent, Plugins.discover())
     write_bytes(output, text.encode())
-    click.echo(f"wrote {output}; put the data where it says, then: ortflex train {output}")
+    click.echo(f"wrote {output}; put the data at the path in it, then: ortflex train {output}")
 
 
 def template(model: Model, folder: Path, plugins: Plugins) -> str:
@@ -65,11 +55,11 @@ def template(model: Model, folder: Path, plugins: Plugins) -> str:
     Raises:
         ModelError: the model has no float output or nothing to train.
     """
-    from ortflex_core import parameters
     from ortflex_core.errors import printable
+    from ortflex_core.parameters import choose_parameters
 
     output, loss, why = suggest_loss(model)
-    choices = parameters.choose(model, [output], None)
+    choices = choose_parameters(model, [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
     lines += ["#", "# The model takes:", *_listed(f"#   {spec}" for spec in model.inputs)]
@@ -93,11 +83,11 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
 
     A classifier is known by the Softmax or Sigmoid it ends with; anything else is a regression.
     """
-    from ortflex_core import targets
+    from ortflex_core.model import default_output, raw_scores
 
     found = []
     for spec in candidates(model):
-        scores, operator = targets.raw_scores(model, spec.name)
+        scores, operator = raw_scores(model, spec.name)
         if operator in ("Softmax", "LogSoftmax"):
             why = f"{spec.name!r} comes from a {operator}; the loss sees its scores, {scores!r}"
             return spec.name, "softmax_cross_entropy", why
@@ -108,13 +98,13 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
             found.append((spec.name, "squared_error", f"{spec.name!r} ends with no Softmax"))
     if not found:
         # Raises with what there is instead.
-        targets.default_output(model)
+        default_output(model)
     return sorted(found, key=lambda f: f[1])[0]
 
 
 def candidates(model: Model) -> list[TensorSpec]:
     """The float outputs, which a loss can be on."""
-    from ortflex_core.ops import FLOATS
+    from ortflex_core.graph import FLOATS
 
     return [spec for spec in model.outputs if spec.dtype in FLOATS]
 
@@ -122,8 +112,8 @@ def candidates(model: Model) -> list[TensorSpec]:
 def _model_keys(
     model: Model, path: str, output: str, loss: str, why: str, plugins: Plugins
 ) -> Iterator[str]:
-    from ortflex_core.targets import file_classes
-    from ortflex_core.toml import to_toml
+    from ortflex_core.config import to_toml
+    from ortflex_core.model import file_classes
 
     names = [spec.name for spec in model.inputs]
     arrays = "X" if len(names) == 1 else ", ".join(names)
@@ -170,8 +160,7 @@ def _labels(model: Model, loss: str) -> str:
 def _default_keys(plugins: Plugins) -> Iterator[str]:
     import attrs
 
-    from ortflex_core.config import Recipe
-    from ortflex_core.toml import to_toml
+    from ortflex_core.config import Recipe, to_toml
 
     examples: dict[str, Any] = {
         "validation": 0.2,
@@ -199,9 +188,10 @@ def _default_keys(plugins: Plugins) -> Iterator[str]:
 
 
 def _choices(key: str, plugins: Plugins) -> Iterator[str]:
-    from ortflex_core.config import choices
+    from ortflex_core.config import key_choices, kinds_of_plugins
 
-    names = plugins[_KINDS[key]].names() if key in _KINDS else choices(key)
+    kind = kinds_of_plugins().get(key)
+    names = plugins[kind].names() if kind else key_choices(key)
     if key == "backend":
         names = ["auto", *names]
     if names:
@@ -211,9 +201,9 @@ def _choices(key: str, plugins: Plugins) -> Iterator[str]:
 def _help(key: str) -> str:
     import attrs
 
-    from ortflex_core.config import Recipe
+    from ortflex_core.config import Recipe, plain_help
 
-    return str(getattr(attrs.fields(Recipe), key).metadata["help"])
+    return plain_help(getattr(attrs.fields(Recipe), key))
 
 
 def _comment(text: str) -> Iterator[str]:

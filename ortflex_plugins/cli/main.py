@@ -13,15 +13,15 @@ import click
 from ortflex_core import __version__
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "train": ("ortflex_plugins.cli.train:train", "Train a model as a TOML file says."),
+    "train": ("ortflex_plugins.cli.train:train", "Train a model with the settings of a TOML file."),
     "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
     "check": (
         "ortflex_plugins.cli.check:check",
-        "Say what of MODEL can be trained, node by node, and which backends can.",
+        "Show which nodes of MODEL can be trained, and by which backends.",
     ),
     "compare": (
         "ortflex_plugins.cli.compare:compare",
-        "Train the same steps on every backend that works here, and say where they part.",
+        "Train the same steps on every available backend, and show where they differ.",
     ),
     "graph": (
         "ortflex_plugins.cli.graph:graph",
@@ -33,12 +33,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "new-plugin": (
         "ortflex_plugins.cli.new_plugin:new_plugin",
-        "Write a package with a plugin of KIND called NAME, and the tests it has to pass.",
+        "Write a package with a plugin of KIND called NAME, and its tests.",
     ),
-    "plugins": ("ortflex_plugins.cli.plugins:plugins", "List what is installed, and from where."),
+    "plugins": (
+        "ortflex_plugins.cli.plugins:plugins",
+        "List the installed plugins and their distributions.",
+    ),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",
-        "Show the runtime, what works here, and how to mend what does not.",
+        "Show the installed runtime, what works with it, and how to repair the rest.",
     ),
 }
 """Where each command is, and its line of help: ``ortflex --help`` imports none of them."""
@@ -63,9 +66,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a call, or say which one was probably meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from ortflex_core.errors import nearest
+            from ortflex_core.errors import suggest
 
-            ctx.fail(f"unknown command {args[0]!r}; {nearest(args[0], COMMANDS)}")
+            ctx.fail(f"unknown command {args[0]!r}; {suggest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -18,7 +18,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "optimizer": ("optimizers", 'Train with it: `optimizer = "{name}"`.'),
     "constraint": ("constraints", 'Train with it: `constraint = "{name}"`.'),
     "average": ("averages", 'Train with it: `averaging = "{name}"`.'),
-    "metric": ("metrics", 'Ask for it: `metrics = ["{name}"]`.'),
+    "metric": ("metrics", 'Use it: `metrics = ["{name}"]`.'),
     "data": ("data", 'Train on it: `data = {{ name = "{name}", path = "numbers.txt" }}`.'),
     "callback": ("callbacks", 'Train with it: `callbacks = ["{name}"]`.'),
     "device": ("devices", 'Train on it: `device = "{name}"`.'),
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
     help="The folder that the package's folder is made in; by default the current one.",
 )
 def new_plugin(kind: str, name: str, output: Path) -> None:
-    """Write a package with a plugin of KIND called NAME, and the tests it has to pass.
+    """Write a package with a plugin of KIND called NAME, and its tests.
 
     KIND is loss, penalty, schedule, optimizer, constraint, average, metric, data, callback, device,
     backend or gradient. The plugin works as it stands: put your formula in place of the one it has.
@@ -67,25 +67,27 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
     """
     from string import Template
 
-    from ortflex_core.errors import ConfigError, nearest
+    from ortflex_core.errors import ConfigError, suggest
     from ortflex_core.registry import Plugins
 
     if kind not in KINDS:
-        raise ConfigError(f"unknown kind of plugin {kind!r}; {nearest(kind, KINDS)}")
+        raise ConfigError(f"unknown kind of plugin {kind!r}; {suggest(kind, KINDS)}")
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"{name!r} cannot be the name of a package; expected small letters, digits and _, for "
+            f"{name!r} cannot be the name of a package; expected lower-case letters, digits and _, for "
             f"example {_suggestion(name, kind)!r}"
         )
     if name in sys.stdlib_module_names or importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"there is a module {name!r} already; choose another name")
+        raise ConfigError(f"a module {name!r} is already installed; choose another name")
     group, use = KINDS[kind]
     registry = Plugins.discover()[group]
     if name in registry:
         owners = " and ".join(e.distribution for e in registry if e.name == name)
-        raise ConfigError(f"there is a {kind} {name!r} already, from {owners}; choose another name")
+        raise ConfigError(
+            f"a {kind} {name!r} is already installed, from {owners}; choose another name"
+        )
     if folder.exists():
-        raise ConfigError(f"{folder} exists and is left as it is; choose another name or folder")
+        raise ConfigError(f"{folder} exists and was not changed; choose another name or folder")
     values = {
         "name": name,
         "project": name.replace("_", "-").strip("-"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import onnx
 
-from ortflex_core import sequences
+from ortflex_core.autodiff import RuleTable, load_rules
+from ortflex_core.graph import SEQUENCE_OPERATORS
+from ortflex_core.opsets import has_body
 from ortflex_core.registry import Plugins
-from ortflex_core.rules import RuleTable
 
 NEWEST = 26
 """The newest opset that an onnxruntime of today runs."""
@@ -30,19 +33,33 @@ def standard(opset: int = NEWEST) -> dict[str, onnx.defs.OpSchema]:
 
 
 def kind(rules: RuleTable, name: str, opset: int = NEWEST) -> str:
-    """What becomes of an operator: ``rule``, ``resolved``, ``not differentiable`` or ``no rule``."""
+    """What becomes of an operator: ``rule``, ``resolved``, ``not differentiable`` or ``no rule``.
+
+    One that is differentiated by way of its function body is ``body``.
+    """
     known, rule = rules.lookup("", name, opset)
     if known:
         return "not differentiable" if rule is None else "rule"
-    return "resolved" if name in sequences.OPERATORS else "no rule"
+    if has_body(name, opset):
+        return "body"
+    return "resolved" if name in SEQUENCE_OPERATORS else "no rule"
 
 
-def operators_markdown(plugins: Plugins | None = None) -> str:
-    """The page: every operator, since which opset, whether a gradient passes, where it trains."""
-    return "\n".join(_lines((plugins or Plugins.discover()).rules())) + "\n"
+def operators_markdown(
+    plugins: Plugins | None = None, figures: Mapping[str, Any] | None = None
+) -> str:
+    """The page: every operator, since which opset, whether a gradient passes, where it trains.
+
+    Args:
+        plugins: whose rules; those of what is installed by default.
+        figures: how the standard's node cases ended, by operator; left out of the page by default.
+    """
+    rules = load_rules((plugins or Plugins.discover()).preferring(["ortflex"]))
+    return "\n".join(_lines(rules, figures)) + "\n"
 
 
-def _lines(rules: RuleTable) -> Iterator[str]:
+def _lines(rules: RuleTable, figures: Mapping[str, Any] | None) -> Iterator[str]:
+    cases = figures["operators"] if figures else {}
     schemas = standard()
     known = {name: rules.lookup("", name, NEWEST) for name in schemas}
     kinds = {name: kind(rules, name) for name in schemas}
@@ -62,6 +79,9 @@ def _lines(rules: RuleTable) -> Iterator[str]:
         "model; [a rule of one's own](../howto/write-a-gradient-rule.md) is about ten lines."
     )
     yield ""
+    if figures:
+        yield _totals(figures)
+        yield ""
     yield "## With a gradient rule"
     yield ""
     yield (
@@ -70,8 +90,8 @@ def _lines(rules: RuleTable) -> Iterator[str]:
         "onnxruntime's own gradients, which some operators have in some forms only."
     )
     yield ""
-    yield "| operator | since opset | family | fused | training_* | notes |"
-    yield "|---|---|---|---|---|---|"
+    yield "| operator | since opset | family | fused | training_* | cases | notes |"
+    yield "|---|---|---|---|---|---|---|"
     builder = _builder()
     for name in with_rule:
         since = _first(name)
@@ -81,6 +101,7 @@ def _lines(rules: RuleTable) -> Iterator[str]:
             rules.family("", name) or "",
             "yes",
             "yes" if ("", name) in builder else "",
+            _counts(cases.get(name, {})),
             _notes(known[name][1]),
         )
     yield ""
@@ -95,11 +116,57 @@ def _lines(rules: RuleTable) -> Iterator[str]:
         + ", ".join(resolved)
         + "."
     )
+    if by_body := [name for name, found in kinds.items() if found == "body"]:
+        yield ""
+        yield "## By function body"
+        yield ""
+        yield "Differentiated by way of the standard's own definition: " + ", ".join(by_body) + "."
     if without:
         yield ""
         yield "## Without a rule"
         yield ""
-        yield "Nobody has written one yet: " + ", ".join(without) + "."
+        yield "Not written yet: " + ", ".join(without) + "."
+    if others := {n: _counts(c) for n, c in cases.items() if n not in with_rule and _counts(c)}:
+        yield ""
+        yield "## Cases of other operators"
+        yield ""
+        yield "Resolved while tracing, by function body, of a newer opset, or outside the standard:"
+        yield ""
+        yield "| operator | cases |"
+        yield "|---|---|"
+        yield from (_row(name, counts) for name, counts in others.items())
+    if figures and figures["reasons"]:
+        yield ""
+        yield "## Cases that are not right, and why"
+        yield ""
+        yield "| operator | outcome | cases | why |"
+        yield "|---|---|---|---|"
+        for name, outcome, why, count in figures["reasons"]:
+            yield _row(name, outcome, str(count), why)
+
+
+_SHOWN = ("right", "wrong", "runtime differs", "refused", "crashed")
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{found[outcome]} {outcome}" for outcome in _SHOWN if found.get(outcome))
+
+
+def _totals(figures: Mapping[str, Any]) -> str:
+    """What became of the standard's node cases, in a sentence."""
+    total: Counter[str] = Counter()
+    for found in figures["operators"].values():
+        total.update(found)
+    shown = sum(total[outcome] for outcome in _SHOWN)
+    return (
+        f"Of the {total.total()} node cases of the standard (onnx {figures['onnx']}, run by onnxruntime "
+        f"{figures['onnxruntime']}) {shown} have a gradient to be checked against float64 "
+        f"differences of onnx's reference: {total['right']} are right, {total['wrong']} wrong, in "
+        f"{total['runtime differs']} the runtime computes other forward values than the standard, "
+        f"{total['refused']} are refused with a reason, {total['crashed']} crash; "
+        f"{total['not differentiable']} have none by their nature, {total['random']} are random, and "
+        f"{total['left out']} are nowhere smooth or not run by the reference."
+    )
 
 
 def _missing(count: int) -> str:

@@ -1,12 +1,14 @@
-"""Commands that take KEY=VALUE behind a recipe."""
+"""Commands that take KEY=VALUE after a recipe."""
 
 from __future__ import annotations
+
+import os
 
 import click
 
 
 class TakesKeys(click.Command):
-    """A command whose user may write ``--epochs 3`` for ``epochs=3``, and is told so."""
+    """A command that corrects ``--epochs 3``: the message says to write ``epochs=3``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; a key given as an option is an error that says how to give it."""
@@ -19,6 +21,22 @@ class TakesKeys(click.Command):
 
             key = error.option_name.lstrip("-").replace("-", "_")
             if key.partition(".")[0] in attrs.fields_dict(Recipe):
-                told = f"{error.option_name} is no option but a key: write {key}=…"
+                told = f"{error.option_name} is not an option but a key: write {key}=…"
                 raise click.UsageError(told, ctx) from None
             raise
+
+
+def refuse_recipe(model: str | os.PathLike[str], command: str) -> None:
+    """Say that a recipe was given where a command takes a model.
+
+    Raises:
+        ConfigError: the path ends as recipes do.
+    """
+    from ortflex_core.errors import ConfigError
+
+    name = os.fspath(model)
+    if name.endswith(".toml"):
+        raise ConfigError(
+            f"{name} is a recipe, and `ortflex {command}` takes the .onnx file that it trains; "
+            f"`ortflex train {name}` runs the recipe"
+        )

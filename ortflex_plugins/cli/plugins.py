@@ -10,14 +10,18 @@ import click
 
 from ortflex_core.errors import PluginError
 from ortflex_core.registry import HOOKS, Entry, Plugins, Registry
-from ortflex_plugins.cli.terminal import show_table
+from ortflex_plugins.cli.terminal import plain, show_table
 
 
 class Row(TypedDict):
-    """One plugin; ``status`` is ``ok``, ``not loaded`` or what is wrong with it."""
+    """One plugin; ``status`` is ``ok``, ``not loaded`` or what is wrong with it.
+
+    ``ask_for`` is the name that means this one: ``distribution/name`` where several have the name.
+    """
 
     kind: str
     name: str
+    ask_for: str
     distribution: str
     version: str
     target: str
@@ -35,6 +39,7 @@ def rows(found: Plugins, check: bool = False) -> list[Row]:
         Row(
             kind="hooks" if registry.kind == HOOKS else registry.kind,
             name=entry.name,
+            ask_for=registry.ask_for(entry),
             distribution=entry.distribution,
             version=entry.version,
             target=entry.target,
@@ -46,15 +51,15 @@ def rows(found: Plugins, check: bool = False) -> list[Row]:
 
 
 def _status(registry: Registry, entry: Entry, check: bool) -> str:
+    if not check:
+        return "not loaded"
     try:
-        if registry.kind != HOOKS:
-            registry.entry(entry.name)  # two of the same name
-        if not check:
-            return "not loaded"
         if registry.kind == HOOKS:
-            entry.load()
+            from ortflex_core.hooks import HookManager
+
+            HookManager.check(entry)
         else:
-            registry.load(entry.name)
+            registry.loaded(entry)
     except PluginError as error:
         return str(error)
     return "ok"
@@ -62,9 +67,9 @@ def _status(registry: Registry, entry: Entry, check: bool) -> str:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@click.option("--check", is_flag=True, help="Import each plugin and say which are broken.")
+@click.option("--check", is_flag=True, help="Import each plugin and report the broken ones.")
 def plugins(as_json: bool, check: bool) -> None:
-    """List what is installed, and from where.
+    """List the installed plugins and their distributions.
 
     Exits with 1 if something is wrong with one of them.
     """
@@ -80,7 +85,6 @@ def plugins(as_json: bool, check: bool) -> None:
 
 def _show(found: list[Row], check: bool) -> None:
     from rich.console import Console
-    from rich.markup import escape
 
     # What goes through a pipe is searched: no line of it may be folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
@@ -92,10 +96,15 @@ def _show(found: list[Row], check: bool) -> None:
         shown = "" if row["kind"] == kind else row["kind"]
         kind = row["kind"]
         good = row["status"] in ("ok", "not loaded")
-        status = escape(row["status"]) if good else f"[red]{escape(row['status'])}[/]"
+        status = plain(row["status"])
+        status = status if good else f"[red]{status}[/]"
         owner = f"{row['distribution']} {row['version']}"
-        cells = [shown, row["name"], owner, row["target"], status]
+        cells = [shown, *map(plain, (row["ask_for"], owner, row["target"])), status]
         lines.append(cells[: len(columns)])
     show_table(console, columns, lines, long=len(columns) - 3)
+    if any(row["ask_for"] != row["name"] for row in found):
+        console.print(
+            "\nA name with a / belongs to two distributions: use it in this form, or set prefer."
+        )
     if not check:
         console.print("\nNothing was imported; --check imports each plugin.")

@@ -2,51 +2,224 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import io
+import itertools
 import json
+import logging
+import os
 import platform
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core.checkpoint import numbered
-from ortflex_core.files import make_folder, write_bytes
+from ortflex_core.checkpoints import list_checkpoints
+from ortflex_core.files import OutputError, make_folder, write_bytes
+from ortflex_core.hooks import hook
+from ortflex_core.locks import FolderLock
+from ortflex_core.types import History
 
 if TYPE_CHECKING:
+    from ortflex_core import Trainer
     from ortflex_core.config import Recipe
-    from ortflex_core.trainer import Trainer
-    from ortflex_core.types import History
+    from ortflex_core.types import Progress
     from ortflex_plugins.pictures.measure import Measures
 
-_PACKAGES = ("ortflex", "numpy", "onnx", "onnx-ir")
+_log = logging.getLogger("ortflex")
+_RECIPE, _VERSIONS, _HISTORY, _CHECKPOINTS = (
+    "recipe.toml",
+    "versions.json",
+    "history.csv",
+    "checkpoints",
+)
+_WRITTEN = {
+    *(_RECIPE, _VERSIONS, _HISTORY, _CHECKPOINTS),
+    *("trained.onnx", "trained.onnx.data", "last_good.onnx", "measures.json", "loss.png"),
+}
+_PACKAGES = ("ortflex", "numpy", "onnx")
 
 
-def make(recipe: Recipe, resume: Path | None = None) -> Path:
-    """The recipe's ``output``, or a new folder ``runs/<time>-<model>`` in the current one.
+def make(
+    recipe: Recipe, resume: Path | None = None, *, force: bool = False
+) -> tuple[Path, FolderLock]:
+    """The recipe's ``output``, or a new folder ``runs/<time>-<model>``; with the lock that keeps it ours.
 
-    A training that goes on from a run folder goes on in there.
+    A training that goes on from a run folder goes on in there. Any other folder that has a run, or
+    files that this run would replace, is refused; ``force`` renames it first.
 
     Raises:
-        OutputError: it cannot be made or written to.
+        OutputError: it cannot be made or written to, is in use, or has something that would be lost.
     """
-    if recipe.output is None and resume is not None and (resume / "versions.json").is_file():
-        return make_folder(resume)
-    if recipe.output is not None:
-        return make_folder(Path(recipe.output))
-    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(recipe.model).stem}"
-    folder, count = stem, 1
-    while folder.exists():  # two within a second
-        count += 1
-        folder = stem.with_name(f"{stem.name}-{count}")
-    return make_folder(folder)
+    folder = None if recipe.output is None else Path(recipe.output)
+    if folder is None and resume is not None and (resume / _VERSIONS).is_file():
+        folder = resume
+    if folder is None:
+        return _taken(_fresh(Path("runs"), Path(recipe.model).stem))
+    goes_on = resume is not None and resume.resolve().is_relative_to(folder.resolve())
+    lock = _taken(make_folder(folder))[1]
+    if goes_on or not (there := _at_risk(folder)):
+        return folder, lock
+    lock.release()
+    if not force:
+        raise OutputError(_refusal(folder, there))
+    _move_aside(folder, recipe)
+    return _taken(make_folder(folder))
+
+
+def _taken(folder: Path) -> tuple[Path, FolderLock]:
+    """Lock a folder.
+
+    Raises:
+        OutputError: another training uses it.
+    """
+    lock = FolderLock(".run.lock")
+    try:
+        free = lock.acquire(folder)
+    except OSError as error:
+        raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
+    if not free:
+        raise OutputError(
+            f"the run folder {str(folder)!r} is in use: {lock.holder(folder)} trains there. Wait for its "
+            "end, or give another output"
+        )
+    return folder, lock
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    """A folder that no other process made, even one that tries at the same moment."""
+    make_folder(parent)
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    for count in itertools.count(1):
+        folder = parent / (stem if count == 1 else f"{stem}-{count}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise OutputError(
+                f"cannot create the folder {str(folder)!r}: {error.strerror or error}"
+            ) from error
+        return folder
+    raise AssertionError  # the count has no end
+
+
+def _at_risk(folder: Path) -> list[str]:
+    """What a new run would replace or mix with; nothing in a run that never got to its training."""
+    names = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
+    if _VERSIONS in names:
+        rest = sorted(names - {_VERSIONS, _RECIPE})
+        return [name for name in rest if name != _CHECKPOINTS or _filled(folder / name)]
+    return sorted(names & _WRITTEN)
+
+
+def _filled(path: Path) -> bool:
+    return not path.is_dir() or any(path.iterdir())
+
+
+def _refusal(folder: Path, there: list[str]) -> str:
+    shown = ", ".join(there[:4]) + (", …" if len(there) > 4 else "")
+    if not (folder / _VERSIONS).is_file():
+        return (
+            f"the folder {str(folder)!r} has {shown}, which this training would replace; give another "
+            "output, or move it aside with --force"
+        )
+    state = "is finished" if "trained.onnx" in there else "has begun"
+    return (
+        f"in the folder {str(folder)!r} is a run that {state} ({shown}). Continue it: --resume "
+        f"{folder}; start another one there: --force, which moves the old one aside; or give another "
+        "output"
+    )
+
+
+def _move_aside(folder: Path, recipe: Recipe) -> None:
+    """Rename a folder, unless this training reads something in there.
+
+    Raises:
+        OutputError: it does, or the folder cannot be renamed.
+    """
+    whole = folder.resolve()
+    for path in (Path.cwd(), *_inputs(recipe)):
+        if path.resolve().is_relative_to(whole):
+            raise OutputError(
+                f"{str(folder)!r} cannot be moved aside: {str(path)!r}, which this training needs, is "
+                "in there; give another output"
+            )
+    for count in itertools.count(1):
+        target = folder.with_name(f"{folder.name}-old-{count}")
+        if not os.path.lexists(target):
+            break
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        raise OutputError(
+            f"cannot rename {str(folder)!r} to {str(target)!r}: {error.strerror or error}"
+        ) from error
+    _log.info("the run that was in %s is now in %s", folder, target)
+
+
+def _inputs(recipe: Recipe) -> Iterator[Path]:
+    """The files and folders that a recipe reads."""
+    for value in (recipe.model, recipe.data, recipe.validation):
+        path = value.get("path") if isinstance(value, Mapping) else value
+        if isinstance(path, str) and "://" not in path:
+            yield Path(path)
 
 
 def checkpoint(given: Path) -> Path:
     """The folder of checkpoints inside a run folder; any other folder itself."""
-    inside = given / "checkpoints"
-    return inside if numbered(inside) else given
+    inside = given / _CHECKPOINTS
+    return inside if list_checkpoints(inside) else given
+
+
+class Curves:
+    """Keeps history.csv up to date, so that a training that is killed leaves its curves.
+
+    Epochs that take less time than 20 times the writing share one write. A file that cannot be
+    written is a warning: the training goes on.
+    """
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    @hook
+    def epoch_end(self, trainer: Trainer, progress: Progress) -> None:
+        """Write the epochs so far, if it is time."""
+        start = time.monotonic()
+        if start < self._due:
+            return
+        try:
+            History(progress.history).to_csv(trainer.folder / _HISTORY)
+        except OutputError as error:
+            _log.warning("epoch %d: %s", progress.epoch, error)
+        end = time.monotonic()
+        self._due = end + 20 * (end - start)
+
+
+def rescue(trainer: Trainer, folder: Path) -> str:
+    """Keep a training whose results could not be written; what was done, for the command line.
+
+    The run folder is tried, then a new temporary folder: a checkpoint where the training can go
+    on, the weights as trained.onnx where it has ended.
+    """
+    unfinished = trainer.live.standing.last is not None
+    for temporary in (False, True):
+        try:
+            place = Path(tempfile.mkdtemp(prefix="ortflex-")) if temporary else folder
+            target = place / ("rescued" if unfinished else "trained.onnx")
+            if unfinished:
+                trainer.save(target)
+            else:
+                trainer.export(target)
+        except OSError:
+            continue
+        with contextlib.suppress(OSError):
+            trainer.history_.to_csv(place / _HISTORY)
+        return f"the weights are in {target}" + (f"; go on with --resume {target}" * unfinished)
+    return f"the weights are lost: neither {folder} nor {tempfile.gettempdir()} can be written to"
 
 
 def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
@@ -55,7 +228,7 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
     Raises:
         OutputError: the folder cannot be written to.
     """
-    write_bytes(folder / "recipe.toml", resolved.to_toml(folder).encode())
+    write_bytes(folder / _RECIPE, resolved.to_toml(folder).encode())
     versions = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -64,19 +237,20 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
         "plugins": _owners(trainer),
         "hooks": trainer.hooks.installed,
     }
-    _write_json(folder / "versions.json", versions)
+    _write_json(folder / _VERSIONS, versions)
 
 
-def finish(folder: Path, trainer: Trainer, history: History, measures: Measures) -> None:
+def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
     """Write trained.onnx, history.csv, measures.json, the backend and, with matplotlib, loss.png.
 
     Raises:
         OutputError: the folder cannot be written to.
     """
+    history = trainer.history_
     trainer.export(folder / "trained.onnx")
-    history.to_csv(folder / "history.csv")
+    history.to_csv(folder / _HISTORY)
     write_bytes(folder / "measures.json", json.dumps(measures.content()).encode())
-    path = folder / "versions.json"
+    path = folder / _VERSIONS
     versions = json.loads(path.read_text())
     _write_json(path, {**versions, "backend": trainer.backend_, "device": trainer.device.name})
     if len(history) and importlib.util.find_spec("matplotlib") is not None:

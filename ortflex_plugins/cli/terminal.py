@@ -1,4 +1,4 @@
-"""Texts of files on a terminal."""
+"""Strings of files on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOM = 30
 
 
 def plain(text: str) -> str:
-    r"""A text as rich prints it: no markup, no control characters, one line.
+    r"""A string for rich: no markup, no control characters, one line.
 
     >>> plain("[red]W\x1b[2J\n")
     '\\[red]W·[2J·'
@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 def show_table(
     console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], long: int = 1
 ) -> None:
-    """Print a table whose last ``long`` columns are sentences; all texts are rich's markup.
+    """Print a table whose last ``long`` columns are sentences; all cells are rich's markup.
 
     They are folded; on a terminal too narrow for that they stand below their row.
 

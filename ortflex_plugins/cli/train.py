@@ -14,7 +14,11 @@ from ortflex_core.errors import printable
 from ortflex_plugins.cli.overrides import TakesKeys
 
 if TYPE_CHECKING:
+    from ortflex_core import Trainer
+    from ortflex_core.config import Recipe
+    from ortflex_core.registry import Plugins
     from ortflex_core.types import History
+    from ortflex_plugins.pictures.measure import Measures
 
 _RESULTS = ("loss", "penalty", "validation_")
 
@@ -25,10 +29,22 @@ _RESULTS = ("loss", "penalty", "validation_")
 @click.option(
     "--resume",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Go on from a checkpoint, or from the newest one of a run folder.",
+    help="Continue from a checkpoint, or from the newest one of a run folder.",
 )
-def train(recipe: Path, overrides: Sequence[str], resume: Path | None) -> None:
-    """Train a model as a TOML file says.
+@click.option(
+    "--strict/--no-strict",
+    default=True,
+    help="With --resume: refuse, or only name, arguments and data that differ from the checkpoint's.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Rename a run that is in the output folder, and start another one.",
+)
+def train(
+    recipe: Path, overrides: Sequence[str], resume: Path | None, strict: bool, force: bool
+) -> None:
+    """Train a model with the settings of a TOML file.
 
     RECIPE is the file (`ortflex init` writes one); KEY=VALUE overrides it, for example epochs=5,
     optimizer.beta1=0.8 or optimizer=adam. The run folder gets recipe.toml (every default spelled
@@ -36,10 +52,13 @@ def train(recipe: Path, overrides: Sequence[str], resume: Path | None) -> None:
     loss.png; `ortflex report` makes a page of it.
 
     Ctrl-C ends the training and keeps what there is. With the callback `checkpoint` in the recipe,
-    --resume goes on where the newest checkpoint stands, to the same bits.
+    --resume goes on where the newest checkpoint stands, to the same bits. A recipe that would train
+    otherwise than the checkpoint was is refused, naming the keys. An output folder that has
+    a run already is refused without --resume or --force, and so is one in which a training is going
+    on.
     """
+    from ortflex_core import Trainer
     from ortflex_core.config import Recipe
-    from ortflex_core.errors import TrainingDiverged
     from ortflex_core.registry import Plugins
     from ortflex_plugins.cli import run_folder
     from ortflex_plugins.pictures.measure import Measures
@@ -48,36 +67,60 @@ def train(recipe: Path, overrides: Sequence[str], resume: Path | None) -> None:
     loaded = Recipe.load(recipe, overrides, plugins)
     with _messages():
         measures = Measures()
-        trainer = loaded.trainer(plugins, callbacks=[*_lines(loaded.progress), measures])
+        watching = [*_lines(loaded, plugins), measures, run_folder.Curves()]
+        trainer = Trainer.from_recipe(loaded, plugins, callbacks=watching)
         # Before the training: a folder that cannot be written to must not cost its result.
-        folder = run_folder.make(loaded, resume)
+        folder, lock = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder
-        if resume is not None:
-            trainer.restore(run_folder.checkpoint(resume))
-        run_folder.begin(folder, loaded.resolved(plugins), trainer)
         try:
-            history = loaded.run(trainer)
-        except TrainingDiverged:
-            trainer.export(folder / "last_good.onnx")
-            click.echo(f"the last good weights are in {folder / 'last_good.onnx'}", err=True)
-            raise
-        run_folder.finish(folder, trainer, history, measures)
+            if resume is not None:
+                trainer.restore(run_folder.checkpoint(resume), strict=strict)
+            run_folder.begin(folder, loaded.resolved(plugins), trainer)
+            history = _run(loaded, trainer, measures)
+        finally:
+            lock.release()
     _show(history, folder)
     if history.interrupted:
         again = f"; go on: ortflex train {recipe} --resume {folder}"
         written = run_folder.checkpoint(folder) != folder
-        click.echo(f"interrupted: this is what there is{again if written else ''}", err=True)
+        click.echo(f"interrupted: these are the results so far{again if written else ''}", err=True)
         raise SystemExit(130)
 
 
-def _lines(bar: bool | None) -> list[Any]:
-    """The callback that prints one line an epoch, where there is no progress bar."""
+def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
+    """Train and write what came out; what cannot be written there is written elsewhere."""
+    from ortflex_core.errors import TrainingDiverged
+    from ortflex_core.files import OutputError
+    from ortflex_plugins.cli import run_folder
+
+    folder = trainer.folder
+    try:
+        try:
+            history = recipe.run(trainer)
+        except TrainingDiverged:
+            trainer.export(folder / "last_good.onnx")
+            click.echo(f"the last good weights are in {folder / 'last_good.onnx'}", err=True)
+            raise
+        run_folder.finish(folder, trainer, measures)
+    except OutputError:
+        if trainer.live.standing.manual.step:
+            click.echo(run_folder.rescue(trainer, folder), err=True)
+        raise
+    return history
+
+
+def _lines(recipe: Recipe, plugins: Plugins) -> list[Any]:
+    """The callback that prints one line an epoch, where there is no bar and the recipe has none."""
     from rich.console import Console
 
+    from ortflex_core.config import Parts
     from ortflex_plugins.callbacks.epoch_line import EpochLine
 
+    bar = recipe.progress
     shown = Console(stderr=True).is_terminal if bar is None else bar
-    return [] if shown else [EpochLine()]
+    made = Parts(plugins.preferring(recipe.prefer)).build("callbacks", recipe.callbacks)
+    own = any(isinstance(c, EpochLine) for c in made)
+    return [] if shown or own else [EpochLine()]
 
 
 @contextmanager

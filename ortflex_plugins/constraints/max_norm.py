@@ -8,13 +8,13 @@ import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.errors import GraphError
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Constraint
 
 
 @attrs.frozen(kw_only=True)
 class MaxNorm(Constraint):
-    """A bound of the norm of every slice: ``w ← w · min(1, bound / ‖w‖)``.
+    """A bound of the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
 
     There is one norm for each index along ``axis``, over all other axes: −1 is a unit of a matrix
     product [inputs, units], 0 a unit of torch's Linear [units, inputs] and a channel of a
@@ -37,7 +37,7 @@ class MaxNorm(Constraint):
     axis: int = attrs.field(default=-1, metadata={"help": "the slices are those along this axis"})
 
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
-        """``w · min(1, bound / (‖w‖ + 1e-7))``, torch.renorm's guard against zero included."""
+        """The 1e-7 is torch.renorm's guard against a division by zero."""
         rank = weight.rank or 0
         if rank > 1 and not -rank <= self.axis < rank:
             raise GraphError(
@@ -47,4 +47,4 @@ class MaxNorm(Constraint):
         axes = [k for k in range(rank) if k != self.axis % rank] if rank else []
         square = op.ReduceSumSquare(weight, axes=axes, keepdims=1) if axes else weight * weight
         norm = op.Sqrt(square)
-        return weight * op.Min(self.bound / (norm + 1e-7), 1.0)  # type: ignore[no-any-return]
+        return weight * op.Min(self.bound / (norm + 1e-7), 1.0)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Constraint
 
 
@@ -24,4 +24,4 @@ class NonNegative(Constraint):
 
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
         """``max(w, 0)``."""
-        return op.Relu(weight)  # type: ignore[no-any-return]
+        return op.Relu(weight)

@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 
+from ortflex_core.component import MOST, expected_count, is_count
 from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, nearest
+from ortflex_core.errors import DataError, suggest
 from ortflex_core.types import Array
 
 DEFAULT_WEIGHT = "sample_weight"
@@ -21,9 +22,18 @@ Names = str | Mapping[str, str]
 
 def rows_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     """Validator: a number of rows, or None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    _check_count(instance, attribute, value, MOST)
+
+
+def bytes_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Validator: a number of bytes, or None."""
+    _check_count(instance, attribute, value, 2**63 - 1)
+
+
+def _check_count(instance: Any, attribute: attrs.Attribute[Any], value: Any, most: int) -> None:
+    if value is not None and not is_count(value, 1, most):
         where = f"{type(instance).__name__}.{attribute.name}"
-        raise ValueError(f"{where} must be an integer >= 1, got {value!r}")
+        raise ValueError(f"{where}: {expected_count(value, 1, most)}")
 
 
 def sort_columns(
@@ -44,12 +54,13 @@ def sort_columns(
     for parameter, names in (("target", labels), ("weight", weights)):
         for name in names.values():
             if name not in arrays:
-                raise DataError(f"{where}: {parameter} names {name!r}; {nearest(name, arrays)}")
+                raise DataError(f"{where}: {parameter} names {name!r}; {suggest(name, arrays)}")
     taken = {*labels.values(), *weights.values()}
     inputs = {name: array for name, array in arrays.items() if name not in taken}
     if not inputs:
         raise DataError(
-            f"{where}: nothing is left for the model's inputs besides {', '.join(sorted(taken))}"
+            f"{where}: no column is left for the model's inputs; all are labels or weights: "
+            f"{', '.join(sorted(taken))}"
         )
     for name, array in arrays.items():
         if array.ndim == 0:

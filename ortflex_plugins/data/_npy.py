@@ -29,16 +29,16 @@ def header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[
         shape, fortran, dtype = read(file)
     except Exception as error:  # numpy parses headers as Python, which fails in many ways
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Refused(f"is no whole .npy file: {what if size else 'it is empty'}") from error
+        raise Refused(f"is not a complete .npy file: {what if size else 'it is empty'}") from error
     if dtype.hasobject:
-        raise Refused("holds Python objects, which are never loaded; save numbers or text")
+        raise Refused("holds Python objects, which are never loaded; save numbers or strings")
     if any(n < 0 for n in shape):
-        raise Refused(f"is no whole .npy file: it claims the shape {shape}")
+        raise Refused(f"is not a complete .npy file: its header has the shape {shape}")
     wanted, there = math.prod(shape) * dtype.itemsize, size - file.tell()
     if wanted > there:
         raise Refused(
-            f"is no whole .npy file: it claims {list(shape)} of {dtype}, which are {wanted} bytes; "
-            f"{there} are there"
+            f"is not a complete .npy file: {list(shape)} of {dtype} need {wanted} bytes; "
+            f"the file has {there}"
         )
     return shape, fortran, dtype
 
@@ -52,6 +52,6 @@ def read(file: IO[bytes], size: int) -> Array:
     shape, fortran, dtype = header(file, size)
     content = file.read(math.prod(shape) * dtype.itemsize)
     if len(content) < math.prod(shape) * dtype.itemsize:
-        raise Refused("is no whole .npy file: it ends early")
+        raise Refused("is not a complete .npy file: it ends early")
     array = np.frombuffer(bytearray(content), dtype)
     return array.reshape(shape[::-1]).transpose() if fortran else array.reshape(shape)

@@ -10,16 +10,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, nearest
-from ortflex_core.pieces import Pieces, usual_buffer
+from ortflex_core.data import Columns, Pieces, usual_buffer
+from ortflex_core.errors import DataError, suggest
 from ortflex_core.types import Array
 from ortflex_plugins.data import _npy
 from ortflex_plugins.data._columns import Names, sort_columns
 
-# So many pieces make a buffer: enough for rows from far apart to meet, and long runs to read.
+# Pieces of a buffer: enough to mix distant rows, few enough to read long runs.
 _PIECES = 16
-# More than so many pieces would take memory of their own.
+# More pieces would take memory themselves.
 _MOST = 2**18
 
 
@@ -50,7 +49,7 @@ class _Member:
             raise DataError(f"{path}: is a single value, expected one row at least")
         if fortran and len(shape) > 1:
             raise DataError(
-                f"{path}: is in Fortran order, in which rows do not lie together; save "
+                f"{path}: is in Fortran order, in which a row is not contiguous; save "
                 "numpy.ascontiguousarray(array), or leave out buffer"
             )
         return cls(path, shape, dtype, begin)
@@ -67,12 +66,11 @@ class _Member:
                     got += more
         except OSError as error:
             raise DataError(
-                f"{self.path}: was there when it was opened and cannot be read any more: "
-                f"{error.strerror or error}"
+                f"{self.path}: can no longer be read: {error.strerror or error}"
             ) from error
         if got < out.nbytes:
             raise DataError(
-                f"{self.path}: has become shorter: {len(out)} rows from row {start} are not there"
+                f"{self.path}: has become shorter: {len(out)} rows from row {start} are missing"
             )
         return out
 
@@ -99,17 +97,17 @@ class _Shard:
         for name in first.members:
             if name not in self.members:
                 raise DataError(
-                    f"{self.folder}: there is no {name}.npy, which {first.folder} has; "
-                    f"{nearest(name, self.members)}"
+                    f"{self.folder}: has no {name}.npy, which {first.folder} has; "
+                    f"{suggest(name, self.members)}"
                 )
         for name, member in self.members.items():
             if name not in first.members:
-                raise DataError(f"{member.path}: there is no such file in {first.folder}")
+                raise DataError(f"{member.path}: does not exist in {first.folder}")
             wanted = first.members[name]
             if member.dtype != wanted.dtype:
                 raise DataError(
                     f"{member.path}: has type {member.dtype}, in {first.folder} it is "
-                    f"{wanted.dtype}; save all of them alike"
+                    f"{wanted.dtype}; save all files with one type"
                 )
             if member.shape[1:] != wanted.shape[1:]:
                 raise DataError(

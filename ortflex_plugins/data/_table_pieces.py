@@ -9,9 +9,8 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.data import Columns
+from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
 from ortflex_core.errors import DataError
-from ortflex_core.pieces import Pieces, fitting, usual_buffer
 from ortflex_core.protocols import DataSource
 from ortflex_plugins.data._columns import rows_or_none
 from ortflex_plugins.data._tables import Plan, files, pyarrow
@@ -59,7 +58,7 @@ class Table(DataSource, abc.ABC):
 
     def load(self) -> Columns | Pieces:
         """Read what fits into the buffer, or see what is in the files."""
-        return fitting(TablePieces(self))
+        return read_if_small(TablePieces(self))
 
 
 class TablePieces(Pieces):
@@ -92,7 +91,7 @@ class TablePieces(Pieces):
             raise DataError(f"{found[0]}: the data are empty: 0 rows")
         first = next(self.read(0), None)
         if first is None:
-            raise DataError(f"{found[0]}: it claims {self._sizes[0]} rows and has none")
+            raise DataError(f"{found[0]}: its metadata have {self._sizes[0]} rows, its data have 0")
         self._buffer = table.buffer or usual_buffer(first)
 
     @property
@@ -137,8 +136,8 @@ class _Naming:
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if isinstance(error, FileNotFoundError):
-            raise DataError(f"{self._file}: is not there any more") from None
-        # A broken file may have names that are no text, and sizes that nobody has the memory for.
+            raise DataError(f"{self._file}: no longer exists") from None
+        # A broken file may have names that are not UTF-8, and sizes beyond any memory.
         broken = (OSError, UnicodeDecodeError, MemoryError, OverflowError, pyarrow().ArrowException)
         if isinstance(error, broken) and not isinstance(error, DataError):
             what = str(error).splitlines()[0] if str(error) else type(error).__name__

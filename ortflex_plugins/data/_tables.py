@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.data import Columns
-from ortflex_core.errors import DataError, nearest
+from ortflex_core.errors import DataError, suggest
 from ortflex_core.types import Array
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
@@ -57,7 +57,7 @@ def files(path: str, ending: str) -> list[Path]:
 class Plan:
     """Which columns of a table feed which input, label and sample weight.
 
-    A text is one column as it is, a tuple several columns of numbers side by side.
+    A string is one column as it is, a tuple several columns of numbers side by side.
     """
 
     inputs: Mapping[str, str | tuple[str, ...]]
@@ -84,7 +84,7 @@ class Plan:
         there_are = Counter(schema.names)
         twice = [name for name, times in there_are.items() if times > 1]
         if twice:
-            raise DataError(f"{file}: two columns are called {twice[0]!r}")
+            raise DataError(f"{file}: two columns are named {twice[0]!r}; rename one")
         labels: dict[str, str | tuple[str, ...]]
         if isinstance(target, str):
             labels = {"y": target}
@@ -100,17 +100,19 @@ class Plan:
             features = [n for n in there_are if n not in taken] if columns is None else columns
             inputs = _side_by_side(list(features), schema, input)
         if not _names(inputs.values()):
-            raise DataError(f"{file}: no column is left for the features")
+            raise DataError(
+                f"{file}: no column is left for the features; all are labels or weights"
+            )
         plan = cls(inputs, labels, weights, schema, file)
         if missing := [name for name in plan.columns if name not in there_are]:
-            raise DataError(f"{file}: no column {missing[0]!r}; {nearest(missing[0], there_are)}")
+            raise DataError(f"{file}: no column {missing[0]!r}; {suggest(missing[0], there_are)}")
         for name in _names(
             c for c in (*inputs.values(), *labels.values()) if not isinstance(c, str)
         ):
             if not _is_number(schema.field(name).type):
                 raise DataError(
-                    f"{file}: the column {name!r} is {schema.field(name).type}, which cannot stand "
-                    "beside columns of numbers; choose others with columns=[…]"
+                    f"{file}: the column {name!r} is {schema.field(name).type}, which cannot be joined "
+                    "with columns of numbers; choose others with columns=[…]"
                 )
         return plan
 
@@ -133,7 +135,7 @@ class Plan:
             if there_are[name] != 1:
                 raise DataError(
                     f"{file}: no column {name!r}, which {self.file} has; "
-                    f"{nearest(name, schema.names)}"
+                    f"{suggest(name, schema.names)}"
                 )
             here, there = schema.field(name).type, self.schema.field(name).type
             if here != there:
@@ -146,7 +148,7 @@ class Plan:
         """Arrays out of some rows of a table.
 
         Raises:
-            DataError: a value is missing, lists differ in length, a type that is none of arrays.
+            DataError: a value is missing, lists differ in length, or arrays cannot have the type.
         """
 
         def one(what: str | tuple[str, ...]) -> Array:
@@ -211,7 +213,7 @@ def _array(values: Any, where: str) -> Array:
     types, kind = package.types, values.type
     if values.null_count:
         row = values.is_null().index(True).as_py()
-        raise DataError(f"{where}: row {row} has no value; fill what is missing, or drop such rows")
+        raise DataError(f"{where}: row {row} has no value; fill missing values, or drop such rows")
     if isinstance(values, package.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(kind, package.FixedShapeTensorType):
@@ -237,4 +239,6 @@ def _array(values: Any, where: str) -> Array:
         return np.asarray(values.to_numpy(zero_copy_only=False))
     if types.is_string(kind) or types.is_large_string(kind):
         return np.array(values.to_pylist() or [""])[: len(values)]
-    raise DataError(f"{where}: values of type {kind}; expected numbers, text, or lists of numbers")
+    raise DataError(
+        f"{where}: values of type {kind}; expected numbers, strings, or lists of numbers"
+    )

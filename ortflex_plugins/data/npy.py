@@ -9,9 +9,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.data import Columns
+from ortflex_core.data import Columns, Pieces, read_if_small
 from ortflex_core.errors import DataError
-from ortflex_core.pieces import Pieces, fitting
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
 from ortflex_plugins.data import _npy
@@ -26,8 +25,8 @@ class NpyFolder(DataSource):
     Arrays are [rows, …]. ``X.npy`` feeds a model with one input; otherwise files are called as the
     model's inputs are. They are mapped, and rows are drawn from anywhere in them, which is slow for
     data larger than the memory: with ``buffer`` they are read piece by piece instead, and shuffled in
-    memory (:mod:`ortflex_core.windows`). A folder of folders with the same files in each, shards, is
-    always read like this.
+    memory (:mod:`ortflex_core.data.shuffle_buffer`). A folder of folders with the same files in each is
+    always read in this way: its folders are shards.
 
     Raises:
         DataError: no such folder, no .npy file in it, an array of Python objects, a name that is
@@ -45,6 +44,7 @@ class NpyFolder(DataSource):
     """
 
     name: ClassVar[str] = "npy"
+    whole_folder: ClassVar[bool] = True
 
     path: str = attrs.field(metadata={"help": "the folder"})
     target: str | Mapping[str, str] = attrs.field(
@@ -68,7 +68,7 @@ class NpyFolder(DataSource):
         folder = Path(self.path)
         if not folder.is_dir():
             found = "a file" if folder.exists() else "nothing"
-            raise DataError(f"{folder}: expected a folder of .npy files, there is {found}")
+            raise DataError(f"{folder}: expected a folder of .npy files, got {found}")
         files = sorted(folder.glob("*.npy"))
         shards = sorted(inner for inner in folder.iterdir() if any(inner.glob("*.npy")))
         if not files and not shards:
@@ -80,14 +80,16 @@ class NpyFolder(DataSource):
             )
         if shards or self.buffer is not None:
             made = NpyPieces(shards or [folder], self.target, self.weight, self.buffer)
-            return fitting(made)
+            return read_if_small(made)
         arrays = {file.stem: _map(file) for file in files}
         return sort_columns(arrays, self.target, self.weight, self.path)
 
 
 def _map(file: Path) -> Array:
     if not file.is_file():
-        raise DataError(f"{file}: is no whole .npy file: it is a folder, a pipe or a broken link")
+        raise DataError(
+            f"{file}: is not a complete .npy file: it is a folder, a pipe or a broken link"
+        )
     try:
         with file.open("rb") as opened:
             shape, fortran, dtype = _npy.header(opened, file.stat().st_size)

@@ -15,7 +15,7 @@ from ortflex_core.errors import DataError
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
 from ortflex_plugins.data import _npy
-from ortflex_plugins.data._columns import DEFAULT_WEIGHT, sort_columns
+from ortflex_plugins.data._columns import DEFAULT_WEIGHT, bytes_or_none, sort_columns
 
 _ANY_FILE = 2**28
 _TIMES = 100
@@ -54,6 +54,7 @@ class Npz(DataSource):
     )
     most: int | None = attrs.field(
         default=None,
+        validator=bytes_or_none,
         metadata={
             "help": "bytes that the arrays may have unpacked; by default 100 times those of the "
             "file, and 256 MiB in any case"
@@ -101,11 +102,11 @@ def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path
         name, packed = member.filename, member.compress_size
         if not name.endswith(".npy"):
             raise DataError(
-                f"{path}: {name!r} in it is no .npy file, which numpy.savez writes only"
+                f"{path}: {name!r} in it is not a .npy file; numpy.savez writes .npy files only"
             )
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(
-                f"{path}: {name!r} is compressed otherwise than numpy.savez_compressed does"
+                f"{path}: {name!r} has a compression that numpy.savez_compressed does not use"
             )
         if member.file_size > (
             packed if member.compress_type == zipfile.ZIP_STORED else 1040 * packed
@@ -115,15 +116,15 @@ def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path
             )
     names = [member.filename for member in members]
     if len(set(names)) < len(names):
-        raise DataError(f"{path}: two arrays in it have the same name")
+        raise DataError(f"{path}: two arrays in it have the same name; save it again")
     if sum(member.compress_size for member in members) > size:
         raise DataError(f"{path}: it claims more bytes than the {size} there are: parts overlap")
     whole = sum(member.file_size for member in members)
     limit = max(_ANY_FILE, _TIMES * size) if most is None else most
     if whole > limit:
         raise DataError(
-            f"{path}: unpacked, its {size} bytes would be {whole}, more than {limit}; if that is what "
-            f"you want, pass most={whole}, or save the arrays with numpy.savez, not compressed"
+            f"{path}: unpacked, its {size} bytes would be {whole}, more than {limit}; to allow "
+            f"that, pass most={whole}, or save the arrays with numpy.savez, not compressed"
         )
 
 

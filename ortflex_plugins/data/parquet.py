@@ -24,7 +24,7 @@ class Parquet(Table):
     names], as a mapping several labels.
 
     Row groups are read in a random order, and rows are mixed within ``buffer``
-    (:mod:`ortflex_core.windows`). What fits into the buffer is read once.
+    (:mod:`ortflex_core.data.shuffle_buffer`). What fits into the buffer is read once.
 
     Raises:
         DataError: no such file, no column of that name, files whose columns differ, missing values,
@@ -67,7 +67,9 @@ class _RowGroups(Reader):
 
         with pyarrow.parquet.ParquetFile(file) as opened:
             yield opened.schema_arrow
-            if group < opened.num_row_groups:  # else it has fewer rows than it had, which is told
+            if (
+                group < opened.num_row_groups
+            ):  # else it has fewer rows than before, which is reported
                 yield from opened.iter_batches(
                     batch_size=_ROWS, row_groups=[group], columns=list(columns)
                 )

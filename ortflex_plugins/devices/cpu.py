@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +11,7 @@ import numpy as np
 from ortflex_core.errors import Unsupported
 from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime import Runtime
-from ortflex_core.types import Array, numpy_dtype
+from ortflex_core.types import Array, array_at, numpy_dtype
 
 
 @attrs.frozen(kw_only=True)
@@ -62,14 +60,8 @@ class Cpu(Device):
         return self.view(value).copy()
 
     def view(self, value: Value) -> Array:
-        """The tensor's memory as an array; it is valid as long as the tensor is."""
-        shape = tuple(value.shape())
-        dtype = numpy_dtype(value.element_type())
-        size = math.prod(shape)
-        if size == 0:
-            return np.empty(shape, dtype)
+        """The tensor's memory as an array, which keeps the tensor alive."""
         # Older runtimes copy in numpy() and borrow in ortvalue_from_numpy, newer ones the other
         # way round; the address is what all of them agree on.
-        memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(value.data_ptr())
-        array: Array = np.frombuffer(memoryview(memory), dtype=dtype).reshape(shape)
-        return array
+        dtype = numpy_dtype(value.element_type())
+        return array_at(value.data_ptr(), tuple(value.shape()), dtype, value)

@@ -55,12 +55,12 @@ class Cuda(Device):
             # Asked first, because onnxruntime prints what it does not find.
             ctypes.CDLL(driver)
         except OSError:
-            return [f"there is no NVIDIA driver ({driver} is not found)"]
+            return [f"the NVIDIA driver is missing ({driver} is not found)"]
         try:
             cls().empty([1], np.float32)
-        except Exception:  # onnxruntime raises classes of its own, made in C++
+        except Exception:  # onnxruntime has its own exception classes, made in C++
             return [
-                f"no CUDA device answers: {runtime} does not find a GPU, or the CUDA and cuDNN "
+                f"no CUDA device responds: {runtime} does not find a GPU, or the CUDA and cuDNN "
                 "libraries of the version it was built for"
             ]
         return []
@@ -100,4 +100,4 @@ class Cuda(Device):
 
     def view(self, value: Value) -> None:
         """The host cannot reach the GPU's memory."""
-        return None
+        return

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.errors import DataError, ModelError, nearest
+from ortflex_core.errors import DataError, ModelError, suggest
 from ortflex_core.model import Model
 from ortflex_core.types import Array, TensorSpec
 
@@ -23,7 +23,7 @@ def given(estimator: Any) -> onnx.ModelProto:
     model = estimator.model
     wrong = not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto)
     if wrong or (isinstance(model, str) and not os.path.exists(model)):
-        hint = "" if wrong else f"; there is no such file; {nearest(model, ['linear'])}"
+        hint = "" if wrong else f"; there is no such file; {suggest(model, ['linear'])}"
         raise ModelError(
             f"{type(estimator).__name__}.model: expected the path of a file, its bytes, a ModelProto, "
             f"'linear' or None, got {model!r}{hint}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import attrs
 import numpy as np
 import onnx
 from sklearn.base import BaseEstimator
@@ -15,11 +16,11 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 import ortflex_core
-from ortflex_core import probe
+from ortflex_core import Trainer
+from ortflex_core.config import Arguments
 from ortflex_core.errors import ConfigError, DataError, ModelError, PluginError
-from ortflex_core.model import Model
-from ortflex_core.terms import LossRequest
-from ortflex_core.trainer import Trainer
+from ortflex_core.model import Model, complete_shapes
+from ortflex_core.problem import LossRequest
 from ortflex_core.types import Array
 from ortflex_plugins.estimators import _parameters
 from ortflex_plugins.estimators._arrays import as_input, as_labels, columns, given
@@ -32,65 +33,42 @@ _MOST_ROWS = 200
 _SMALL = 10_000
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class OrtEstimator(BaseEstimator):
-    """A Trainer behind scikit-learn's interface; see the two estimators."""
+    """A Trainer behind scikit-learn's interface; see the two estimators.
 
-    _loss_default: str
+    The fields are the parameters, and attrs writes the constructor that scikit-learn reads them from.
+    Those with the name of an argument of the Trainer have its meaning, and its default unless
+    ``OWN_DEFAULTS`` says otherwise.
+    """
 
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        hidden_layer_sizes: Sequence[int] = (100,),
-        activation: str = "relu",
-        loss: Any = None,
-        optimizer: Any = "adam",
-        learning_rate: float | None = None,
-        schedule: Any = "constant",
-        alpha: float = 1e-4,
-        penalty: Any = None,
-        params: Any = None,
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        n_iter_no_change: int = 10,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        warm_start: bool = False,
-        precision: str = "auto",
-        device: Any = "cpu",
-        backend: Any = "auto",
-        callbacks: Sequence[Any] = (),
-        options: Mapping[str, Any] | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.model = model
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.loss = loss
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.schedule = schedule
-        self.alpha = alpha
-        self.penalty = penalty
-        self.params = params
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.warm_start = warm_start
-        self.precision = precision
-        self.device = device
-        self.backend = backend
-        self.callbacks = callbacks
-        self.options = options
-        self.verbose = verbose
+    _loss_default: ClassVar[str]
+
+    model: Any = None
+    hidden_layer_sizes: Sequence[int] = attrs.field(default=(100,), kw_only=True)
+    activation: str = attrs.field(default="relu", kw_only=True)
+    loss: Any = attrs.field(default=None, kw_only=True)
+    optimizer: Any = attrs.field(default="adam", kw_only=True)
+    learning_rate: float | None = attrs.field(default=None, kw_only=True)
+    schedule: Any = attrs.field(default="constant", kw_only=True)
+    alpha: float = attrs.field(default=1e-4, kw_only=True)
+    penalty: Any = attrs.field(default=None, kw_only=True)
+    params: Any = attrs.field(default=None, kw_only=True)
+    batch_size: int | str = attrs.field(default="auto", kw_only=True)
+    max_iter: int = attrs.field(default=200, kw_only=True)
+    shuffle: bool = attrs.field(default=True, kw_only=True)
+    random_state: Any = attrs.field(default=None, kw_only=True)
+    tol: float = attrs.field(default=1e-4, kw_only=True)
+    n_iter_no_change: int = attrs.field(default=10, kw_only=True)
+    early_stopping: bool = attrs.field(default=False, kw_only=True)
+    validation_fraction: float = attrs.field(default=0.1, kw_only=True)
+    warm_start: bool = attrs.field(default=False, kw_only=True)
+    precision: str = attrs.field(default="auto", kw_only=True)
+    device: Any = attrs.field(default="cpu", kw_only=True)
+    backend: Any = attrs.field(default="auto", kw_only=True)
+    callbacks: Sequence[Any] = attrs.field(default=(), kw_only=True)
+    options: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
+    verbose: bool = attrs.field(default=False, kw_only=True)
 
     # ------------------------------------------------------------------ what subclasses say
 
@@ -219,7 +197,7 @@ class OrtEstimator(BaseEstimator):
     def _use(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
         self._model = Model(proto, free_batch=bool((self.options or {}).get("free_batch")))
-        probe.complete(self._model)
+        complete_shapes(self._model)
         self._made: Trainer | None = None
         self._slots: dict[str, Array] = {}
         self._buffers: dict[str, Array] = {}
@@ -251,17 +229,11 @@ class OrtEstimator(BaseEstimator):
         _parameters.asked_loss(self.loss)  # which says so if there are several
         loss = self._loss_default if self.loss is None else self.loss
         arguments: dict[str, Any] = {
+            **{name: getattr(self, name) for name in SHARED},
             "loss": loss,
-            "params": self.params,
             "penalty": penalty,
-            "optimizer": self.optimizer,
-            "learning_rate": self.learning_rate,
-            "schedule": self.schedule,
             "batch_size": size,
-            "shuffle": self.shuffle,
             "seed": seed,
-            "device": self.device,
-            "backend": self.backend,
             "callbacks": [*self.callbacks, *(["epoch_line"] if self.verbose else [])],
             **self._arguments(),
         }
@@ -397,3 +369,17 @@ class OrtEstimator(BaseEstimator):
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "trained_")
+
+
+SHARED = tuple(
+    f.name
+    for f in attrs.fields(Arguments)
+    if f.name in {p.name for p in attrs.fields(OrtEstimator)}
+)
+"""The arguments of the Trainer that are parameters of the estimators."""
+OWN_DEFAULTS: Mapping[str, Any] = {
+    "loss": None,  # the one that fits the targets
+    "optimizer": "adam",
+    "batch_size": "auto",
+}
+"""What an estimator has by default where a Trainer has another: as scikit-learn's MLPs."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ortflex_core.model import reads
+from ortflex_core.model import ancestor_nodes, reads
 
 ACTIVATIONS = {"identity": None, "logistic": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 """scikit-learn's names and the operators they are."""
@@ -140,17 +140,14 @@ def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str)
 
 def _keep(graph: GraphProto, wanted: str) -> None:
     """Drop the outputs, and every node that only they needed."""
-    needed, kept = {wanted}, []
-    for node in reversed(graph.node):
-        if needed & set(node.output):
-            needed |= set(reads(node))
-            kept.append(node)
+    kept = ancestor_nodes(graph.node, [wanted])
+    needed = {wanted, *(name for node in kept for name in reads(node))}
     weights = [t for t in graph.initializer if t.name in needed]
     dropped = {t.name for t in graph.initializer} - needed  # older files list them as inputs, too
     inputs = [i for i in graph.input if i.name not in dropped]
     named = {o for node in kept for o in node.output}
     infos = [v for v in graph.value_info if v.name in named]
-    fields = {"node": kept[::-1], "initializer": weights, "input": inputs, "value_info": infos}
+    fields = {"node": kept, "initializer": weights, "input": inputs, "value_info": infos}
     for field, left in (*fields.items(), ("output", [])):
         copies = [copy.deepcopy(part) for part in left]
         graph.ClearField(field)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+import attrs
 import numpy as np
 
-from ortflex_core.errors import nearest
-from ortflex_core.terms import loss_tables
-from ortflex_core.trainer import Trainer
+from ortflex_core.config import Arguments
+from ortflex_core.errors import suggest
+from ortflex_core.problem import loss_tables
 from ortflex_plugins.estimators._networks import ACTIVATIONS
 
 
@@ -61,7 +61,7 @@ def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
             parameter of the estimator.
     """
     options = dict(estimator.options or {})
-    known = set(inspect.signature(Trainer).parameters) - {"model", "epochs", *own}
+    known = {"plugins", *(f.name for f in attrs.fields(Arguments))} - {"epochs", *own}
     for name in options:
         if name in own or name == "epochs":
             raise ValueError(
@@ -69,7 +69,7 @@ def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
             )
         if name not in known:
             raise ValueError(
-                f"{_class(estimator)}.options: unknown argument {name!r}; {nearest(name, known)}"
+                f"{_class(estimator)}.options: unknown argument {name!r}; {suggest(name, known)}"
             )
     return options
 

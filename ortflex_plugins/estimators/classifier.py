@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import attrs
 import numpy as np
 import onnx
 from sklearn.base import ClassifierMixin
@@ -13,10 +14,9 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from ortflex_core import targets
 from ortflex_core.errors import ModelError
-from ortflex_core.model import Model
-from ortflex_core.terms import LossRequest
+from ortflex_core.model import Model, check_tensor, default_output, file_classes, raw_scores
+from ortflex_core.problem import LossRequest
 from ortflex_core.types import Array
 from ortflex_plugins.estimators._base import OrtEstimator
 from ortflex_plugins.estimators._classes import (
@@ -45,6 +45,7 @@ def _has_probabilities(estimator: OrtClassifier) -> bool:
     return True
 
 
+@attrs.define(slots=False, eq=False, repr=False)
 class OrtClassifier(ClassifierMixin, OrtEstimator):
     """Classification, of two or more classes, with any ONNX model, or with one that is built.
 
@@ -77,64 +78,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     Source: the interface of ``sklearn.neural_network.MLPClassifier``.
     """
 
-    def __init__(
-        self,
-        model: Any = None,
-        *,
-        hidden_layer_sizes: Any = (100,),
-        activation: str = "relu",
-        loss: Any = None,
-        optimizer: Any = "adam",
-        learning_rate: float | None = None,
-        schedule: Any = "constant",
-        alpha: float = 1e-4,
-        penalty: Any = None,
-        params: Any = None,
-        class_weight: Any = None,
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        n_iter_no_change: int = 10,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        warm_start: bool = False,
-        precision: str = "auto",
-        device: Any = "cpu",
-        backend: Any = "auto",
-        callbacks: Any = (),
-        options: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            model,
-            hidden_layer_sizes=hidden_layer_sizes,
-            activation=activation,
-            loss=loss,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            schedule=schedule,
-            alpha=alpha,
-            penalty=penalty,
-            params=params,
-            batch_size=batch_size,
-            max_iter=max_iter,
-            shuffle=shuffle,
-            random_state=random_state,
-            tol=tol,
-            n_iter_no_change=n_iter_no_change,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            warm_start=warm_start,
-            precision=precision,
-            device=device,
-            backend=backend,
-            callbacks=callbacks,
-            options=options,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+    class_weight: Any = attrs.field(default=None, kw_only=True)
 
     @property
     def _loss_default(self) -> str:  # type: ignore[override]
@@ -202,7 +146,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return {"classes": range(len(self.classes_))}
 
     def _look_at(self, request: LossRequest) -> str:
-        seen: str = targets.raw_scores(self._model, request.output)[0]
+        seen: str = raw_scores(self._model, request.output)[0]
         return seen
 
     def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
@@ -216,7 +160,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         else:
             self._link = "one_vs_rest" if log_odds else "margins"
         columns = 1 if self._single else len(self.classes_)
-        after = targets.raw_scores(self._model, request.predicted)[1]
+        after = raw_scores(self._model, request.predicted)[1]
         labels = one_against_rest(request.loss, target, columns, after is not None)
         return super()._data(X, labels, weight)
 
@@ -224,8 +168,8 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         super()._check_model(X, outputs)
         model, classes = self._model, len(self.classes_)
         asked, _ = asked_loss(self.loss)
-        output = targets.default_output(model) if asked is None else asked
-        seen, after = targets.raw_scores(model, targets.check_tensor(model, output))
+        output = default_output(model) if asked is None else asked
+        seen, after = raw_scores(model, check_tensor(model, output))
         scores = model.value(seen)
         shape = scores.shape or ()
         width = shape[1] if len(shape) == 2 else 1 if len(shape) == 1 else None
@@ -235,7 +179,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
                 f"y has {classes} classes, but the model's scores are {scores}; give a model with a "
                 "score for each class (of two classes, one is enough)"
             )
-        known = [] if (found := targets.file_classes(model)) is None else found.tolist()
+        known = [] if (found := file_classes(model)) is None else found.tolist()
         ours = self.classes_.tolist()
         if known != ours and set(known) == set(ours):
             raise ModelError(

@@ -13,8 +13,8 @@ from onnx import TensorProto, numpy_helper
 from sklearn.utils.validation import check_is_fitted
 
 from ortflex_core.errors import ModelError
+from ortflex_core.graph import captured_names
 from ortflex_core.model import Model
-from ortflex_core.subgraphs import captured
 from ortflex_plugins.estimators._networks import OPSET
 from ortflex_plugins.estimators.classifier import OrtClassifier
 from ortflex_plugins.estimators.regressor import OrtRegressor
@@ -102,7 +102,7 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     container.initializers.extend(graph.initializer)
     versions = {o.domain: o.version for o in model.opset_import}
     for node in graph.node:
-        if captured(node):
+        if captured_names(node):
             raise ModelError(
                 f"the body of the {node.op_type} {node.name!r} reads tensors of the graph around it, "
                 "which skl2onnx does not see when it sorts nodes; convert the other steps alone, and "

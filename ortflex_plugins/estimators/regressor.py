@@ -24,7 +24,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
         activation: ``"relu"``, ``"tanh"``, ``"logistic"`` or ``"identity"``, of a built model.
         loss: squared_error by default.
         optimizer, learning_rate, schedule, penalty, params, device, backend: as
-            :class:`ortflex_core.trainer.Trainer`; names, mappings or objects.
+            :class:`ortflex_core.Trainer`; names, mappings or objects.
         alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as
             scikit-learn's MLPs have it; where ``penalty`` is given, that counts.
         batch_size: rows a step; ``"auto"`` is min(200, rows).

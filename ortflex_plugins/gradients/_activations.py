@@ -13,7 +13,7 @@ import attrs
 
 from ortflex_core.autodiff import NodeView
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 
 @attrs.frozen
@@ -29,10 +29,11 @@ class Activation:
         if self.name == "Affine":
             return self.alpha * x + self.beta
         if self.name == "ScaledTanh":
-            return self.alpha * op.Tanh(self.beta * x)  # type: ignore[no-any-return]
+            return self.alpha * op.Tanh(self.beta * x)
         settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta}
         used = list(settings)[: _PARAMETERS[self.name]]
-        return op(self.name, x, **{n: settings[n] for n in used})  # type: ignore[no-any-return]
+        made: Tensor = op(self.name, x, **{n: settings[n] for n in used})
+        return made
 
     def slope(self, op: Ops, y: Tensor) -> Tensor:
         """Return f′(x) from y = f(x)."""
@@ -73,7 +74,7 @@ def activations(node: NodeView, default: Sequence[str], sides: int) -> list[Acti
     """The activations of all directions, one after another.
 
     Raises:
-        NoGradientRule: an activation that nobody knows, or without a slope of its value.
+        NoGradientRule: an unknown activation, or one without a slope of its value.
     """
     texts = [n.decode() if isinstance(n, bytes) else n for n in node.activations or []]
     names = texts[: len(default) * sides] or [*default] * sides

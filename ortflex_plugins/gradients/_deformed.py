@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView
-from ortflex_core.cotangents import full, reshape_like
+from ortflex_core.autodiff import Gradient, NodeView, full, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients._taps import Samples, Tap, linear_taps, size_of, zeros_outside
 from ortflex_plugins.gradients._windows import Sizes, flat, known
 
@@ -41,7 +40,7 @@ def deform_conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         else:
             first = op.Slice(op.Shape(x), [0], [1]) * times
             target = op.Concat(first, op.constant(list(rest)), axis=0)
-        return op.Reshape(value, target)  # type: ignore[no-any-return]
+        return op.Reshape(value, target)
 
     # Each group of offsets is an image of its own: [N · groups, channels, places].
     places = [size_of(op, x, 2 + axis) for axis in range(len(sizes) - 2)]

@@ -19,7 +19,7 @@ from itertools import product
 import attrs
 
 from ortflex_core.autodiff import NodeView, RuleTable
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients._windows import FLOAT, Sizes, Windows, flat, known, padded, windows
 
 _FEW_CHANNELS, _MANY_CHANNELS = 16, 32
@@ -129,7 +129,7 @@ def _columns(
 
 
 def _rows(op: Ops, x: Tensor, rows: int) -> Tensor:
-    return op.Reshape(x, op.constant([rows, -1]))  # type: ignore[no-any-return]
+    return op.Reshape(x, op.constant([rows, -1]))
 
 
 def _largest(op: Ops, planes: Sequence[Tensor]) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
@@ -161,9 +161,7 @@ def _interleaved(op: Ops, parts: Sequence[Tensor], pool: Sizes, shape: Sizes) ->
         ]
         sizes[axis] *= count
     (whole,) = parts
-    return op.Transpose(  # type: ignore[no-any-return]
-        op.Reshape(whole, op.constant(sizes)), perm=[n + 1, *range(n + 1)]
-    )
+    return op.Transpose(op.Reshape(whole, op.constant(sizes)), perm=[n + 1, *range(n + 1)])
 
 
 def kernel_gradient(op: Ops, planes: Planes, weight: Tensor) -> Tensor:
@@ -172,12 +170,13 @@ def kernel_gradient(op: Ops, planes: Planes, weight: Tensor) -> Tensor:
     for g, columns in zip(planes.gradients, planes.columns, strict=True):
         total = op.Gemm(g, columns, *([] if total is None else [total]), transB=1)
     assert weight.shape is not None
+    assert total is not None  # there is a plane
     rows, channels, *kernel = weight.shape
     apart = op.Reshape(total, op.constant([rows, *kernel, channels]))
     n = len(kernel)
-    return op.Transpose(apart, perm=[0, n + 1, *range(1, n + 1)])  # type: ignore[no-any-return]
+    return op.Transpose(apart, perm=[0, n + 1, *range(1, n + 1)])
 
 
 def bias_gradient(op: Ops, planes: Planes) -> Tensor:
     """The sum over all samples and places, of which each window has one only."""
-    return op.ReduceSum(planes.total, axes=[1], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(planes.total, axes=[1], keepdims=0)

@@ -1,7 +1,7 @@
 """Gradient rules of RoiAlign and MaxRoiPool, which read regions of images into grids of bins.
 
 All images side by side are [C, N · H · W], and the regions' places an index into that. The regions
-themselves get no gradient: in MaxRoiPool they are rounded, and in RoiAlign nobody gives them one.
+themselves get no gradient: in MaxRoiPool they are rounded, and in RoiAlign that is refused.
 
 Source: Girshick, "Fast R-CNN" (2015); He et al., "Mask R-CNN" (2017).
 """
@@ -13,14 +13,16 @@ from itertools import product
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView
-from ortflex_core.cotangents import dims, full, zeros_like
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.autodiff import Gradient, NodeView, dims, full, zeros_like
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients._taps import INT64, Tap, size_of
 
 
 def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The mean, or the largest, of samples on a grid in each bin; no gradient of the regions."""
+    """The mean, or the largest, of samples on a grid in each bin; not by the regions."""
+    if node.needs(1):
+        raise NoGradientRule("by its regions (input rois)")
     x, regions, batch = node.inputs
     sizes = [size_of(op, x, axis) for axis in (2, 3)]
     rows, columns = (_samples(op, node, regions, axis, sizes[axis]) for axis in (0, 1))
@@ -160,7 +162,7 @@ def _to_first(op: Ops, x: Tensor, places: Tensor, weights: Tensor | None, g: Ten
 def _flat(op: Ops, x: Tensor, values: Tensor) -> Tensor:
     """[C, …] as [C, all], with the C of ``x``."""
     channels = op.Unsqueeze(size_of(op, x, 1), axes=[0])
-    return op.Reshape(values, op.Concat(channels, op.constant([-1]), axis=0))  # type: ignore[no-any-return]
+    return op.Reshape(values, op.Concat(channels, op.constant([-1]), axis=0))
 
 
 def _added(op: Ops, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
@@ -181,4 +183,4 @@ def _added(op: Ops, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
         whole = op.Expand(index, op.Shape(values))
         added = op.ScatterElements(zeros, whole, values, axis=1, reduction="add")
     apart = op.Reshape(added, dims(op, turned))
-    return op.Transpose(apart, perm=[1, 0, 2, 3])  # type: ignore[no-any-return]
+    return op.Transpose(apart, perm=[1, 0, 2, 3])

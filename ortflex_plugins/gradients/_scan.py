@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 
-from ortflex_core.ops import Ops, Tensor, Trace
-from ortflex_core.program import build
+from ortflex_core.graph import Ops, Tensor, Trace, build
 
 Step = Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
 

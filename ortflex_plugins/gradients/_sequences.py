@@ -8,10 +8,9 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import NodeView
-from ortflex_core.cotangents import full
+from ortflex_core.autodiff import NodeView, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 _END = np.iinfo(np.int64).max
 _INT32 = onnx.TensorProto.INT32
@@ -51,40 +50,40 @@ def flat(op: Ops, value: Tensor) -> Tensor:
     """[T, B, n] as [T · B, n]."""
     size = None if value.shape is None else value.shape[-1]
     if isinstance(size, int):
-        return op.Reshape(value, [-1, size])  # type: ignore[no-any-return]
+        return op.Reshape(value, [-1, size])
     last = op.Slice(op.Shape(value), [2], [3])
-    return op.Reshape(value, op.Concat(op.constant([-1]), last, axis=0))  # type: ignore[no-any-return]
+    return op.Reshape(value, op.Concat(op.constant([-1]), last, axis=0))
 
 
 def unflat(op: Ops, value: Tensor, like: Tensor, size: int) -> Tensor:
     """[T · B, n] as [T, B, n], with the T and B of ``like``."""
     steps, batch = (None, None) if like.shape is None else like.shape[:2]
     if isinstance(steps, int):
-        return op.Reshape(value, [steps, -1, size])  # type: ignore[no-any-return]
+        return op.Reshape(value, [steps, -1, size])
     if isinstance(batch, int):
-        return op.Reshape(value, [-1, batch, size])  # type: ignore[no-any-return]
+        return op.Reshape(value, [-1, batch, size])
     front = op.Slice(op.Shape(like), [0], [2])
-    return op.Reshape(value, op.Concat(front, op.constant([size]), axis=0))  # type: ignore[no-any-return]
+    return op.Reshape(value, op.Concat(front, op.constant([size]), axis=0))
 
 
 def previous(op: Ops, values: Tensor, start: Tensor, reverse: bool) -> Tensor:
     """What was there before each step: ``start`` at first, then the values one step earlier."""
     first = op.Unsqueeze(start, axes=[0])
     if values.shape is not None and values.shape[0] == 1:
-        return first  # type: ignore[no-any-return]
+        return first
     if reverse:
-        return op.Concat(op.Slice(values, [1], [_END], [0]), first, axis=0)  # type: ignore[no-any-return]
-    return op.Concat(first, op.Slice(values, [0], [-1], [0]), axis=0)  # type: ignore[no-any-return]
+        return op.Concat(op.Slice(values, [1], [_END], [0]), first, axis=0)
+    return op.Concat(first, op.Slice(values, [0], [-1], [0]), axis=0)
 
 
 def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None]) -> list[Direction]:
     """The one or two directions that a node runs in.
 
     Raises:
-        NoGradientRule: a form of the operator that nobody needed so far.
+        NoGradientRule: a form of the operator that is not supported.
     """
     if node.layout:
-        raise NoGradientRule("with layout=1, which onnxruntime has no kernel for, either,")
+        raise NoGradientRule("with layout=1")
     count = 2 if node.direction == "bidirectional" else 1
     x, w, r = node.inputs[:3]
     sizes = [*(w.shape or (None,)), *(r.shape or (None,))]
@@ -99,14 +98,14 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
 
         def own(t: Tensor, axis: int = 0, k: int = k) -> Tensor:
             if count == 1:
-                return op.Squeeze(t, axes=[axis])  # type: ignore[no-any-return]
-            return op.Gather(t, op.constant(k), axis=axis)  # type: ignore[no-any-return]
+                return op.Squeeze(t, axes=[axis])
+            return op.Gather(t, op.constant(k), axis=axis)
 
         def state(t: Tensor | None, own: Callable[[Tensor], Tensor] = own) -> Tensor:
             return zeros if t is None else own(t)
 
         bias = node.input(3)
-        halves: tuple[Tensor | None, Tensor | None] = (None, None)
+        halves: Sequence[Tensor | None] = (None, None)
         if bias is not None:
             halves = op.Split(own(bias), [gates * hidden] * 2, axis=0, outputs=2)
         y = own(node.outputs[0], 1)
@@ -153,7 +152,7 @@ def _state_shape(op: Ops, x: Tensor, hidden: int) -> Tensor:
     batch = None if x.shape is None else x.shape[1]
     if isinstance(batch, int):
         return op.constant([batch, hidden])
-    return op.Concat(op.Slice(op.Shape(x), [1], [2]), op.constant([hidden]), axis=0)  # type: ignore[no-any-return]
+    return op.Concat(op.Slice(op.Shape(x), [1], [2]), op.constant([hidden]), axis=0)
 
 
 def _inside(op: Ops, x: Tensor, lengths: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
+from typing import Any, TypeVar
 
 import attrs
 import onnx
 
-from ortflex_core.cotangents import zeros_like
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.autodiff import zeros_like
+from ortflex_core.graph import Ops, Tensor
 
 INT64 = onnx.TensorProto.INT64
+T = TypeVar("T", Tensor, Tensor | float)
 
 
 @attrs.frozen
@@ -54,14 +56,14 @@ class Samples:
         channels = op.Unsqueeze(size_of(op, self.image, 1), axes=[0])
         each = op.Concat(op.constant([1]), channels, op.constant([1]), axis=0)
         index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), each)
-        return op.GatherElements(self.image, index, axis=2)  # type: ignore[no-any-return]
+        return op.GatherElements(self.image, index, axis=2)
 
     def values(self, op: Ops) -> Tensor:
         """The samples, [M, C, L]."""
         weights = joined(op, [times(t.weight for t in taps) for taps in self.read])
         shares = op.Unsqueeze(weights, axes=[1])
         apart = op.Reshape(self.neighbours(op) * shares, op.constant([0, 0, len(self.read), -1]))
-        return op.ReduceSum(apart, axes=[2], keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceSum(apart, axes=[2], keepdims=0)
 
     def to_image(self, op: Ops, g: Tensor) -> Tensor:
         """The image's cotangent, of that of the samples [M, C, L]."""
@@ -69,7 +71,7 @@ class Samples:
         parts = joined(op, [g if w == 1 else g * _over_channels(op, w) for w in weights])
         index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), op.Shape(parts))
         zeros = zeros_like(op, self.image)
-        return op.ScatterElements(zeros, index, parts, axis=2, reduction="add")  # type: ignore[no-any-return]
+        return op.ScatterElements(zeros, index, parts, axis=2, reduction="add")
 
     def to_points(self, op: Ops, g: Tensor) -> list[Tensor]:
         """For each axis the cotangent [M, L] of where along it the samples lie."""
@@ -107,14 +109,15 @@ def zeros_outside(op: Ops, tap: Tap, size: Tensor, dtype: int) -> Tap:
     return Tap(inside, kept * tap.weight, None if tap.slope is None else kept * tap.slope)
 
 
-def times(factors: object) -> Tensor | float:
+def times(factors: Iterable[Any]) -> Tensor | float:
     """The product of weights."""
-    return functools.reduce(operator.mul, factors)  # type: ignore[no-any-return, call-overload]
+    made: Tensor | float = functools.reduce(operator.mul, factors)
+    return made
 
 
-def joined(op: Ops, parts: Sequence[Tensor | float]) -> Tensor:
+def joined(op: Ops, parts: Sequence[T]) -> T | Tensor:
     """Side by side along the last axis; only a lone tap has a number for its weight."""
-    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=-1)  # type: ignore[return-value]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=-1)
 
 
 def _flat_place(op: Ops, taps: Sequence[Tap], sizes: Sequence[Tensor]) -> Tensor:

@@ -14,10 +14,9 @@ import attrs
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import NodeView
-from ortflex_core.cotangents import dims
+from ortflex_core.autodiff import NodeView, dims
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import Array, Shape
 
 Sizes = tuple[int, ...]
@@ -139,11 +138,11 @@ def padded(op: Ops, x: Tensor, out: Tensor, at: Windows) -> Tensor:
     """``x`` with the padding of its windows, as zeros."""
     if at.pads is None:
         first, last = _run_time_pads(op, x, out, at)
-        return op.Pad(x, op.Concat(op.constant([0, 0]), first, op.constant([0, 0]), last, axis=0))  # type: ignore[no-any-return]
+        return op.Pad(x, op.Concat(op.constant([0, 0]), first, op.constant([0, 0]), last, axis=0))
     if not any(map(any, at.pads)):
         return x
     first_, last_ = ([pad[side] for pad in at.pads] for side in (0, 1))
-    return op.Pad(x, op.constant([0, 0, *first_, 0, 0, *last_]))  # type: ignore[no-any-return]
+    return op.Pad(x, op.constant([0, 0, *first_, 0, 0, *last_]))
 
 
 def _run_time_pads(op: Ops, x: Tensor, out: Tensor, at: Windows) -> tuple[Tensor, Tensor]:
@@ -156,7 +155,7 @@ def _run_time_pads(op: Ops, x: Tensor, out: Tensor, at: Windows) -> tuple[Tensor
 
 def places(op: Ops, x: Tensor) -> Tensor:
     """The spatial sizes of a tensor."""
-    return op.Slice(dims(op, x), [2], [END])  # type: ignore[no-any-return]
+    return op.Slice(dims(op, x), [2], [END])
 
 
 def spread(op: Ops, g: Tensor, weight: Tensor, at: Windows, x: Tensor, group: int = 1) -> Tensor:
@@ -179,7 +178,7 @@ def spread(op: Ops, g: Tensor, weight: Tensor, at: Windows, x: Tensor, group: in
         first = op.constant([pad[0] for pad in at.pads])
     last = places(op, x) - places(op, whole) + first
     zero = op.constant([0, 0])
-    return op.Pad(whole, op.Concat(zero, op.Neg(first), zero, last, axis=0))  # type: ignore[no-any-return]
+    return op.Pad(whole, op.Concat(zero, op.Neg(first), zero, last, axis=0))
 
 
 def _transposed(
@@ -189,7 +188,7 @@ def _transposed(
         settings["pads"] = pads
     if any(more):
         settings["output_padding"] = more
-    return op.ConvTranspose(g, weight, **settings)  # type: ignore[no-any-return]
+    return op.ConvTranspose(g, weight, **settings)
 
 
 def slices(op: Ops, x: Tensor, at: Windows) -> Iterator[Tensor]:
@@ -244,11 +243,11 @@ def shares(op: Ops, at: Windows, x: Tensor, out: Tensor) -> Array | Tensor:
             number = op.Unsqueeze(number, axes=later)
         product_ = number if product_ is None else product_ * number
     assert product_ is not None
-    return op.Max(product_, 1.0)  # type: ignore[no-any-return]
+    return op.Max(product_, 1.0)
 
 
 def _item(op: Ops, values: Tensor, k: int) -> Tensor:
-    return op.Gather(values, op.constant(k))  # type: ignore[no-any-return]
+    return op.Gather(values, op.constant(k))
 
 
 def flat(shape: Sequence[int]) -> int:

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 
 RULES = Rules()
@@ -24,12 +23,14 @@ RULES = Rules()
 
 def _lowest(x: Tensor) -> float:
     """Instead of −∞, so that a row in which all is masked has no 0/0: e^x of it is 0 as well."""
+    if x.dtype == onnx.TensorProto.BFLOAT16:  # which numpy's finfo does not know
+        return -(2.0 - 2.0**-7) * 2.0**127
     return float(np.finfo(numpy_dtype(x.dtype)).min)
 
 
 @RULES.rule("Attention")
 def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """Not with nonpad_kv_seqlen, is_causal beside past keys, or by its output qk_matmul_output."""
+    """Not with nonpad_kv_seqlen, is_causal together with past keys, or by its output qk_matmul_output."""
     if node.input(6) is not None:
         raise NoGradientRule("with nonpad_kv_seqlen")
     if node.is_causal and node.input(4) is not None:
@@ -89,16 +90,16 @@ def _heads(op: Ops, x: Tensor, count: int | None) -> Tensor:
     if x.rank != 3 or not count:
         raise NoGradientRule("with inputs of unknown rank")
     size = _known(x, 2, "heads of unknown size") // count
-    return op.Transpose(op.Reshape(x, [0, 0, count, size]), perm=[0, 2, 1, 3])  # type: ignore[no-any-return]
+    return op.Transpose(op.Reshape(x, [0, 0, count, size]), perm=[0, 2, 1, 3])
 
 
 def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
-    """Every head so many times, side by side: several queries share keys and values."""
+    """Every head repeated, side by side: several queries use the same keys and values."""
     if times == 1:
         return x
     heads, size = _known(x, 1, "an unknown number of heads"), _known(x, 3, "heads of unknown size")
     copies = op.Expand(op.Unsqueeze(x, axes=[2]), [1, 1, times, 1, 1])
-    return op.Reshape(copies, [0, heads * times, -1, size])  # type: ignore[no-any-return]
+    return op.Reshape(copies, [0, heads * times, -1, size])
 
 
 def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) -> Tensor:
@@ -118,7 +119,7 @@ def _masked(op: Ops, node: NodeView, scores: Tensor, q: Tensor, keys: Tensor) ->
 def _count(op: Ops, x: Tensor) -> Tensor:
     """The positions 0, 1, … of [B, heads, S, n]."""
     end = op.Squeeze(op.Slice(op.Shape(x), [2], [3]), axes=[0])
-    return op.Range(op.constant(0), end, op.constant(1))  # type: ignore[no-any-return]
+    return op.Range(op.constant(0), end, op.constant(1))
 
 
 @RULES.rule("RotaryEmbedding")
@@ -151,7 +152,7 @@ def _rotated(op: Ops, node: NodeView) -> Tensor:
     half = turned // 2
 
     def part(start: int, end: int, step: int = 1) -> Tensor:
-        return op.Slice(value, [start], [end], [-1], [step])  # type: ignore[no-any-return]
+        return op.Slice(value, [start], [end], [-1], [step])
 
     if node.interleaved:
         first, second = part(0, turned, 2), part(1, turned, 2)
@@ -166,4 +167,4 @@ def _rotated(op: Ops, node: NodeView) -> Tensor:
     if turned < whole:
         pieces.append(part(turned, whole))
     y = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=-1)
-    return op.Reshape(y, [0, 0, -1]) if x.rank == 3 else y  # type: ignore[no-any-return]
+    return op.Reshape(y, [0, 0, -1]) if x.rank == 3 else y

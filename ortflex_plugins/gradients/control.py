@@ -1,7 +1,7 @@
 """Gradient rules of control flow: If, Loop and Scan.
 
 The way back is control flow again. Of an If it is the If of the two branches' gradients; of a Loop
-or Scan a Loop that goes through the iterations from the last to the first, computes each anew from
+or Scan a Loop that goes through the iterations from the last to the first, computes each again from
 the values it began with, and carries the cotangents of the state and, summed up, those of the outer
 values that the body reads. What the iterations began with is kept as further scan outputs of the
 forward node, so a state must have the same shape in all iterations.
@@ -19,11 +19,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full, zeros_like
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, zeros_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import RANDOM, Ops, Tensor, Trace
-from ortflex_core.subgraphs import Sub, replay
+from ortflex_core.graph import RANDOM, Ops, Sub, Tensor, Trace, ancestors, replay
 from ortflex_core.types import Shape
 
 RULES = Rules()
@@ -33,11 +31,12 @@ _INT64 = TensorProto.INT64
 
 
 def _body(node: NodeView, name: str) -> GraphProto:
-    return getattr(node, name)  # type: ignore[no-any-return]
+    graph: GraphProto = getattr(node, name)
+    return graph
 
 
 def _deterministic(trace: Trace, where: str) -> None:
-    """The way back computes the body anew, so it has to compute the same."""
+    """The way back computes the body again, so it has to compute the same."""
     for node in trace.nodes:
         if node.op_type in RANDOM and not _inactive(node.op_type, node.inputs):
             raise NoGradientRule(f"with the random operator {node.op_type} in its {where}")
@@ -51,7 +50,7 @@ def _inactive(op_type: str, inputs: Sequence[Tensor | None]) -> bool:
 
 
 def _waiting(node: NodeView) -> list[tuple[int, str]]:
-    """(place, name) of the captured values whose gradient somebody waits for."""
+    """(place, name) of the captured values whose gradient is needed."""
     first = len(node.inputs)
     return [(k, n) for k, n in enumerate(node.captures, start=first) if node.needs(k)]
 
@@ -176,7 +175,7 @@ def _reversed(
         state = outputs[k]
         known = None if state.shape is None else (None, *_common(node, shape, k))
         stacks[k] = sub.later(f"{sub.prefix}state{k}", state.dtype, known)
-        return inside.Gather(stacks[k], here, axis=0)  # type: ignore[no-any-return]
+        return inside.Gather(stacks[k], here, axis=0)
 
     states = [began(k) for k in range(count)]
     slices = [
@@ -206,7 +205,7 @@ def _reversed(
     sums = [t if g is None else t + g for t, g in zip(totals, to_captures, strict=True)]
     written = [_whole(inside, g, by_place[s[0]]) for s, g in zip(read, to_slices, strict=True)]
     kept = [inside.Identity(going), *after, *sums, *written]
-    used = _ancestors(kept)
+    used = {*kept, *(a for n in ancestors(kept).values() for a in n.arguments)}
     lengths, stacked = _keep(op, node, shape, [k for k, t in stacks.items() if t in used])
     later = {stacks[k].hint: t for k, t in stacked.items()} | {length.hint: lengths}
     attribute, outer = sub.graph(kept, later)
@@ -231,18 +230,6 @@ def _reversed(
     return answers
 
 
-def _ancestors(results: Sequence[Tensor]) -> set[Tensor]:
-    """Everything that some tensors depend on."""
-    found: set[Tensor] = set()
-    pending = list(results)
-    while pending:
-        tensor = pending.pop()
-        if tensor not in found:
-            found.add(tensor)
-            pending.extend(() if tensor.node is None else tensor.node.arguments)
-    return found
-
-
 def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:
     """The sizes of a state that are those of its first and of its last value."""
     first: Shape | None = node.inputs[shape.states[k]].shape
@@ -263,7 +250,7 @@ def _in_place(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Te
     if ordered.rank is None:
         raise NoGradientRule("of an input of unknown rank, along another axis than the first")
     order = [*range(1, place + 1), 0, *range(place + 1, ordered.rank)]
-    return op.Transpose(ordered, perm=order)  # type: ignore[no-any-return]
+    return op.Transpose(ordered, perm=order)
 
 
 def _keep(

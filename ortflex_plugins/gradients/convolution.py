@@ -13,10 +13,9 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import dims, full, reshape_like
+from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients import _planes
 from ortflex_plugins.gradients._windows import (
     END,
@@ -47,7 +46,7 @@ def _kernel(node: NodeView, weight: Tensor) -> Sizes | None:
 
 
 def _bias(op: Ops, node: NodeView, g: Tensor, n: int) -> Tensor:
-    return op.ReduceSum(g, axes=[0, *range(2, 2 + n)], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(g, axes=[0, *range(2, 2 + n)], keepdims=0)
 
 
 @RULES.rule("Conv")
@@ -61,7 +60,7 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     def to_x() -> Tensor:
         if at.plain and node.group == 1:
             order = [1, 0, *at.axes]
-            return op.Conv(whole, op.Transpose(weight, perm=order))  # type: ignore[no-any-return]
+            return op.Conv(whole, op.Transpose(weight, perm=order))
         return spread(op, whole, weight, at, x, node.group)
 
     shortcuts = node.trace.shortcuts
@@ -98,7 +97,7 @@ def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
             # The padding has room for windows that X does not have.
             axes = list(at.axes)
             back = op.Slice(back, [0] * len(axes), op.Slice(dims(op, x), [2], [END]), axes)
-        return back  # type: ignore[no-any-return]
+        return back
 
     return [
         to_x,
@@ -179,10 +178,10 @@ def _product(op: Ops, left: Tensor, right: Tensor, rows: int, columns: int, grou
             op.Reshape(left, op.constant([rows, -1])),
             op.Reshape(right, op.constant([columns, -1])),
         )
-        return op.Gemm(a, b, transB=1)  # type: ignore[no-any-return]
+        return op.Gemm(a, b, transB=1)
     a = op.Reshape(left, op.constant([group, rows // group, -1]))
     b = op.Reshape(right, op.constant([group, columns, -1]))
-    return op.MatMul(a, op.Transpose(b, perm=[0, 2, 1]))  # type: ignore[no-any-return]
+    return op.MatMul(a, op.Transpose(b, perm=[0, 2, 1]))
 
 
 def _swapped(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, group: int) -> Tensor:
@@ -193,7 +192,11 @@ def _swapped(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, group: 
     if group > 1:
         parts: Any = {"num_outputs": group} if op.opset >= 18 else {}
         moved = op.Concat(*op("Split", moved, axis=0, outputs=group, **parts), axis=1)
-    settings = {"strides": list(at.dilations), "dilations": list(at.strides), "group": group}
+    settings: dict[str, Any] = {
+        "strides": list(at.dilations),
+        "dilations": list(at.strides),
+        "group": group,
+    }
     if at.pads is not None and any(map(any, at.pads)):
         settings["pads"] = [pad[side] for side in (0, 1) for pad in at.pads]
     every = op.Conv(moved, op.Transpose(g, perm=front), **settings)
@@ -202,4 +205,4 @@ def _swapped(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, group: 
     if at.sizes is None or set(at.strides) != {1}:
         # Places that no window covers have made further columns.
         every = op.Slice(every, [0] * n, ends if isinstance(ends, Tensor) else list(ends), axes)
-    return op.Transpose(every, perm=front)  # type: ignore[no-any-return]
+    return op.Transpose(every, perm=front)

@@ -9,10 +9,9 @@ from functools import partial
 import attrs
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -79,7 +78,7 @@ def _operand(op: Ops, node: NodeView, equation: Equation, g: Tensor, k: int) -> 
     out: Tensor = g
     if text != f"{equation.result}->{found}" or found != equation.result:
         out = op.Einsum(g, *tensors, equation=text)
-    # A letter of nobody else's was summed away: every element along it counts alike.
+    # A letter of this input alone was summed: every element along it counts alike.
     seen: set[str] = set()
     inserted = []
     for axis, letter in enumerate(mine):
@@ -105,6 +104,6 @@ def _diagonal(op: Ops, x: Tensor, first: int, second: int) -> Tensor:
     assert x.rank is not None
 
     def along(axis: int) -> Tensor:
-        return op.Unsqueeze(places, axes=[k for k in range(x.rank or 0) if k != axis])  # type: ignore[no-any-return]
+        return op.Unsqueeze(places, axes=[k for k in range(x.rank or 0) if k != axis])
 
-    return op.Cast(op.Equal(along(first), along(second)), to=x.dtype)  # type: ignore[no-any-return]
+    return op.Cast(op.Equal(along(first), along(second)), to=x.dtype)

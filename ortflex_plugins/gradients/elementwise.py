@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import passed
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.autodiff import Gradient, NodeView, Rules, passed
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -73,30 +73,30 @@ def _square(x: Tensor) -> Tensor:
 
 def _bell(op: Ops, x: Tensor) -> Tensor:
     """The derivative of the error function, 2/√π·exp(−x²), its factor inside the power."""
-    return op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)  # type: ignore[no-any-return]
+    return op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
 
 
 def _hard_swish(op: Ops, x: Tensor) -> Tensor:
     gate = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
-    return gate + op.Where(op.Abs(x) < 3, x / 6, 0.0)  # type: ignore[no-any-return]
+    return gate + op.Where(op.Abs(x) < 3, x / 6, 0.0)
 
 
 def _mish(op: Ops, x: Tensor) -> Tensor:
     t = op.Tanh(op.Softplus(x))
-    return t + x * op.Sigmoid(x) * (1 - t * t)  # type: ignore[no-any-return]
+    return t + x * op.Sigmoid(x) * (1 - t * t)
 
 
 def _gelu(op: Ops, x: Tensor) -> Tensor:
     below = 0.5 + 0.5 * op.Erf(x * math.sqrt(0.5))
     density = math.sqrt(0.5 / math.pi) * op.Exp(-0.5 * (x * x))
-    return below + x * density  # type: ignore[no-any-return]
+    return below + x * density
 
 
 def _gelu_tanh(op: Ops, x: Tensor) -> Tensor:
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
     t = op.Tanh(scale * x * (1 + cubic * (x * x)))
     slope = scale * (1 + 3 * cubic * (x * x))
-    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope  # type: ignore[no-any-return]
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope
 
 
 def _passed(op: Ops, g: Tensor, node: NodeView, k: int) -> Callable[[], Tensor]:
@@ -183,27 +183,32 @@ def _pow_base(op: Ops, g: Tensor, x: Tensor, e: Tensor, y: Tensor) -> Tensor:
         return -g * (y * y)
     power = op.Cast(e, to=x.dtype)
     if value is not None and value != 0:
-        return (power * g) * op.Pow(x, power - 1)  # type: ignore[no-any-return]
+        return (power * g) * op.Pow(x, power - 1)
     # 0·x^−1 is not a number at 0, but x^0 is constant there too.
     safe = op.Where(op.Equal(power, 0.0), 1.0, power - 1)
-    return (power * g) * op.Pow(x, safe)  # type: ignore[no-any-return]
+    return (power * g) * op.Pow(x, safe)
 
 
 def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
     """The gradient g y ln x; 0 at x = 0, where the limit is 0 for e > 0; not a number for x < 0."""
     x, e = node.inputs
     slope = (g * node.outputs[0]) * op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
-    return op.Cast(slope, to=e.dtype)  # type: ignore[no-any-return]
+    return op.Cast(slope, to=e.dtype)
 
 
 @RULES.rule("Mod")
 def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    # x mod y = x − y·k, and k = (x − y·k − x) / −y is a whole number that stays where it is.
+    """The gradient by y is −k for x mod y = x − k y, and 0 where the result is not a finite number."""
+    # k = (x − (x − k y)) / y is a whole number that stays where it is.
     x, y = node.inputs
-    return [
-        _passed(op, g, node, 0),
-        lambda: g * op.Round((node.outputs[0] - x) / y),
-    ]
+    z = node.outputs[0]
+
+    def to_divisor() -> Tensor:
+        times = op.Round((z - x) / y)
+        # z − z is NaN for NaN and ∞. With a NaN here, 0 · NaN spreads to a divisor that others share.
+        return g * op.Where(op.Equal(z - z, 0.0), times, 0.0)
+
+    return [_passed(op, g, node, 0), to_divisor]
 
 
 @RULES.rule("Max", "Min")
@@ -230,11 +235,11 @@ def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
     def to_low() -> Tensor:
         clipped = op.Where(inside, 0.0, g)
-        return clipped if high is None else op.Where(op.Equal(y, high), 0.0, clipped)  # type: ignore[no-any-return]
+        return clipped if high is None else op.Where(op.Equal(y, high), 0.0, clipped)
 
     def to_high() -> Tensor:
         clipped = op.Where(inside, 0.0, g)
-        return clipped if low is None else op.Where(op.Equal(y, high), clipped, 0.0)  # type: ignore[no-any-return]
+        return clipped if low is None else op.Where(op.Equal(y, high), clipped, 0.0)
 
     return [lambda: op.Where(inside, g, 0.0), to_low, to_high]
 
@@ -270,6 +275,8 @@ def _dropout(op: Ops, node: NodeView, g: Tensor, *_: Tensor | None) -> Sequence[
     ratio, training = node.input(1), node.input(2)
     if training is None or (training.constant is not None and not training.constant.any()):
         return [g, None, None]
+    if node.needs(1):
+        raise NoGradientRule("by its input ratio")
     kept = op.Cast(node.more_outputs(2)[1], to=g.dtype)
     share = op.constant(0.5, g.dtype) if ratio is None else op.Cast(ratio, to=g.dtype)
     scale = op.Reciprocal(1 - share)

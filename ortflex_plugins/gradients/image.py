@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import dims, full, reshape_like, same_shape
+from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.types import same_shape
 from ortflex_plugins.gradients._windows import FLOAT, flat, known
 
 RULES = Rules()
@@ -19,6 +20,8 @@ _KEPT = (
     *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside"),
     *("mode", "nearest_mode"),
 )
+_BY_SCALE = ("half_pixel", "asymmetric")
+"""Places that follow from the scale alone, and not from the sizes."""
 _REPEATS = {
     ("asymmetric", "floor"),
     *(
@@ -32,8 +35,14 @@ _REPEATS = {
 
 @RULES.rule("Resize", since=11)
 def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Every axis is a product with a matrix, and Resize of the identity is that matrix."""
+    """Every axis is a product with a matrix, and Resize of the identity is that matrix.
+
+    Regions and scales move where the weights are read. Nearest neighbours change in jumps only.
+    """
     x, y = node.inputs[0], node.outputs[0]
+    for index, name in ((1, "roi"), (2, "scales")):
+        if node.mode != "nearest" and node.needs(index):
+            raise NoGradientRule(f"by its input {name}")
     if x.rank is None:
         raise NoGradientRule("on a tensor of unknown rank")
     whole = full(op, g, y)
@@ -99,7 +108,6 @@ def _resized(node: NodeView) -> list[int]:
     """The axes along which anything changes, as far as the graph's builder can tell."""
     x, y = node.inputs[0], node.outputs[0]
     scales, crops = _given(node, 2), _crops(node)
-    _check_aspect(node)
     found = []
     for k, axis in enumerate(_axes(node)):
         size = x.shape[axis]
@@ -121,20 +129,53 @@ def _cropped(node: NodeView, k: int) -> bool:
     return roi.constant is None or roi.constant[[k, k + half]].tolist() != [0, 1]
 
 
-def _check_aspect(node: NodeView) -> None:
-    """A kept aspect ratio must fit the sizes, or the scale is none that sizes can express."""
+def _kept_aspect(node: NodeView) -> bool:
+    """Whether one scale for all axes is derived from sizes that it does not fit, as far as is known."""
     policy, sizes = node.keep_aspect_ratio_policy, _given(node, 3)
     if policy in (None, "stretch") or sizes is None:
-        return
-    x = node.inputs[0]
+        return False
     axes = _axes(node)
-    before = known(tuple(x.shape[a] for a in axes))
+    before = known(tuple(node.inputs[0].shape[a] for a in axes))
     if before is not None and sizes.constant is not None:
         ratios = sizes.constant / np.array(before)
         scale = ratios.min() if policy == "not_larger" else ratios.max()
         if all(float(n * scale).is_integer() for n in before):
-            return
-    raise NoGradientRule(f"with keep_aspect_ratio_policy={policy!r} and sizes that do not fit it")
+            return False
+    if (
+        node.antialias
+        or node.exclude_outside
+        or node.coordinate_transformation_mode not in _BY_SCALE
+    ):
+        raise NoGradientRule(
+            f"with keep_aspect_ratio_policy={policy!r} and sizes that do not fit it"
+        )
+    return True
+
+
+def _matrix_of_scale(op: Ops, node: NodeView, axis: int) -> Tensor:
+    """The matrix of an axis whose new size is rounded from the common scale.
+
+    Scales alone round down, so the last element is repeated after the end, where it is read from
+    anyway, and what is too long is cut off.
+    """
+    x, rank = node.inputs[0], max(2, node.inputs[0].rank)
+    axes = op.constant(_axes(node))
+    before = op.Cast(op.Gather(dims(op, x), axes), to=FLOAT)
+    ratios = op.Cast(node.input(3), to=FLOAT) / before
+    reduce = op.ReduceMin if node.keep_aspect_ratio_policy == "not_larger" else op.ReduceMax
+    scale = op.Reshape(reduce(ratios, keepdims=0), op.constant([1]))
+    count = _sizes(op, x, axis)
+    unit = op.EyeLike(op.Expand(op.constant(0.0), op.Concat(count, count, axis=0)))
+    more = op.Cast(op.Ceil(op.Reciprocal(scale)), to=onnx.TensorProto.INT64) + 2
+    pads = op.Concat(op.constant([0, 0, 0]), more, axis=0)
+    unit = op.Cast(op.Pad(unit, pads, mode="edge"), to=x.dtype)
+    if rank > 2:
+        unit = op.Unsqueeze(unit, axes=list(range(rank - 2)))
+    scales = op.Concat(op.constant(np.ones(rank - 1, np.float32)), scale, axis=0)
+    settings: dict[str, Any] = {name: getattr(node, name) for name in _KEPT}
+    rows = op.Resize(unit, scales=scales, **settings)
+    rows = op.Slice(rows, op.constant([0]), _sizes(op, node.outputs[0], axis), op.constant([-1]))
+    return op.Squeeze(rows, axes=list(range(rank - 2))) if rank > 2 else rows
 
 
 def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
@@ -143,6 +184,8 @@ def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
     rank, k = max(2, x.rank), _axes(node).index(axis)
     size = x.shape[axis]
     scales = _given(node, 2)
+    if _kept_aspect(node):
+        return _matrix_of_scale(op, node, axis)
     if scales is not None and _may_stay(node, k, axis):
         return _matrix_beside(op, node, k, axis)
     before = op.constant([size]) if isinstance(size, int) else _sizes(op, x, axis)
@@ -163,7 +206,7 @@ def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
         first = [op.constant([1] * (rank - 2))] if rank > 2 else []
         settings["sizes"] = op.Concat(*first, before, _sizes(op, y, axis), axis=0)
     matrix = op.Resize(unit, **settings)
-    return op.Squeeze(matrix, axes=list(range(rank - 2))) if rank > 2 else matrix  # type: ignore[no-any-return]
+    return op.Squeeze(matrix, axes=list(range(rank - 2))) if rank > 2 else matrix
 
 
 def _region(op: Ops, node: NodeView, k: int, rank: int) -> Tensor:
@@ -171,7 +214,7 @@ def _region(op: Ops, node: NodeView, k: int, rank: int) -> Tensor:
     roi, half = node.inputs[1], len(_axes(node))
     ends = [op.Cast(op.Gather(roi, op.constant([j])), to=FLOAT) for j in (k, k + half)]
     none = [op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1)]
-    return op.Concat(none[0], ends[0], none[1], ends[1], axis=0)  # type: ignore[no-any-return]
+    return op.Concat(none[0], ends[0], none[1], ends[1], axis=0)
 
 
 def _may_stay(node: NodeView, k: int, axis: int) -> bool:
@@ -184,7 +227,7 @@ def _may_stay(node: NodeView, k: int, axis: int) -> bool:
 
 
 def _matrix_beside(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
-    """The matrix of an axis beside one that does grow, for onnxruntime copies where none does."""
+    """The matrix of an axis next to one that grows: without growth, onnxruntime copies."""
     x, y, scales = node.inputs[0], node.outputs[0], node.inputs[2]
     count = _sizes(op, x, axis)
     unit = op.Cast(
@@ -199,16 +242,16 @@ def _matrix_beside(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
     rows = op.Resize(op.Unsqueeze(unit, axes=[1, 2]), scales=factors, **settings)
     matrix = op.Squeeze(op.Gather(rows, op.constant(0), axis=2), axes=[1])
     if known(x.shape) is not None and y.shape is not None and known(y.shape) is not None:
-        return matrix  # type: ignore[no-any-return]
+        return matrix
     same = op.Equal(op.ReduceMax(op.Abs(dims(op, x) - dims(op, y)), keepdims=0), 0)
-    return op.Where(same, op.EyeLike(matrix), matrix)  # type: ignore[no-any-return]
+    return op.Where(same, op.EyeLike(matrix), matrix)
 
 
 def _sizes(op: Ops, x: Tensor, axis: int) -> Tensor:
     size = None if x.shape is None else x.shape[axis]
     if isinstance(size, int):
         return op.constant([size])
-    return op.Gather(op.Shape(x), op.constant([axis]))  # type: ignore[no-any-return]
+    return op.Gather(op.Shape(x), op.constant([axis]))
 
 
 def _along(op: Ops, g: Tensor, matrix: Tensor, axis: int) -> Tensor:
@@ -216,13 +259,13 @@ def _along(op: Ops, g: Tensor, matrix: Tensor, axis: int) -> Tensor:
     rank = g.rank
     assert rank is not None
     if axis == rank - 1:
-        return op.MatMul(g, op.Transpose(matrix, perm=[1, 0]))  # type: ignore[no-any-return]
+        return op.MatMul(g, op.Transpose(matrix, perm=[1, 0]))
     if axis == rank - 2:
-        return op.MatMul(matrix, g)  # type: ignore[no-any-return]
+        return op.MatMul(matrix, g)
     order = [k for k in range(rank) if k != axis]
     order.insert(rank - 2, axis)
     back = [int(k) for k in np.argsort(order)]
-    return op.Transpose(op.MatMul(matrix, op.Transpose(g, perm=order)), perm=back)  # type: ignore[no-any-return]
+    return op.Transpose(op.MatMul(matrix, op.Transpose(g, perm=order)), perm=back)
 
 
 @RULES.rule("DepthToSpace")
@@ -264,14 +307,18 @@ def _col2im(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """The columns of the cotangent: a convolution with every unit kernel."""
     x, image, block = node.inputs
     y = node.outputs[0]
-    if block.constant is None:
-        raise NoGradientRule("with a block_shape that is not constant")
-    kernel = [int(k) for k in block.constant]
-    units = np.eye(flat(kernel), dtype=np.float32).reshape(-1, 1, *kernel)
+    if block.constant is not None:
+        kernel = [int(k) for k in block.constant]
+        units = op.constant(np.eye(flat(kernel)).reshape(-1, 1, *kernel), x.dtype)
+    else:
+        taps = op.ReduceProd(block, keepdims=1)
+        square = op.EyeLike(op.Expand(op.constant(0.0), op.Concat(taps, taps, axis=0)))
+        shape = op.Concat(op.constant([-1, 1]), block, axis=0)
+        units = op.Reshape(op.Cast(square, to=x.dtype), shape)
     alone = op.Concat(op.constant([-1, 1]), image, axis=0)
     whole = full(op, g, y)
     sizes = None if y.shape is None else known(y.shape[2:])
     target = op.constant([-1, 1, *sizes]) if sizes is not None else alone
     settings = {"pads": node.pads, "strides": node.strides, "dilations": node.dilations}
-    columns = op.Conv(op.Reshape(whole, target), op.constant(units, x.dtype), **settings)
+    columns = op.Conv(op.Reshape(whole, target), units, **settings)
     return [reshape_like(op, columns, x), None, None]

@@ -1,7 +1,7 @@
 """Gradient rules of the operators that read or write at given places.
 
 A place read twice gets both cotangents, so the way back adds: ScatterND and ScatterElements do
-that from opset 16 on, :func:`~ortflex_core.cotangents.put_back` everywhere.
+that from opset 16 on, :func:`~ortflex_core.autodiff.put_back` everywhere.
 """
 
 from __future__ import annotations
@@ -10,9 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full, passed, positions, put_back, zeros_like
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.autodiff import (
+    Gradient,
+    NodeView,
+    Rules,
+    full,
+    passed,
+    positions,
+    put_back,
+    zeros_like,
+)
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -83,14 +91,15 @@ def _written(op: Ops, node: NodeView, data: Tensor, updates: Tensor, reduction: 
     settings = {"axis": node.axis} if node.op_type == "ScatterElements" else {}
     if reduction != "none":
         settings["reduction"] = reduction
-    return op(node.op_type, data, node.inputs[1], updates, **settings)  # type: ignore[no-any-return]
+    made: Tensor = op(node.op_type, data, node.inputs[1], updates, **settings)
+    return made
 
 
 def _read(op: Ops, node: NodeView, data: Tensor) -> Tensor:
     """What stands in ``data`` at the node's places, one for each update."""
     if node.op_type == "ScatterElements":
-        return op.GatherElements(data, node.inputs[1], axis=node.axis)  # type: ignore[no-any-return]
-    return op.GatherND(data, node.inputs[1])  # type: ignore[no-any-return]
+        return op.GatherElements(data, node.inputs[1], axis=node.axis)
+    return op.GatherND(data, node.inputs[1])
 
 
 def _scatter_product(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
@@ -103,7 +112,7 @@ def _scatter_product(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         mine = op.Cast(zero, to=g.dtype)
         zeros = _read(op, node, _written(op, node, zeros_like(op, data), mine, "add"))
         others = _read(op, node, g * _written(op, node, data, nonzero, "mul")) / nonzero
-        return op.Where(op.Equal(zeros, mine), others, 0.0)  # type: ignore[no-any-return]
+        return op.Where(op.Equal(zeros, mine), others, 0.0)
 
     def to_data() -> Tensor:
         ones = full(op, op.constant(1.0, g.dtype), data)
@@ -132,7 +141,7 @@ def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         hot = op.OneHot(index, depth, op.constant([0.0, 1.0], g.dtype), axis=node.axis)
         on = op.ReduceSum(whole * hot, keepdims=0)
         off = op.ReduceSum(whole, keepdims=0) - on
-        return op.Concat(*(op.Unsqueeze(v, axes=[0]) for v in (off, on)), axis=0)  # type: ignore[no-any-return]
+        return op.Concat(*(op.Unsqueeze(v, axes=[0]) for v in (off, on)), axis=0)
 
     return [None, None, to_values]
 
@@ -144,7 +153,7 @@ def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
     def to_delta() -> Tensor:
         steps = op.Range(op.constant(0), op.Size(whole), op.constant(1))
-        return op.ReduceSum(whole * op.Cast(steps, to=g.dtype), keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceSum(whole * op.Cast(steps, to=g.dtype), keepdims=0)
 
     return [lambda: op.ReduceSum(whole, keepdims=0), None, to_delta]
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -50,7 +48,7 @@ class _Picked:
     def _column(self, values: Tensor) -> Tensor:
         return self.op.Unsqueeze(values, axes=self.trailing) if self.trailing else values
 
-    def share(self, g: Tensor) -> Any:
+    def share(self, g: Tensor) -> Tensor:
         """The cotangent of a row's loss, ready to broadcast against the scores."""
         if self.node.reduction == "none":
             return self.op.Unsqueeze(full(self.op, g, self.node.outputs[0]), axes=[1])
@@ -59,7 +57,7 @@ class _Picked:
         return g / self.op.ReduceSum(self.weights, keepdims=0)
 
     def to_scores(self, g: Tensor) -> Tensor:
-        return -(self.share(g) * self.weights)  # type: ignore[no-any-return]
+        return -(self.share(g) * self.weights)
 
     def to_weight(self, g: Tensor) -> Tensor:
         """−Σ g x over the rows of each class; a mean also owes −L for each weight."""
@@ -67,7 +65,7 @@ class _Picked:
         if self.node.reduction == "mean":
             rows = rows - self.node.outputs[0]
         axes = [0, *(a + 1 for a in self.trailing)]
-        return self.op.ReduceSum(self.share(g) * rows * self.hit, axes=axes, keepdims=0)  # type: ignore[no-any-return]
+        return self.op.ReduceSum(self.share(g) * rows * self.hit, axes=axes, keepdims=0)
 
 
 @RULES.rule("NegativeLogLikelihoodLoss")
@@ -90,6 +88,6 @@ def _cross_entropy(
 
     def to_scores() -> Tensor:
         total = op.ReduceSum(slope, axes=[1], keepdims=1)
-        return slope - op.Exp(log_probability) * total  # type: ignore[no-any-return]
+        return slope - op.Exp(log_probability) * total
 
     return [to_scores, None, None if g is None else lambda: picked.to_weight(g)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full, passed, reshape_like, unbroadcast
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, passed, reshape_like, unbroadcast
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -21,13 +20,13 @@ def _gemm(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
     def to_a() -> Tensor:
         if ta:
-            return op.Gemm(b, whole, alpha=alpha, transA=tb, transB=1)  # type: ignore[no-any-return]
-        return op.Gemm(whole, b, alpha=alpha, transB=1 - tb)  # type: ignore[no-any-return]
+            return op.Gemm(b, whole, alpha=alpha, transA=tb, transB=1)
+        return op.Gemm(whole, b, alpha=alpha, transB=1 - tb)
 
     def to_b() -> Tensor:
         if tb:
-            return op.Gemm(whole, a, alpha=alpha, transA=1, transB=ta)  # type: ignore[no-any-return]
-        return op.Gemm(a, whole, alpha=alpha, transA=1 - ta)  # type: ignore[no-any-return]
+            return op.Gemm(whole, a, alpha=alpha, transA=1, transB=ta)
+        return op.Gemm(a, whole, alpha=alpha, transA=1 - ta)
 
     def to_c() -> Tensor:
         return passed(op, g * node.beta, node.outputs[0], node.inputs[2])
@@ -65,15 +64,15 @@ def _matmul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 def _times_transposed(op: Ops, g: Tensor, b: Tensor) -> Tensor:
     if g.rank == 2 and b.rank == 2:
-        return op.Gemm(g, b, transB=1)  # type: ignore[no-any-return]
-    return op.MatMul(g, _swapped(op, b))  # type: ignore[no-any-return]
+        return op.Gemm(g, b, transB=1)
+    return op.MatMul(g, _swapped(op, b))
 
 
 def _transposed_times(op: Ops, a: Tensor, g: Tensor, b: Tensor) -> Tensor:
     if b.rank == 2 and b.shape is not None and all(isinstance(d, int) and d for d in b.shape):
-        # One matrix for all batches: the batches are so many more rows.
-        return op.Gemm(_rows(op, a, b.shape[0]), _rows(op, g, b.shape[1]), transA=1)  # type: ignore[no-any-return]
-    return op.MatMul(_swapped(op, a), g)  # type: ignore[no-any-return]
+        # One matrix for all batches: the batches are additional rows.
+        return op.Gemm(_rows(op, a, b.shape[0]), _rows(op, g, b.shape[1]), transA=1)
+    return op.MatMul(_swapped(op, a), g)
 
 
 def _is_swapped(x: Tensor) -> bool:
@@ -93,4 +92,4 @@ def _rows(op: Ops, x: Tensor, columns: int | str | None) -> Tensor:
 def _swapped(op: Ops, x: Tensor) -> Tensor:
     assert x.rank is not None
     order = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
-    return op.Transpose(x, perm=order)  # type: ignore[no-any-return]
+    return op.Transpose(x, perm=order)

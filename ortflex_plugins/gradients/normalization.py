@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full, passed, reshape_like
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, passed, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -32,11 +31,11 @@ def _rank(x: Tensor) -> int:
 
 
 def _mean(op: Ops, x: Tensor, axes: Sequence[int]) -> Tensor:
-    return op.ReduceMean(x, axes=list(axes), keepdims=1)  # type: ignore[no-any-return]
+    return op.ReduceMean(x, axes=list(axes), keepdims=1)
 
 
 def _sum(op: Ops, x: Tensor, axes: Sequence[int]) -> Tensor:
-    return op.ReduceSum(x, axes=list(axes), keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(x, axes=list(axes), keepdims=0)
 
 
 def _standardized(op: Ops, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
@@ -52,7 +51,7 @@ def _to_input(op: Ops, h: Tensor, x_hat: Tensor, r: Tensor, axes: Sequence[int])
 
 
 def _channels(op: Ops, values: Tensor, rank: int) -> Tensor:
-    """[C] so that it stands beside [N, C, …]."""
+    """[C] in a shape that broadcasts with [N, C, …]."""
     return op.Unsqueeze(values, axes=list(range(1, rank - 1))) if rank > 2 else values
 
 
@@ -98,7 +97,7 @@ def _batch_of_known(
     factor = op.Cast(scale, to=r.dtype) * r
 
     def summed() -> Tensor:
-        return op.Cast(_sum(op, whole, axes), to=r.dtype)  # type: ignore[no-any-return]
+        return op.Cast(_sum(op, whole, axes), to=r.dtype)
 
     def slope() -> Tensor:
         centered = op.Cast(x, to=r.dtype) - _channels(op, mean, _rank(x))
@@ -175,12 +174,12 @@ def _rms(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x, scale = node.inputs
     axes = _trailing(node, x)
     whole = full(op, g, node.inputs[0])
-    r = op.Reciprocal(op.Sqrt(_mean(op, x * x, axes) + node.epsilon))
-    x_hat = x * r
+    r: Tensor = op.Reciprocal(op.Sqrt(_mean(op, x * x, axes) + node.epsilon))
+    x_hat: Tensor = x * r
 
     def to_x() -> Tensor:
-        h = whole * scale
-        return r * (h - x_hat * _mean(op, h * x_hat, axes))  # type: ignore[no-any-return]
+        h: Tensor = whole * scale
+        return r * (h - x_hat * _mean(op, h * x_hat, axes))
 
     return [to_x, lambda: whole * x_hat]
 
@@ -208,7 +207,7 @@ def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     rest = [0, *range(2, rank)]
 
     def grouped(t: Tensor) -> Tensor:
-        return op.Reshape(t, [0, node.num_groups, -1])  # type: ignore[no-any-return]
+        return op.Reshape(t, [0, node.num_groups, -1])
 
     x_hat, r = _standardized(op, grouped(x), [2], node.epsilon)
 
@@ -276,4 +275,4 @@ def _window(op: Ops, x: Tensor, rank: int, before: int, after: int) -> Tensor:
         op.Slice(padded, starts=[k], ends=[k - last if k < last else _END], axes=[1])
         for k in range(last + 1)
     ]
-    return op.Sum(*parts)  # type: ignore[no-any-return]
+    return op.Sum(*parts)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full, put_back, reshape_like
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, put_back, reshape_like
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients import _planes
 from ortflex_plugins.gradients._windows import (
     FLOAT,
@@ -35,7 +34,7 @@ def _windows(node: NodeView) -> Windows:
             if (count - 1) * stride >= size + before:
                 # Inference counts such a window up to opset 21; runtimes do, or do not.
                 raise NoGradientRule(
-                    "with ceil_mode and a window that begins behind the last row, which counts in some "
+                    "with ceil_mode and a window that begins after the last row, which counts in some "
                     "runtimes only. Write the operator at opset 22, or pads instead of ceil_mode"
                 )
     return at
@@ -73,7 +72,7 @@ def _first_largest(op: Ops, node: NodeView, g: Tensor, at: Windows) -> Tensor:
     candidates = op.Cast(op.Equal(x, _enlarged(op, y, at)), to=FLOAT) * rank
     first = op.MaxPool(candidates, kernel_shape=list(at.kernel), strides=list(at.strides))
     chosen = op.Equal(candidates, _enlarged(op, first, at))
-    return op.Cast(chosen, to=FLOAT) * _enlarged(op, g, at)  # type: ignore[no-any-return]
+    return op.Cast(chosen, to=FLOAT) * _enlarged(op, g, at)
 
 
 def _enlarged(op: Ops, value: Tensor, at: Windows) -> Tensor:
@@ -125,7 +124,7 @@ def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
     if isinstance(inside, np.ndarray):
         inside = op.constant(inside, x.dtype)
     if not node.count_include_pad:
-        return op.Reciprocal(inside)  # type: ignore[no-any-return]
+        return op.Reciprocal(inside)
     # How much padding a window counts that reaches beyond it is for the kernel to say: its means
     # of ones are inside / count.
     one = op.Reshape(op.constant(1.0, x.dtype), op.constant([1] * (2 + len(at.kernel))))
@@ -133,7 +132,7 @@ def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
     settings = {"kernel_shape": node.kernel_shape, "strides": node.strides, "pads": node.pads}
     settings |= {"auto_pad": node.auto_pad, "ceil_mode": 1, "count_include_pad": 1}
     settings["dilations"] = node.dilations
-    return op.AveragePool(op.Expand(one, shape), **settings) / inside  # type: ignore[no-any-return]
+    return op.AveragePool(op.Expand(one, shape), **settings) / inside
 
 
 @RULES.rule("LpPool", since=2)
@@ -149,12 +148,12 @@ def _power(op: Ops, y: Tensor, exponent: int) -> Tensor | float:
     if exponent == 0:
         return 1.0
     safe = op.Where(op.Equal(y, 0.0), 1.0, y)
-    return op.Reciprocal(safe) if exponent == -1 else op.Pow(safe, float(exponent))  # type: ignore[no-any-return]
+    return op.Reciprocal(safe) if exponent == -1 else op.Pow(safe, float(exponent))
 
 
 def _signed_power(op: Ops, x: Tensor, p: int) -> Tensor:
     if p == 1:
-        return op.Sign(x)  # type: ignore[no-any-return]
+        return op.Sign(x)
     if p == 2:
         return x
     return x ** float(p - 1) if p % 2 == 0 else x * op.Abs(x) ** float(p - 2)

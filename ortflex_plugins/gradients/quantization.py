@@ -15,10 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import dims, full
+from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full
 from ortflex_core.errors import NoGradientRule
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 
 RULES = Rules()
@@ -44,7 +43,7 @@ def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
     if node.block_size:
         # Dequantized ones are the scales, wherever they belong.
         one = op.Expand(op.constant(1, TensorProto.INT8), dims(op, x))
-        return op.DequantizeLinear(one, values, axis=node.axis, block_size=node.block_size)  # type: ignore[no-any-return]
+        return op.DequantizeLinear(one, values, axis=node.axis, block_size=node.block_size)
     trailing = list(range(1, x.rank - node.axis % x.rank)) if _per_axis(node) else []
     return op.Unsqueeze(values, axes=trailing) if trailing else values
 
@@ -56,7 +55,7 @@ def _to_scale(op: Ops, node: NodeView, contribution: Tensor) -> Tensor:
     if not _per_axis(node) or rank == 1:
         return contribution
     axes = [k for k in range(rank) if k != node.axis % rank]
-    return op.ReduceSum(contribution, axes=axes, keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(contribution, axes=axes, keepdims=0)
 
 
 @RULES.rule("QuantizeLinear")
@@ -79,7 +78,7 @@ def _quantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     slope = g / spread
 
     def to_scale() -> Tensor:
-        return op.Cast(_to_scale(op, node, -slope * steps), to=scale.dtype)  # type: ignore[no-any-return]
+        return op.Cast(_to_scale(op, node, -slope * steps), to=scale.dtype)
 
     return [slope, to_scale, None]
 
@@ -96,7 +95,7 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         steps = op.Cast(q, to=y.dtype)
         if zero is not None and not node.block_size:
             steps = steps - _spread(op, node, op.Cast(zero, to=y.dtype))
-        return op.Cast(_to_scale(op, node, whole * steps), to=scale.dtype)  # type: ignore[no-any-return]
+        return op.Cast(_to_scale(op, node, whole * steps), to=scale.dtype)
 
     return [lambda: whole * spread, to_scale, None]
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import attrs
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import zeros_like
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.autodiff import Gradient, NodeView, Rules, zeros_like
+from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients._activations import Activation, activations
 from ortflex_plugins.gradients._scan import scan
 from ortflex_plugins.gradients._sequences import Direction, directions, flat, previous, unflat
@@ -42,7 +41,7 @@ _Cell = Callable[[Ops, NodeView, Direction, list[Activation]], _Adjoints]
 
 def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequence[Gradient]]:
     def rule(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-        """All but layout=1, which no onnxruntime runs; weights of known sizes."""
+        """Weights of known sizes; layout=1 by transpositions around it."""
         sides = directions(op, node, gates, gs)
         chosen = activations(node, default, len(sides))
         found = [cell(op, node, s, chosen[k * len(default) :]) for k, s in enumerate(sides)]
@@ -86,7 +85,7 @@ def _rule(cell: _Cell, gates: int, default: Sequence[str]) -> Callable[..., Sequ
 
 def _stack(op: Ops, parts: Sequence[Tensor]) -> Tensor:
     rows = [op.Unsqueeze(p, axes=[0]) for p in parts]
-    return rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)  # type: ignore[no-any-return]
+    return rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)
 
 
 def _held(op: Ops, raw: Tensor, clip: float | None) -> tuple[Tensor, Tensor | None]:
@@ -110,12 +109,17 @@ def _activated(
 def _product(op: Ops, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
     """X W′ + bias over all steps at once, flattened."""
     terms = (flat(op, x), weights) if bias is None else (flat(op, x), weights, bias)
-    return op.Gemm(*terms, transB=1)  # type: ignore[no-any-return]
+    return op.Gemm(*terms, transB=1)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Both biases in one; there are two or none."""
+    return None if a is None or b is None else a + b
 
 
 def _gates(op: Ops, s: Direction) -> Tensor:
     """X W′ + H R′ + both biases, for all steps: [T, B, gates · hidden]."""
-    biases = None if s.input_bias is None else s.input_bias + s.hidden_bias
+    biases = _sum(s.input_bias, s.hidden_bias)
     both = op.Gemm(flat(op, s.before), s.r, _product(op, s.x, s.w, biases), transB=1)
     assert s.r.shape is not None
     return unflat(op, both, s.x, int(s.r.shape[0] or 0))
@@ -123,7 +127,7 @@ def _gates(op: Ops, s: Direction) -> Tensor:
 
 def _parts(op: Ops, value: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
     """Split along the last axis."""
-    return op.Split(value, list(sizes), axis=-1, outputs=len(sizes))  # type: ignore[no-any-return]
+    return op.Split(value, list(sizes), axis=-1, outputs=len(sizes))
 
 
 def _through_time(
@@ -147,7 +151,7 @@ def _rnn(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Ad
     slope = chosen[0].slope(op, s.y)
     if node.clip is not None:
         inside = _held(op, _gates(op, s), node.clip)[1]
-        slope = slope * inside
+        slope = slope if inside is None else slope * inside
     slope = s.masked(op, slope)
     dead = [] if s.alive is None else [op.Cast(op.Not(s.alive), to=slope.dtype)]
 
@@ -282,7 +286,7 @@ def _gru_reset_before(
 ) -> _Adjoints:
     """With n = tanh(x W′ + (r ∘ H₋) R′ + b): the reset's adjoint waits for that of n."""
     n = s.hidden
-    biases = None if s.input_bias is None else s.input_bias + s.hidden_bias
+    biases = _sum(s.input_bias, s.hidden_bias)
     from_x = unflat(op, _product(op, s.x, s.w, biases), s.x, 3 * n)
     x_zr, x_n = _parts(op, from_x, (2 * n, n))
     r_zr, r_n = op.Split(s.r, [2 * n, n], axis=0, outputs=2)

@@ -6,15 +6,15 @@ expanded here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import full, ranked
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full, ranked
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -40,22 +40,22 @@ def _keep(op: Ops, node: NodeView, value: Tensor) -> Tensor:
     if node.keepdims == 1 or axes == [] or value.rank == 0:
         return value
     if axes is None:
-        return op.Reshape(value, op.constant([], _INT64))  # type: ignore[no-any-return]
+        return op.Reshape(value, op.constant([], _INT64))
     if isinstance(axes, list):
-        return op.Unsqueeze(ranked(op, value, y), axes=axes)  # type: ignore[no-any-return]
-    # Nobody knows the axes yet, but a reduction that keeps them has the shape.
-    return op.Reshape(full(op, value, y), op.Shape(_again(op, node, "ReduceSum", x)))  # type: ignore[no-any-return]
+        return op.Unsqueeze(ranked(op, value, y), axes=axes)
+    # The axes are unknown yet, but a reduction that keeps them has the shape.
+    return op.Reshape(full(op, value, y), op.Shape(_again(op, node, "ReduceSum", x)))
 
 
-def _again(op: Ops, node: NodeView, op_type: str, value: Tensor | None) -> Tensor:
+def _again(op: Ops, node: NodeView, op_type: str, value: Tensor) -> Tensor:
     """Another reduction along the same axes, which are kept."""
     axes = _axes(node)
     if axes == []:
-        return value  # type: ignore[return-value]
+        return value
     if isinstance(axes, Tensor):
         noop = node.noop_with_empty_axes
-        return op(op_type, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)  # type: ignore[no-any-return]
-    return op(op_type, value, axes=axes, keepdims=1)  # type: ignore[no-any-return]
+        return op(op_type, value, axes=axes, keepdims=1, noop_with_empty_axes=noop)
+    return op(op_type, value, axes=axes, keepdims=1)
 
 
 def _count(op: Ops, node: NodeView, dtype: int) -> Tensor | float:
@@ -65,7 +65,7 @@ def _count(op: Ops, node: NodeView, dtype: int) -> Tensor | float:
         sizes = x.shape if axes is None else [x.shape[a] for a in axes]
         if all(isinstance(d, int) for d in sizes):
             return float(np.prod(np.array(sizes, np.int64)))
-    return op.Cast(op.Size(x), to=dtype) / op.Cast(op.Size(y), to=dtype)  # type: ignore[no-any-return]
+    return op.Cast(op.Size(x), to=dtype) / op.Cast(op.Size(y), to=dtype)
 
 
 Formula = Callable[[Ops, NodeView, Tensor, Tensor, Tensor], Tensor]
@@ -78,7 +78,10 @@ _REDUCTIONS: Mapping[str, Formula] = {
     "ReduceL1": lambda op, n, g, x, y: g * op.Sign(x),
     "ReduceL2": lambda op, n, g, x, y: g / op.Where(op.Equal(y, 0.0), 1.0, y) * x,
     "ReduceLogSum": lambda op, n, g, x, y: g * op.Exp(-y),
-    "ReduceLogSumExp": lambda op, n, g, x, y: g * op.Exp(x - y),
+    # Where all is masked by −∞ there is no difference: nothing passes, as e^−∞ is 0.
+    "ReduceLogSumExp": lambda op, n, g, x, y: (
+        g * op.Exp(x - op.Where(op.Equal(y, -math.inf), 0.0, y))
+    ),
     "ReduceMax": lambda op, n, g, x, y: _extreme(op, n, g, x, y),
     "ReduceMin": lambda op, n, g, x, y: _extreme(op, n, g, x, y),
     "ReduceProd": lambda op, n, g, x, y: g * _product_of_others(op, n, x),
@@ -88,7 +91,7 @@ _REDUCTIONS: Mapping[str, Formula] = {
 def _extreme(op: Ops, node: NodeView, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Ties are shared evenly."""
     mask = op.Cast(op.Equal(x, y), to=x.dtype)
-    return g / _again(op, node, "ReduceSum", mask) * mask  # type: ignore[no-any-return]
+    return g / _again(op, node, "ReduceSum", mask) * mask
 
 
 def _product_of_others(op: Ops, node: NodeView, x: Tensor) -> Tensor:
@@ -99,7 +102,7 @@ def _product_of_others(op: Ops, node: NodeView, x: Tensor) -> Tensor:
     nonzero = op.Where(zero, one, x)
     product = _again(op, node, "ReduceProd", nonzero)
     other_zeros = op.Where(zero, zeros - 1, zeros)
-    return op.Where(op.Equal(other_zeros, 0.0), product / nonzero, 0.0)  # type: ignore[no-any-return]
+    return op.Where(op.Equal(other_zeros, 0.0), product / nonzero, 0.0)
 
 
 def _reduction(formula: Formula) -> Callable[..., Sequence[Gradient]]:
@@ -117,16 +120,36 @@ for _name, _formula in _REDUCTIONS.items():
 
 @RULES.rule("Softmax", since=13)
 def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """A row that is masked everywhere counts as 0 where a Where after it drops its NaN."""
     y = node.outputs[0]
+    if _dropped(node):
+        y = op.Where(op.IsNaN(y), 0.0, y)
     weighted = g * y
     return [weighted - y * op.ReduceSum(weighted, axes=[node.axis], keepdims=1)]
+
+
+def _dropped(node: NodeView) -> bool:
+    """Whether a later node asks where the output is NaN, or takes only a part of it.
+
+    Everywhere else a NaN of the output is one of the model's, and nothing is spent on it.
+    """
+    reached = {id(node.outputs[0])}
+    for other in node.trace.nodes:
+        if any(id(t) in reached for t in other.inputs if t is not None):
+            if other.op_type in ("Where", "IsNaN"):
+                return True
+            if other.op_type in ("Cast", "Reshape", "Transpose"):
+                reached.update(map(id, other.outputs))
+    return False
 
 
 @RULES.rule("LogSoftmax", since=13)
 def _log_softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     y = node.outputs[0]
-    whole = full(op, g, y)
-    return [whole - op.Exp(y) * op.ReduceSum(whole, axes=[node.axis], keepdims=1)]
+    whole, p = full(op, g, y), op.Exp(y)
+    if _dropped(node):
+        p = op.Where(op.IsNaN(y), 0.0, p)
+    return [whole - p * op.ReduceSum(whole, axes=[node.axis], keepdims=1)]
 
 
 @RULES.rule("CumSum")

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from ortflex_core.autodiff import Gradient, NodeView, Rules
-from ortflex_core.cotangents import (
+from ortflex_core.autodiff import (
+    Gradient,
+    NodeView,
+    Rules,
     dims,
     full,
     passed,
@@ -18,7 +20,7 @@ from ortflex_core.cotangents import (
     reshape_like,
     zeros_like,
 )
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 
 RULES = Rules()
 
@@ -93,7 +95,7 @@ def _joined(op: Ops, lengths: Sequence[int | Tensor]) -> Tensor:
     if all(isinstance(n, int) for n in lengths):
         return op.constant(list(lengths), _INT64)
     parts = [op.constant([n]) if isinstance(n, int) else n for n in lengths]
-    return op.Concat(*parts, axis=0)  # type: ignore[no-any-return]
+    return op.Concat(*parts, axis=0)
 
 
 def _part(
@@ -108,12 +110,12 @@ def _part(
         end: Tensor = op.constant([int(start.constant[0]) + size])
     else:
         end = start + (op.constant([size]) if isinstance(size, int) else size)
-    return op.Slice(whole, start, end, op.constant([axis]))  # type: ignore[no-any-return]
+    return op.Slice(whole, start, end, op.constant([axis]))
 
 
 @RULES.rule("Split")
 def _split(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    # A part that nobody used has the gradient 0, and that is not made up: the others have one.
+    # An unused part has the gradient 0; the other parts have one.
     parts = [
         zeros_like(op, y) if g is None else full(op, g, y)
         for g, y in zip(gs, node.outputs, strict=True)

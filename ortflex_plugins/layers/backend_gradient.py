@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import attrs
+import onnx
 
 from ortflex_core.errors import Unsupported
 from ortflex_core.protocols import Device, LayerBackend, Passes
@@ -52,6 +53,9 @@ class BackendGradient:
                 f"engine={backend.name!r} cannot run this layer; engine='fused' may:\n{error}"
             ) from None
         self.graphs = {"forward": program.proto()}
+        # The runtime's own graph, of backends that tell.
+        raw = getattr(self._passes, "model", program.model)
+        self.graphs["gradient"] = onnx.load_model_from_string(raw)
         self.inputs = tuple(i.name for i in program.inputs)
         self._device = device
         self._specs = {s.name: s for s in (*program.inputs, *program.outputs)}
@@ -75,7 +79,7 @@ class BackendGradient:
         given = []
         for name in self._passes.differentiable:
             cotangent = cotangents.get(f"{COTANGENT}{name}")
-            if cotangent is None:  # of new running statistics, which nobody differentiates
+            if cotangent is None:  # of new running statistics, which are not differentiated
                 shape = [d for d in self._specs[name].shape or () if isinstance(d, int)]
                 cotangent = Buffer.zeros(shape, self._specs[name].numpy, self._device)
             given.append(cotangent.value())

@@ -9,15 +9,16 @@ from typing import Any, Literal
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core import parameters, probe
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, nearest
-from ortflex_core.labels import fits
-from ortflex_core.model import Model
-from ortflex_core.ops import FLOATS
+from ortflex_core.autodiff import load_rules
+from ortflex_core.config import device_spec
+from ortflex_core.data import shapes_compatible
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, suggest
+from ortflex_core.graph import FLOATS
+from ortflex_core.model import Model, complete_shapes, explain_unknown
+from ortflex_core.parameters import choose_parameters
 from ortflex_core.protocols import Device, LayerBackend
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
-from ortflex_core.setup import device_spec
 from ortflex_core.types import Array, TensorSpec, shape_text
 from ortflex_plugins.layers.backend_gradient import BackendGradient
 from ortflex_plugins.layers.graphs import COTANGENT, NEW
@@ -59,7 +60,7 @@ class OnnxFunction:
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
         params: what is differentiated among the initializers: None for all parameters that are
-            found, or names and globs, as :class:`ortflex_core.trainer.Trainer` takes them.
+            found, or names and globs, as :class:`ortflex_core.Trainer` takes them.
         inputs: the inputs to differentiate by; None for all of float type.
         outputs: the outputs that have cotangents; None for all of float type.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. Arrays are copied to a GPU and back. (The tests
@@ -110,10 +111,11 @@ class OnnxFunction:
         engine: str = _OURS,
         plugins: Plugins | None = None,
     ) -> None:
+        self.engine = engine
         self._runtime = require_runtime()
         self._plugins = plugins or Plugins.discover()
         self.model = model if isinstance(model, Model) else Model(model)
-        probe.complete(self.model)
+        complete_shapes(self.model)
         where = device_spec(device)
         self.device: Device = self._plugins.component("devices", where, "device")
         if reasons := self.device.available(self._runtime):
@@ -133,7 +135,7 @@ class OnnxFunction:
         self.inputs = self._known("inputs", inputs, self._float_inputs())
         if not (self.inputs or self.parameters):
             raise ModelError(
-                f"{self.model.label} has nothing to differentiate: no input or parameter of float "
+                f"{self.model.label} cannot be differentiated: no input or parameter of float "
                 f"type reaches {', '.join(self.differentiated) or 'an output of float type'}"
             )
         self._specs = self.mode.statistics()
@@ -144,12 +146,13 @@ class OnnxFunction:
         specs = [*self.model.inputs, *weights.values(), *self._specs.values()]
         self._fed = {s.name: s for s in specs}
         self.kinds = {s.name: s.numpy for s in (*self.model.outputs, *specs)}
-        self._gradient = self._compiled(engine, _positive("threads", threads))
+        with explain_unknown(self.model):
+            self._gradient = self._compiled(engine, _positive("threads", threads))
         self.graphs: dict[str, ModelProto] = self._gradient.graphs
         given = {*(i.name for i in self.model.inputs), *self._values, *self._specs}
         given |= {STEP, *(f"{COTANGENT}{n}" for n in self.differentiated)}
         self._frozen = {
-            n: self._buffer(self.model.initializer(n))
+            n: self.buffer(self.model.initializer(n))
             for n in self._gradient.inputs
             if n not in given
         }
@@ -157,12 +160,12 @@ class OnnxFunction:
     def _compiled(self, engine: str, threads: int) -> OwnGradient | BackendGradient:
         wrt = [*self.inputs, *self.parameters]
         if engine == _OURS:
-            rules = self._plugins.rules(())
+            rules = load_rules(self._plugins)
             return OwnGradient(self.mode, wrt, self.differentiated, rules, self.device, threads)
         backend = self._plugins.component("backends", engine, "engine")
         if not isinstance(backend, LayerBackend):
             raise ConfigError(
-                f"engine={engine!r} trains whole models and runs no layers; use 'fused', or "
+                f"engine={engine!r} trains whole models and cannot run a layer; use 'fused', or "
                 "'training_agent' where onnxruntime-training is installed"
             )
         if reasons := backend.available(self._runtime):
@@ -173,7 +176,7 @@ class OnnxFunction:
 
     def _choose(self, params: str | Iterable[str] | None) -> tuple[str, ...]:
         try:
-            chosen = parameters.choose(self.model, list(self.differentiated), params)
+            chosen = choose_parameters(self.model, list(self.differentiated), params)
         except ModelError:
             if params is not None or not self.model.inputs:
                 raise
@@ -191,7 +194,7 @@ class OnnxFunction:
             if name not in known:
                 raise ModelError(
                     f"{what}: {self.model.label} has no {what[:-1]} {name!r} that can be "
-                    f"differentiated; {nearest(name, known)}"
+                    f"differentiated; {suggest(name, known)}"
                 )
         return tuple(known if names is None else names)
 
@@ -244,11 +247,11 @@ class OnnxFunction:
         ):
             values = {**mine, **(given or {})}
             if unknown := [n for n in values if n not in mine]:
-                raise DataError(f"unknown {what} {unknown[0]!r}; {nearest(unknown[0], mine)}")
+                raise DataError(f"unknown {what} {unknown[0]!r}; {suggest(unknown[0], mine)}")
             fitting = {n: self._fit(kinds[n], a) for n, a in values.items()}
             changeable = given or ()
             feeds |= {
-                n: self._own(a) if n in changeable else self._buffer(a) for n, a in fitting.items()
+                n: self._own(a) if n in changeable else self.buffer(a) for n, a in fitting.items()
             }
         outputs, saved, new = self.run_forward(feeds, step)
         saved.statistics = {n: self._array(b) for n, b in new.items()}
@@ -268,11 +271,11 @@ class OnnxFunction:
         """
         if not isinstance(saved, Saved):
             raise DataError(
-                f"saved: expected the second thing that forward gave, got {type(saved).__name__}"
+                f"saved: expected the second result of forward, got {type(saved).__name__}"
             )
         named = self._named(cotangents, self.differentiated, "cotangents", partial=True)
         specs = {o.name: o for o in self.model.outputs}
-        given = {n: self._buffer(self._fit(specs[n], a)) for n, a in named.items()}
+        given = {n: self.buffer(self._fit(specs[n], a)) for n, a in named.items()}
         return {n: self._array(b) for n, b in self.run_backward(given, saved).items()}
 
     # ------------------------------------------------------------------ memory to memory
@@ -286,13 +289,13 @@ class OnnxFunction:
         backward pass may leave out gradients that are not ``wanted``.
         """
         for name, buffer in feeds.items():
-            if not fits(self._fed[name].shape, buffer.shape):
+            if not shapes_compatible(self._fed[name].shape, buffer.shape):
                 raise DataError(
                     f"{name!r} takes {self._fed[name]}, got the shape {shape_text(buffer.shape)}"
                 )
         fed = {**self._frozen, **feeds}
         if self.draws:
-            fed[STEP] = self._buffer(np.asarray(step, np.int64))
+            fed[STEP] = self.buffer(np.asarray(step, np.int64))
         made, kept = self._gradient.forward(fed, wanted)
         outputs = {n: made[n] for n in self.outputs}
         new = {n: made[f"{NEW}{n}"] for n in self._specs if f"{NEW}{n}" in made}
@@ -318,9 +321,9 @@ class OnnxFunction:
 
     def _own(self, array: Array) -> Buffer:
         """A copy: what the caller writes into an array later is not what was computed with."""
-        return self._buffer(array.copy() if self._host else array)
+        return self.buffer(array.copy() if self._host else array)
 
-    def _buffer(self, array: Array) -> Buffer:
+    def buffer(self, array: Array) -> Buffer:
         """An array's memory, or a copy of it on a device that does not reach that."""
         return Buffer.of(array) if self._host else Buffer.of_value(self.device.put(array))
 
@@ -347,7 +350,7 @@ class OnnxFunction:
                 )
             return {names[0]: given}
         if unknown := [n for n in given if n not in names]:
-            raise DataError(f"{what} has {unknown[0]!r}; {nearest(str(unknown[0]), names)}")
+            raise DataError(f"{what} has {unknown[0]!r}; {suggest(str(unknown[0]), names)}")
         if not partial and (missing := [n for n in names if n not in given]):
             raise DataError(f"{what} lacks {missing[0]!r}")
         return dict(given)

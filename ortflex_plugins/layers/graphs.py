@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ortflex_core import passes
 from ortflex_core.autodiff import RuleTable, gradients
+from ortflex_core.graph import Program, Tensor, Trace, build
 from ortflex_core.model import Rewrite
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import Program, build
+from ortflex_core.programs import optimize
 from ortflex_core.types import TensorSpec
 from ortflex_plugins.layers.mode import Mode
 
@@ -27,7 +26,7 @@ def gradient_program(
     found = gradients(pairs, [given[name] for name in wrt], rules)
     named = {**values, **updates}
     named |= {f"{GRADIENT}{name}": g for name, g in zip(wrt, found, strict=True)}
-    trace, named = passes.optimize(trace, named)
+    trace, named = optimize(trace, named)
     return build(trace, named, name="gradient")
 
 

@@ -1,9 +1,7 @@
-"""Memory that somebody owns, between arrays, torch's tensors and the runtime's."""
+"""Memory with an owner, between arrays, torch's tensors and the runtime's."""
 
 from __future__ import annotations
 
-import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.protocols import Device, Value
-from ortflex_core.types import Array, numpy_dtype
+from ortflex_core.types import Array, array_at, numpy_dtype
 
 
 @attrs.frozen(kw_only=True)
@@ -40,26 +38,34 @@ class Buffer:
         """New memory on a device."""
         return cls.of_value(device.put(np.zeros(shape, dtype)))
 
+    def copied(self, device: Device) -> Buffer:
+        """A copy in other memory of the same device."""
+        value = self.value()
+        view = device.view(value)
+        return Buffer.of_value(device.put(device.read(value) if view is None else view), self.dtype)
+
     def array(self) -> Array:
         """Main memory as an array, without a copy; it lives as long as the array does."""
-        size = math.prod(self.shape)
-        if size == 0:
-            return np.empty(self.shape, self.dtype)
-        memory = (ctypes.c_char * (size * self.dtype.itemsize)).from_address(self.pointer)
-        memory.owner = self.owner  # type: ignore[attr-defined]  # keeps it alive with the view
-        view: Array = np.frombuffer(memoryview(memory), dtype=self.dtype).reshape(self.shape)
-        return view
+        return array_at(self.pointer, self.shape, self.dtype, self.owner)
 
     def value(self) -> Value:
-        """The memory as a tensor of the runtime, by dlpack; truth values are bytes there."""
+        """The memory as a tensor of the runtime, by dlpack; booleans are bytes there."""
         from onnxruntime.capi import _pybind_state as state
 
         owner = self.owner
         if isinstance(owner, state.OrtValue):
             return owner  # type: ignore[no-any-return]
         boolean = self.dtype == np.bool_
+        if not hasattr(state.OrtValue, "from_dlpack"):  # onnxruntime 1.19 was built without: a copy
+            cpu = state.OrtDevice(state.OrtDevice.cpu(), state.OrtDevice.default_memory(), 0)
+            return state.OrtValue.ortvalue_from_numpy(np.array(self.array()), cpu)  # type: ignore[no-any-return]
         if isinstance(owner, np.ndarray):
             # numpy gives away nothing that is read-only.
             owner = owner if owner.flags.writeable else owner.copy()
             owner = owner.view(np.uint8) if boolean else owner
-        return state.OrtValue.from_dlpack(owner.__dlpack__(), boolean)  # type: ignore[no-any-return]
+        try:
+            value = state.OrtValue.from_dlpack(owner.__dlpack__(), boolean)
+        except TypeError:  # since 1.32 the capsule says itself that it has booleans
+            owner = owner.view(np.bool_) if boolean and isinstance(owner, np.ndarray) else owner
+            value = state.OrtValue.from_dlpack(owner.__dlpack__())
+        return value  # type: ignore[no-any-return]

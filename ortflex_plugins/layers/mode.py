@@ -8,10 +8,15 @@ from typing import Literal
 import attrs
 from onnx import NodeProto, TensorProto
 
-from ortflex_core.dropout import dropout
-from ortflex_core.model import Model
-from ortflex_core.modes import Modes, buffer_spec, buffer_value, inference, trains_statistics
-from ortflex_core.ops import Tensor, Trace
+from ortflex_core.graph import Tensor, Trace, dropout
+from ortflex_core.model import (
+    Model,
+    Modes,
+    buffer_spec,
+    buffer_value,
+    rewrite_for_inference,
+    trains_statistics,
+)
 from ortflex_core.types import Array, TensorSpec
 
 STEP = "dropout/step"
@@ -86,7 +91,7 @@ class Rewriting:
                 return self._modes(trace, node, inputs)
             if self._plain:
                 return self._frozen(trace, node, inputs)
-        return inference(trace, node, inputs)
+        return rewrite_for_inference(trace, node, inputs)
 
     def _dropout(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -100,7 +105,7 @@ class Rewriting:
         if isinstance(ratio, Tensor) and ratio.constant is not None:
             ratio = float(ratio.constant.item())
         if ratio == 0:
-            return inference(trace, node, inputs)
+            return rewrite_for_inference(trace, node, inputs)
         known = trace.inputs.get(STEP)
         step = trace.input(STEP, TensorProto.INT64, ()) if known is None else known
         made = dropout(trace.op, x, ratio, step, seed=self._mode.seed, node=node.output[0])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onnx import ModelProto
 
+from ortflex_core.autodiff import RuleTable
 from ortflex_core.errors import GraphError, MissingKernel
 from ortflex_core.protocols import Device
-from ortflex_core.rules import RuleTable
-from ortflex_core.session import missing_kernel, open_session, reason, session_options
+from ortflex_core.runtime import Binder, error_reason, missing_kernel, open_session, session_options
 from ortflex_core.types import numpy_dtype
 from ortflex_plugins.layers.graphs import GRADIENT, gradient_program
 from ortflex_plugins.layers.memory import Buffer
@@ -89,40 +89,27 @@ class _Run:
             self._session = open_session(
                 model.SerializeToString(), session_options(threads), device
             )
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
             if missing := missing_kernel(error, model, name, device):
                 raise MissingKernel(missing) from error
-            raise GraphError(f"onnxruntime refuses the {name} graph: {reason(error)}") from error
+            raise GraphError(
+                f"onnxruntime refuses the {name} graph: {error_reason(error)}"
+            ) from error
         self.inputs = [i.name for i in model.graph.input]
         self._outputs = {
             o.name: numpy_dtype(o.type.tensor_type.elem_type) for o in model.graph.output
         }
         self._place = device.ort_device()
-        self._free: list[_Bound] = []
+        self._free: list[Binder] = []
 
     def __call__(self, feeds: Mapping[str, Buffer]) -> dict[str, Buffer]:
         try:
-            bound = self._free.pop()
+            binder = self._free.pop()  # one is used by one thread at a time
         except IndexError:
-            bound = _Bound(self._session.io_binding()._iobinding, {})
-        raw, known, place = bound.raw, bound.inputs, self._place
-        for name in self.inputs:
-            b = feeds[name]
-            key = (b.pointer, b.shape, b.dtype)
-            if known.get(name) != key:
-                raw.bind_input(name, place, b.dtype.type, b.shape, b.pointer)
-                known[name] = key
-        for name in self._outputs:
-            raw.bind_output(name, place)
-        try:
-            self._session._sess.run_with_iobinding(raw, None)
-        except Exception as error:  # as above
-            raise GraphError(f"the {self._name} graph failed: {reason(error)}") from error
-        fetched = raw.get_outputs()
-        values = [fetched[k] for k in range(len(self._outputs))]
-        # Left bound, they would be written over the next time.
-        raw.clear_binding_outputs()
-        self._free.append(bound)
+            binder = Binder(self._session, self._name)
+        binder.lent(feeds, self.inputs, self._place)
+        values = binder.fetch(self._outputs, self._place)
+        self._free.append(binder)
         return {
             name: Buffer.of_value(value, dtype)
             for value, (name, dtype) in zip(values, self._outputs.items(), strict=True)
@@ -140,10 +127,3 @@ class _Pair(NamedTuple):
     halves: Halves
     forward: _Run
     backward: _Run | None
-
-
-class _Bound(NamedTuple):
-    """Bindings of a session, and the memory that its inputs are bound to; of one thread at a time."""
-
-    raw: Any
-    inputs: dict[str, tuple[int, tuple[int, ...], Any]]

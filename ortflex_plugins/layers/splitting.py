@@ -9,7 +9,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from ortflex_core.errors import GraphError
-from ortflex_core.model import reads
+from ortflex_core.model import ancestor_nodes, reads
 
 
 @attrs.frozen(kw_only=True)
@@ -49,11 +49,11 @@ def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
     results = [o for o in graph.output if not o.name.startswith("gradient/")]
     if wanted is not None:
         gradients = [o for o in gradients if o.name.removeprefix("gradient/") in wanted]
-        after = _reaching(after, {o.name for o in gradients})
+        after = ancestor_nodes(after, {o.name for o in gradients})
     early = {o for node in before for o in node.output if o}
     needed = _needed(after) | {o.name for o in gradients}
     saved = tuple(sorted(n for n in needed if n in early))
-    before = _reaching(before, {*saved, *(o.name for o in results)})
+    before = ancestor_nodes(before, {*saved, *(o.name for o in results)})
     kinds = _types(model)
     missing = [n for n in saved if n not in kinds]
     if missing:
@@ -67,17 +67,6 @@ def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
 
 def _needed(nodes: Iterable[NodeProto]) -> set[str]:
     return {name for node in nodes for name in reads(node) if name}
-
-
-def _reaching(nodes: list[NodeProto], names: set[str]) -> list[NodeProto]:
-    """The nodes that some of the names depend on, in order."""
-    wanted = set(names)
-    kept = []
-    for node in reversed(nodes):
-        if wanted & set(node.output):
-            wanted |= set(reads(node))
-            kept.append(node)
-    return kept[::-1]
 
 
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:

@@ -29,7 +29,7 @@ class OrtLayer(torch.nn.Module):
     back). In ``train()`` BatchNormalization normalizes by the batch and updates its running
     statistics, which are buffers of the module, and Dropout drops by the file's ratio, its masks
     drawn from torch's generator; in ``eval()`` the statistics are used and nothing is dropped.
-    Gradients that nobody wants (of frozen parameters, of the data, under ``torch.no_grad``) are not
+    Gradients that are not needed (of frozen parameters, of the data, under ``torch.no_grad``) are not
     computed.
 
     Tensors on a GPU (``layer.to("cuda")``) are computed on there, if onnxruntime has its
@@ -37,7 +37,7 @@ class OrtLayer(torch.nn.Module):
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
-        params: which initializers are parameters, as :class:`ortflex_core.trainer.Trainer` takes it.
+        params: which initializers are parameters, as :class:`ortflex_core.Trainer` takes it.
         outputs: the outputs that have a gradient; None for all of float type.
         batch_norm: ``"freeze"`` uses the running statistics in ``train()``, too.
         dropout: in ``train()``: ``"file"``, ``"off"``, or another ratio for all.
@@ -72,8 +72,12 @@ class OrtLayer(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._options: dict[str, Any] = {
-            **{"params": params, "outputs": outputs, "threads": threads},
-            **{"batch_norm": batch_norm, "dropout": dropout, "engine": engine},
+            "params": params,
+            "outputs": outputs,
+            "threads": threads,
+            "batch_norm": batch_norm,
+            "dropout": dropout,
+            "engine": engine,
         }
         first = OnnxFunction(model, training=True, **self._options)
         self._model = first.model
@@ -249,7 +253,7 @@ def _dense(name: str, given: Any) -> torch.Tensor:
     """An input that has memory of its own."""
     if not isinstance(given, torch.Tensor):
         raise DataError(
-            f"{name!r} is a {type(given).__name__}, a layer takes tensors of torch: torch.as_tensor"
+            f"{name!r} is a {type(given).__name__}; a layer takes tensors of torch: use torch.as_tensor"
         )
     if given.layout is not torch.strided:
         raise DataError(f"{name!r} is sparse ({given.layout}), which has no ONNX type: to_dense()")

@@ -10,15 +10,15 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import DataError
-from ortflex_core.labels import (
-    fits,
+from ortflex_core.data import (
     float_labels,
     float_scores,
     integer_labels,
     shape_mismatch,
+    shapes_compatible,
 )
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.errors import DataError
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import Array, TensorSpec, shape_text
 
 
@@ -56,7 +56,7 @@ def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
 def class_labels(
     loss: str, predicted: TensorSpec, given: TensorSpec | None, axis: int = 1
 ) -> TensorSpec:
-    """Class numbers without the class axis, or shares with it, beside scores [B, C, …] or [B, …, C].
+    """Class numbers without the class axis, or fractions with it, for scores [B, C, …] or [B, …, C].
 
     Raises:
         DataError: the scores have no class axis, or the labels another type or shape.
@@ -73,7 +73,9 @@ def class_labels(
     if given is None:
         return TensorSpec("expected", TensorProto.INT64, numbers)
     if given.shape is None or len(given.shape) != len(shape):
-        if not fits(numbers, given.shape) and fits(shape[:-1], given.shape):
+        if not shapes_compatible(numbers, given.shape) and shapes_compatible(
+            shape[:-1], given.shape
+        ):
             wanted = TensorSpec("expected", TensorProto.INT64, numbers)
             raise DataError(
                 f"{shape_mismatch(loss, wanted, given)}. If the classes of {predicted} are in its "
@@ -83,7 +85,7 @@ def class_labels(
     if given.shape[axis] == 1:
         raise DataError(
             f"{loss}: the labels {given} have one column; class numbers have the shape "
-            f"{shape_text(numbers)}: y.reshape(-1), shares of the classes {shape_text(shape)}"
+            f"{shape_text(numbers)}: y.reshape(-1), fractions of the classes {shape_text(shape)}"
         )
     return float_labels(loss, predicted, given)
 
@@ -110,7 +112,7 @@ def along_classes(values: Iterable[float], rank: int, dtype: Any, axis: int = 1)
 
 
 def _behind(rank: int, axis: int) -> int:
-    """The number of axes behind the classes."""
+    """The number of axes after the classes."""
     return rank - 2 if axis == 1 else 0
 
 
@@ -129,16 +131,16 @@ def is_class(op: Ops, predicted: Tensor, expected: Tensor, axis: int = 1) -> Ten
         classes = op.Range(op.constant(0), size, op.constant(1))
         if behind:
             classes = op.Reshape(classes, op.constant([-1, *behind]))
-    return op.Equal(op.Unsqueeze(expected, axes=[axis]), classes)  # type: ignore[no-any-return]
+    return op.Equal(op.Unsqueeze(expected, axes=[axis]), classes)
 
 
 def beside_classes(op: Ops, cotangent: Tensor, predicted: Tensor, axis: int = 1) -> Tensor:
     """A cotangent of values [B, …], made to broadcast to scores [B, C, …] or [B, …, C].
 
-    A smaller one, without the batch axis, lies behind a class axis 1 and does so already.
+    A smaller one, without the batch axis, is after a class axis 1 and does so already.
     """
     if axis == -1:
-        return op.Unsqueeze(cotangent, axes=[-1])  # type: ignore[no-any-return]
+        return op.Unsqueeze(cotangent, axes=[-1])
     if cotangent.rank is None or predicted.rank is None or cotangent.rank == predicted.rank - 1:
-        return op.Unsqueeze(cotangent, axes=[1])  # type: ignore[no-any-return]
+        return op.Unsqueeze(cotangent, axes=[1])
     return cotangent

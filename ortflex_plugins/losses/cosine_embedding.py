@@ -8,9 +8,9 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import hyper, number
+from ortflex_core.data import float_labels, float_scores, require_range, shape_mismatch
 from ortflex_core.errors import DataError
-from ortflex_core.labels import float_labels, float_scores, require_range, shape_mismatch
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 
@@ -29,7 +29,7 @@ class CosineEmbedding(Loss):
 
     Raises:
         ValueError: ``margin`` is not in [−1, 1].
-        DataError: labels of another shape, other numbers than −1 and 1 beside pairs.
+        DataError: labels of another shape, or other than −1 and 1 for pairs.
 
     >>> CosineEmbedding(margin=0.5).describe()
     {'name': 'cosine_embedding', 'margin': 0.5}
@@ -60,7 +60,7 @@ class CosineEmbedding(Loss):
         return float_labels(self.name, wanted, given)
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse other numbers than −1 and 1 beside pairs."""
+        """Refuse labels other than −1 and 1 for pairs."""
         if labels.ndim == 1:
             hint = "1 belongs together, -1 does not."
             apart = np.asarray(labels == -1)
@@ -72,7 +72,7 @@ class CosineEmbedding(Loss):
             return 1 - _cosine(op, predicted, expected)
         one, other = (op.Gather(predicted, op.constant(k), axis=1) for k in (0, 1))
         cosine = _cosine(op, one, other)
-        return op.Where(expected > 0, 1 - cosine, op.Relu(cosine - self.margin))  # type: ignore[no-any-return]
+        return op.Where(expected > 0, 1 - cosine, op.Relu(cosine - self.margin))
 
 
 def _cosine(op: Ops, one: Tensor, other: Tensor) -> Tensor:
@@ -82,4 +82,4 @@ def _cosine(op: Ops, one: Tensor, other: Tensor) -> Tensor:
         for a, b in ((one, other), (one, one), (other, other))
     )
     # The root of each: in float32 the product of two squared lengths ends at 1e38.
-    return product / (op.Sqrt(lengths[0] + _EPS) * op.Sqrt(lengths[1] + _EPS))  # type: ignore[no-any-return]
+    return product / (op.Sqrt(lengths[0] + _EPS) * op.Sqrt(lengths[1] + _EPS))

@@ -9,9 +9,9 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.component import hyper, number, one_of
+from ortflex_core.data import float_labels, require_range
 from ortflex_core.errors import DataError
-from ortflex_core.labels import float_labels, require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.losses._classes import class_labels, is_class
@@ -21,12 +21,12 @@ from ortflex_plugins.losses._classes import class_labels, is_class
 class Dice(Loss):
     """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, sums over the positions.
 
-    Raw scores ``s`` are [B, C, …], a channel a region and the positions behind it; the values are
+    Raw scores ``s`` are [B, C, …], a channel a region, then the positions; the values are
     [B, C]. Scores [B, N] are the N positions of one region, the values [B].
 
     ``over="regions"``: each region for itself, ``p = sigmoid(s)``, labels in [0, 1] of the scores'
     shape. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along axis 1,
-    labels are class numbers [B, …] or shares of the classes of the scores' shape.
+    labels are class numbers [B, …] or fractions of the classes of the scores' shape.
 
     Raises:
         ValueError: ``over`` is neither of the two, or ``smooth`` is not positive.
@@ -64,11 +64,11 @@ class Dice(Loss):
         return class_labels(self.name, predicted, given)
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse shares outside [0, 1] and class numbers outside 0 … C−1."""
+        """Refuse fractions outside [0, 1] and class numbers outside 0 … C−1."""
         count = predicted.shape[1] if predicted.shape is not None else None
         numbers = labels.dtype.kind in "iu"
         last = 1 if not numbers else count - 1 if isinstance(count, int) else None
-        hint = "They are numbers of classes." if numbers else "They are shares of a position."
+        hint = "They are numbers of classes." if numbers else "They are fractions of a position."
         nothing = np.zeros(labels.shape, dtype=bool)
         require_range(self.name, labels, 0, last, allowed=nothing, hint=hint)
 
@@ -83,4 +83,4 @@ class Dice(Loss):
         both, one, other = (
             op.ReduceSum(x, axes=axes, keepdims=0) for x in (share * expected, share, expected)
         )
-        return 1 - (2 * both + self.smooth) / (one + other + self.smooth)  # type: ignore[no-any-return]
+        return 1 - (2 * both + self.smooth) / (one + other + self.smooth)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.labels import float_labels
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import TensorSpec
 
@@ -41,4 +41,4 @@ class Elastic(Loss):
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``l1_weight·|e| + l2_weight·e²`` with ``e = p − y``."""
         error = predicted - expected
-        return self.l1_weight * op.Abs(error) + self.l2_weight * (error * error)  # type: ignore[no-any-return]
+        return self.l1_weight * op.Abs(error) + self.l2_weight * (error * error)

@@ -8,17 +8,17 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import hyper, number
-from ortflex_core.labels import float_labels, require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels, require_range
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 
 
 @attrs.frozen(kw_only=True)
 class Focal(Loss):
-    """Focal loss of raw scores: ``l·(1 − p)^gamma``, ``l`` the log loss and ``p`` the label's share.
+    """Focal loss of raw scores: ``l·(1 − p)^gamma``, ``l`` the log loss and ``p`` the label's probability.
 
-    Labels ``y`` are 0 or 1 of the scores' shape [B, …]; the share of a 1 is weighted by ``alpha``,
+    Labels ``y`` are 0 or 1 of the scores' shape [B, …]; the loss of a 1 is weighted by ``alpha``,
     that of a 0 by ``1 − alpha``.
 
     Raises:
@@ -52,4 +52,4 @@ class Focal(Loss):
         score = predicted * (2 * expected - 1)
         entropy = op.Max(-score, 0.0) + op.Log(1 + op.Exp(-op.Abs(score)))
         share = self.alpha * expected + (1 - self.alpha) * (1 - expected)
-        return share * entropy * op.Sigmoid(-score) ** self.gamma  # type: ignore[no-any-return]
+        return share * entropy * op.Sigmoid(-score) ** self.gamma

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.labels import float_labels, require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels, require_range
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 
@@ -42,4 +42,4 @@ class Hinge(Loss):
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
-        return op.Relu(1 - expected * predicted)  # type: ignore[no-any-return]
+        return op.Relu(1 - expected * predicted)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.labels import float_labels
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import TensorSpec
 
@@ -41,10 +41,10 @@ class Huber(Loss):
         """``c·(e − ½ c)`` with ``c = clip(e, −delta, delta)``: both branches in one."""
         error = predicted - expected
         inside = op.Clip(error, -self.delta, self.delta)
-        return inside * (error - 0.5 * inside)  # type: ignore[no-any-return]
+        return inside * (error - 0.5 * inside)
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
     ) -> Tensor | None:
         """``clip(e, −delta, delta)``; the derivative of the formula has five nodes more."""
-        return op.Clip(predicted - expected, -self.delta, self.delta) * cotangent  # type: ignore[no-any-return]
+        return op.Clip(predicted - expected, -self.delta, self.delta) * cotangent

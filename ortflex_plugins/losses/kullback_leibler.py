@@ -8,14 +8,14 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import one_of
+from ortflex_core.data import float_labels, require_range
 from ortflex_core.errors import DataError
-from ortflex_core.labels import float_labels, require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.losses._classes import beside_classes
 
-# Below it a share counts for nothing: y·log y is 0 at y = 0, and log 0 is not.
+# Below it a fraction counts for nothing: y·log y is 0 at y = 0, and log 0 is not.
 _TINY = 1e-37
 
 
@@ -23,7 +23,7 @@ _TINY = 1e-37
 class KullbackLeibler(Loss):
     """Kullback-Leibler divergence of a distribution from labels: ``Σ_c y_c·(log y_c − log p_c)``.
 
-    Labels are shares ``y`` of the classes, of the prediction's shape [B, C, …], classes in axis 1;
+    Labels are fractions ``y`` of the classes, of the prediction's shape [B, C, …], classes in axis 1;
     the values have the shape [B, …]. ``on="scores"``: ``p`` is the softmax of the prediction, which
     logarithms of probabilities are taken for as well. ``on="log_probabilities"``: the prediction is
     ``log p`` and is not normalized.
@@ -61,17 +61,17 @@ class KullbackLeibler(Loss):
         return float_labels(self.name, predicted, given)
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse shares outside [0, 1]."""
+        """Refuse fractions outside [0, 1]."""
         nothing = np.zeros(labels.shape, dtype=bool)
         require_range(
-            self.name, labels, 0, 1, allowed=nothing, hint="They are shares of the classes."
+            self.name, labels, 0, 1, allowed=nothing, hint="They are fractions of the classes."
         )
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
         logs = op.LogSoftmax(predicted, axis=1) if self.on == "scores" else predicted
         surprise = op.Log(op.Max(expected, _TINY)) - logs
-        return op.ReduceSum(expected * surprise, axes=[1], keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceSum(expected * surprise, axes=[1], keepdims=0)
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor

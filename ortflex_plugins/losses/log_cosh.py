@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.labels import float_labels
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import TensorSpec
 
@@ -37,4 +37,4 @@ class LogCosh(Loss):
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``|e| + log(1 + exp(−2|e|)) − log 2``: nothing overflows."""
         size = op.Abs(predicted - expected)
-        return size + op.Log(1 + op.Exp(-2 * size)) - math.log(2)  # type: ignore[no-any-return]
+        return size + op.Log(1 + op.Exp(-2 * size)) - math.log(2)

@@ -9,9 +9,9 @@ import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.component import number, one_of
+from ortflex_core.data import float_labels, float_scores, integer_labels, require_range
 from ortflex_core.errors import DataError
-from ortflex_core.labels import float_labels, float_scores, integer_labels, require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.losses._classes import class_weight_field
@@ -60,7 +60,7 @@ class LogLoss(Loss):
     label_smoothing: float = attrs.field(
         default=0.0,
         validator=number(ge=0, le=1),
-        metadata={"help": "share of a label that both classes get alike"},
+        metadata={"help": "fraction of a label that both classes get alike"},
     )
     class_weight: tuple[float, ...] | None = class_weight_field()
 
@@ -78,7 +78,7 @@ class LogLoss(Loss):
         return "raw" if self.on == "scores" else "any"
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Labels of the scores' type and shape, or class numbers [B] beside two probabilities."""
+        """Labels of the scores' type and shape, or class numbers [B] for two probabilities."""
         shape = predicted.shape
         if self.on == "scores":
             two_columns = shape is not None and len(shape) == 2 and shape[1] == 2
@@ -109,17 +109,17 @@ class LogLoss(Loss):
         if self.on == "scores":
             logarithm = op.Log(1 + op.Exp(-op.Abs(predicted)))
             if self._plain:
-                return op.Max(predicted, 0.0) - predicted * expected + logarithm  # type: ignore[no-any-return]
+                return op.Max(predicted, 0.0) - predicted * expected + logarithm
             negative, positive = self._shares(expected)
             both = negative + positive
-            return both * (op.Max(predicted, 0.0) + logarithm) - positive * predicted  # type: ignore[no-any-return]
+            return both * (op.Max(predicted, 0.0) + logarithm) - positive * predicted
         columns = [op.Gather(predicted, op.constant(k), axis=1) for k in (0, 1)]
         if self._plain:
             chosen = op.Where(op.Equal(expected, 1), columns[1], columns[0])
-            return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))  # type: ignore[no-any-return]
+            return -op.Log(op.Clip(chosen, self.eps, 1 - self.eps))
         shares = self._shares(op.Cast(expected, to=predicted.dtype))
         logs = [op.Log(op.Clip(column, self.eps, 1 - self.eps)) for column in columns]
-        return -(shares[0] * logs[0] + shares[1] * logs[1])  # type: ignore[no-any-return]
+        return -(shares[0] * logs[0] + shares[1] * logs[1])
 
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
         """The weight of the label's class."""
@@ -136,10 +136,10 @@ class LogLoss(Loss):
         if self.on == "probabilities":
             return None
         if self._plain:
-            return (op.Sigmoid(predicted) - expected) * cotangent  # type: ignore[no-any-return]
+            return (op.Sigmoid(predicted) - expected) * cotangent
         negative, positive = self._shares(expected)
         both = negative + positive
-        return (both * op.Sigmoid(predicted) - positive) * cotangent  # type: ignore[no-any-return]
+        return (both * op.Sigmoid(predicted) - positive) * cotangent
 
     @property
     def _plain(self) -> bool:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.labels import float_labels
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import TensorSpec
 
@@ -42,4 +42,4 @@ class Quantile(Loss):
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
         error = expected - predicted
-        return op.Max(self.quantile * error, (self.quantile - 1) * error)  # type: ignore[no-any-return]
+        return op.Max(self.quantile * error, (self.quantile - 1) * error)

@@ -8,8 +8,9 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import number, one_of
-from ortflex_core.labels import require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import require_range
+from ortflex_core.errors import short_repr
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 from ortflex_plugins.losses._classes import (
@@ -28,14 +29,14 @@ class SoftmaxCrossEntropy(Loss):
 
     ``axis=-1`` is for scores [B, …, C], as language models give them; shapes below follow.
 
-    Labels are class numbers ``y`` [B, …] in 0 … C−1: ``l = −log softmax(s)_y``, or shares of the
+    Labels are class numbers ``y`` [B, …] in 0 … C−1: ``l = −log softmax(s)_y``, or fractions of the
     classes ``q`` [B, C, …] (one-hot or soft): ``l = −Σ_c q_c · log softmax(s)_c``. The values have
     the shape [B, …]. Class numbers equal to ``ignore_index`` cost nothing and do not count in the
     mean; None ignores none.
 
-    With ``label_smoothing`` ε and ``class_weight`` w the shares are ``w_c·((1 − ε)·q_c + ε/C)``,
+    With ``label_smoothing`` ε and ``class_weight`` w the fractions are ``w_c·((1 − ε)·q_c + ε/C)``,
     those of a class number being 1 and 0s. In the mean a class number then counts ``w_y``, as in
-    torch; shares count 1.
+    torch; fractions count 1.
 
     Raises:
         TypeError: ``ignore_index`` is not an integer.
@@ -61,7 +62,7 @@ class SoftmaxCrossEntropy(Loss):
     label_smoothing: float = attrs.field(
         default=0.0,
         validator=number(ge=0, le=1),
-        metadata={"help": "share of a label that all classes get alike"},
+        metadata={"help": "fraction of a label that all classes get alike"},
     )
     class_weight: tuple[float, ...] | None = class_weight_field()
 
@@ -71,19 +72,24 @@ class SoftmaxCrossEntropy(Loss):
             raise TypeError(
                 f"SoftmaxCrossEntropy.ignore_index must be an integer or None, got {value!r}"
             )
+        if value is not None and not -(2**63) <= value < 2**63:
+            raise ValueError(
+                "SoftmaxCrossEntropy.ignore_index must be a class number of int64, got "
+                f"{short_repr(value)}"
+            )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Class numbers without the class axis, or shares with it."""
+        """Class numbers without the class axis, or fractions with it."""
         out = class_labels(self.name, predicted, given, self.axis)
         check_count(self.name, predicted, self.class_weight, self.axis)
         return out
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse class numbers outside 0 … C−1 and shares outside [0, 1]."""
+        """Refuse class numbers outside 0 … C−1 and fractions outside [0, 1]."""
         shape = predicted.shape
         if shape is not None and labels.ndim == len(shape):
             nothing = np.zeros(labels.shape, dtype=bool)
-            hint = "One-hot and soft labels are shares of the classes."
+            hint = "One-hot and soft labels are fractions of the classes."
             require_range(self.name, labels, 0, 1, allowed=nothing, hint=hint)
             return
         count = shape[self.axis] if shape is not None else None
@@ -104,23 +110,23 @@ class SoftmaxCrossEntropy(Loss):
             picked = logs * expected
         else:
             picked = op.Where(self._matches(op, predicted, expected), logs, 0.0)
-        return -op.ReduceSum(picked, axes=[self.axis], keepdims=0)  # type: ignore[no-any-return]
+        return -op.ReduceSum(picked, axes=[self.axis], keepdims=0)
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
-        """Booleans: False where the label is ignored; None for shares, of which none is."""
+        """Booleans: False where the label is ignored; None for fractions, which are never ignored."""
         if expected.is_float or self.ignore_index is None:
             return None
-        return op.Not(op.Equal(expected, self.ignore_index))  # type: ignore[no-any-return]
+        return op.Not(op.Equal(expected, self.ignore_index))
 
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
-        """The weight of the label's class, 0 where it is ignored; shares count 1 each."""
+        """The weight of the label's class, 0 where it is ignored; fractions count 1 each."""
         kept = self.mask(op, expected)
         if self.class_weight is None or expected.is_float:
             return kept
         if kept is not None:
             expected = op.Where(kept, expected, 0)  # an ignored number is no index
         weights = op.Gather(op.constant(np.asarray(self.class_weight, np.float64)), expected)
-        return weights if kept is None else op.Where(kept, weights, 0.0)  # type: ignore[no-any-return]
+        return weights if kept is None else op.Where(kept, weights, 0.0)
 
     def gradient(
         self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
@@ -130,12 +136,12 @@ class SoftmaxCrossEntropy(Loss):
         if not self._plain or expected.is_float:
             shares = expected if self._plain else self._shares(op, predicted, expected)
             total = op.ReduceSum(shares, axes=[self.axis], keepdims=1)
-            return (softmax * total - shares) * beside_classes(op, cotangent, predicted, self.axis)  # type: ignore[no-any-return]
+            return (softmax * total - shares) * beside_classes(op, cotangent, predicted, self.axis)
         kept = self.mask(op, expected)
         if kept is not None:
             cotangent = op.Where(kept, cotangent, 0.0)
         here = op.Cast(is_class(op, predicted, expected, self.axis), to=predicted.dtype)
-        return (softmax - here) * beside_classes(op, cotangent, predicted, self.axis)  # type: ignore[no-any-return]
+        return (softmax - here) * beside_classes(op, cotangent, predicted, self.axis)
 
     @property
     def _plain(self) -> bool:

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.labels import float_labels
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import TensorSpec
 

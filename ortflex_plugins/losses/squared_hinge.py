@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.labels import float_labels, require_range
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.data import float_labels, require_range
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, TensorSpec
 
@@ -43,4 +43,4 @@ class SquaredHinge(Loss):
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """The formula."""
         margin = op.Relu(1 - expected * predicted)
-        return margin * margin  # type: ignore[no-any-return]
+        return margin * margin

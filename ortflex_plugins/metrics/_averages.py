@@ -11,7 +11,7 @@ from ortflex_core.types import Array, shape_text
 
 
 def same_shape(metric: str, expected: Array, predicted: Array) -> None:
-    """Refuse predictions of another shape; [B] beside [B, 1] would broadcast to [B, B].
+    """Refuse predictions of another shape; [B] and [B, 1] together would broadcast to [B, B].
 
     Raises:
         DataError: the two shapes.

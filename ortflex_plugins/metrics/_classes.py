@@ -14,7 +14,7 @@ def classes(
 ) -> tuple[Array, Array]:
     """Labels and predicted classes, of one shape.
 
-    Integers, booleans and texts are classes; floats [B, C, …] beside labels [B, …] or one-hot labels
+    Integers, booleans and strings are classes; floats [B, C, …] with labels [B, …] or one-hot labels
     are scores, of which the largest in axis 1 wins; floats of the labels' shape, [B] or [B, 1], mean
     class 1 above ``threshold``.
 
@@ -42,7 +42,7 @@ def has_columns(predicted: Array) -> bool:
 
 
 def numbers(metric: str, expected: Array, predicted: Array) -> Array:
-    """Class numbers [B, …] out of labels beside scores [B, C, …].
+    """Class numbers [B, …] from labels, for scores [B, C, …].
 
     Raises:
         DataError: labels of another shape, or not one class a row.
@@ -68,7 +68,7 @@ def rows_of_columns(scores: Array) -> Array:
 def _no_names(metric: str, expected: Array) -> None:
     if expected.dtype.kind in "OUS":
         raise DataError(
-            f"{metric}: labels of type {expected.dtype} beside float predictions; class names "
+            f"{metric}: labels of type {expected.dtype} do not fit float predictions; class names "
             "become numbers by classes=[…]"
         )
 
@@ -79,8 +79,8 @@ def _whole(metric: str, expected: Array) -> Array:
     if broken.any():
         first = expected[broken].flat[0]
         raise DataError(
-            f"{metric}: labels must be numbers of classes, but {int(broken.sum())} of {expected.size} "
-            f"are not; the first is {first!s}. A regression has the metrics mae, rmse and r2"
+            f"{metric}: labels must be class numbers, but {int(broken.sum())} of {expected.size} "
+            f"are not; the first is {first!s}. For a regression use mae, rmse or r2"
         )
     return expected
 

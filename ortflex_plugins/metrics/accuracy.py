@@ -15,10 +15,10 @@ from ortflex_plugins.metrics._classes import classes
 
 @attrs.frozen(kw_only=True)
 class Accuracy(Metric):
-    """Share of right answers: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
+    """Fraction of right answers: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
 
     What a prediction says depends on its form: integers, booleans and strings are classes; floats
-    [B, C, …] beside labels [B, …] are scores or probabilities, the largest in axis 1 wins; floats
+    [B, C, …] with labels [B, …] are scores or probabilities, the largest in axis 1 wins; floats
     of the labels' shape, [B] or [B, 1], mean class 1 above ``threshold`` (0.5 is for
     probabilities; raw scores need 0). One-hot labels [B, C] are taken for their class.
 
@@ -60,5 +60,5 @@ class AccuracyState:
         self._right.add(labels == found, weight)
 
     def result(self) -> float:
-        """The share of right answers; NaN of nothing."""
+        """The fraction of right answers; NaN of nothing."""
         return float(self._right.means().mean())

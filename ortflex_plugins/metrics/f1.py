@@ -25,7 +25,7 @@ class F1(Metric):
     that of all counts together. What a prediction says is read as by ``accuracy``.
 
     Raises:
-        ValueError: ``average`` is none of these.
+        ValueError: ``average`` has another value.
         DataError: labels and predictions do not fit, or there are more than two classes under
             ``"binary"``.
 
@@ -43,11 +43,9 @@ class F1(Metric):
     average: Literal["binary", "macro", "micro", "weighted"] = attrs.field(
         default="binary",
         validator=one_of("binary", "macro", "micro", "weighted"),
-        metadata={"help": "how the classes are put together"},
+        metadata={"help": "how the scores of the classes are averaged"},
     )
-    positive: int = attrs.field(
-        default=1, metadata={"help": "the class that is looked for, of two"}
-    )
+    positive: int = attrs.field(default=1, metadata={"help": "the positive class, of two"})
     threshold: float = attrs.field(
         default=0.5, validator=number(), metadata={"help": "class 1 begins above it; 0 for scores"}
     )
@@ -86,7 +84,7 @@ class F1State:
         if self._metric.average == "binary" and len(self._counts) > 2:
             known = ", ".join(map(repr, sorted(self._counts)[:5]))
             raise DataError(
-                f"f1: average='binary' takes two classes, there are {known}, …; choose "
+                f"f1: average='binary' takes two classes, got {known}, …; choose "
                 "average='macro', 'micro' or 'weighted'"
             )
 
@@ -104,6 +102,6 @@ class F1State:
 
 
 def _f1(counts: Array) -> Array:
-    """Of the counts in the last axis; 0 where there are none."""
+    """Of the counts in the last axis; 0 without counts."""
     below = counts[..., 1] + counts[..., 2]
     return np.asarray(2 * counts[..., 0] / np.where(below == 0, 1.0, below))

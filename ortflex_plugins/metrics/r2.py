@@ -58,7 +58,7 @@ class R2State:
         added = weights.sum(axis=0)
         mean = _divide((weights * labels).sum(axis=0), added)
         merged = self._weight + added
-        # Sums of y and y² would cancel where the mean is large beside the deviation.
+        # Sums of y and y² would cancel where the mean is large compared with the deviation.
         shift = mean - self._mean
         between = _divide(self._weight * added, merged) * shift**2
         self._total = self._total + (weights * (labels - mean) ** 2).sum(axis=0) + between

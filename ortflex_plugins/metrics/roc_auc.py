@@ -53,7 +53,7 @@ class RocAuc(Metric):
 
 
 class RocAucState:
-    """All rows so far: scores and truth values [n, k], weights [n]."""
+    """All rows so far: scores and true labels [n, k], weights [n]."""
 
     def __init__(self, average: str) -> None:
         self._average = average
@@ -97,7 +97,7 @@ class RocAucState:
 
 
 def _by_class(expected: Array, predicted: Array) -> tuple[Array, Array]:
-    """Truth values and scores [n, k] of predictions [B, C, …]; one column where C is 2."""
+    """True labels and scores [n, k] of predictions [B, C, …]; one column where C is 2."""
     scores = rows_of_columns(predicted)
     if expected.shape == predicted.shape:
         truths = rows_of_columns(expected)
@@ -107,7 +107,8 @@ def _by_class(expected: Array, predicted: Array) -> tuple[Array, Array]:
         wrong = labels[(labels < 0) | (labels >= scores.shape[1])]
         if wrong.size:
             raise DataError(
-                f"roc_auc: predictions {shape_text(predicted.shape)} have no class {wrong[0]!r}"
+                f"roc_auc: predictions {shape_text(predicted.shape)} have no class {wrong[0]!r}; "
+                "labels must be class numbers from 0"
             )
         truths, exclusive = labels == np.arange(scores.shape[1]), scores.shape[1] == 2
     if exclusive:

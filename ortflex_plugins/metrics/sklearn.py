@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import number
-from ortflex_core.errors import ConfigError, DataError, nearest
+from ortflex_core.errors import ConfigError, DataError, suggest
 from ortflex_core.protocols import Metric
 from ortflex_core.types import Array
 from ortflex_plugins.metrics._averages import columns
@@ -34,7 +34,7 @@ def _check_arguments(instance: Any, attribute: attrs.Attribute[Any], value: Any)
         if name not in known:
             raise ValueError(
                 f"{type(instance).__name__}.{attribute.name} must be those of sklearn.metrics."
-                f"{instance.score}, got {name!r}; {nearest(name, known)}"
+                f"{instance.score}, got {name!r}; {suggest(name, known)}"
             )
 
 
@@ -69,7 +69,7 @@ class SklearnMetric(Metric):
     arguments: Mapping[str, Any] | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(_check_arguments),
-        metadata={"help": "what it is called with beside labels, predictions and weights"},
+        metadata={"help": "its arguments, in addition to labels, predictions and weights"},
     )
     threshold: float = attrs.field(
         default=0.5, validator=number(), metadata={"help": "class 1 begins above it; 0 for scores"}
@@ -130,7 +130,9 @@ class SklearnState:
         except (ValueError, TypeError) as error:
             raise DataError(f"{name}: {error}") from error
         if np.ndim(value) != 0:
-            raise DataError(f"{name} gives {np.shape(value)} numbers, expected a single one")
+            raise DataError(
+                f"{name} returns an array of shape {np.shape(value)}, expected a single number"
+            )
         return float(value)
 
     def _seen(
@@ -175,7 +177,7 @@ def _function(score: str) -> Callable[..., Any]:
     """The function of a name.
 
     Raises:
-        ConfigError: there is none, or no scikit-learn.
+        ConfigError: the score is unknown, or scikit-learn is not installed.
     """
     try:
         import sklearn.metrics
@@ -190,7 +192,7 @@ def _function(score: str) -> Callable[..., Any]:
         if name.endswith(_ENDINGS) and _judges(member := getattr(sklearn.metrics, name))
     }
     if score not in found:
-        raise ConfigError(f"sklearn.metrics has no score {score!r}; {nearest(score, found)}")
+        raise ConfigError(f"sklearn.metrics has no score {score!r}; {suggest(score, found)}")
     chosen: Callable[..., Any] = found[score]
     return chosen
 

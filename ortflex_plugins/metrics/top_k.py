@@ -17,7 +17,7 @@ from ortflex_plugins.metrics._classes import has_columns, numbers
 
 @attrs.frozen(kw_only=True)
 class TopK(Metric):
-    """Share of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
+    """Fraction of rows whose class is among the ``k`` with the largest scores: ``Σ w·[y ∈ top k] / Σ w``.
 
     Predictions are floats [B, C, …], labels class numbers [B, …] or one-hot. Of equal scores the
     class with the larger number is first.
@@ -38,7 +38,7 @@ class TopK(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     k: int = attrs.field(
-        default=5, validator=number(ge=1), metadata={"help": "how many classes are looked at"}
+        default=5, validator=number(ge=1), metadata={"help": "how many of the highest scores count"}
     )
 
     def start(self) -> TopKState:
@@ -65,5 +65,5 @@ class TopKState:
         self._right.add((order == labels).any(axis=1), weight)
 
     def result(self) -> float:
-        """The share of right answers; NaN of nothing."""
+        """The fraction of right answers; NaN of nothing."""
         return float(self._right.means().mean())

@@ -1,7 +1,14 @@
 """The training part of the older package onnxcustom, by its names, on ortflex.
 
+It has the names, arguments and formulas of the older package on the same graphs, sessions and backends;
+nothing else imports it. The module paths that its documentation names are there, too:
+``ortflex_plugins.onnxcustom.training.optimizers``, ``….training.optimizers_partial`` and
+``….utils.orttraining_helper``.
+
 >>> from ortflex_plugins.onnxcustom import OrtGradientOptimizer, add_loss_output
 """
+
+from importlib.metadata import version
 
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, BaseOnnxClass
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
@@ -79,3 +86,5 @@ __all__ = [
     "onnx_rename_weights",
     "ort_device_to_string",
 ]
+
+__version__ = version("ortflex")

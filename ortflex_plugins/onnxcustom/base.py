@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import warnings
 from typing import Any
 
 import numpy as np
 
-from ortflex_core.binder import fingerprint
-from ortflex_core.errors import GraphError
 from ortflex_core.files import OutputError
-from ortflex_core.program import Program
-from ortflex_core.session import reason, session
+from ortflex_core.graph import Program
+from ortflex_core.runtime import Binder, get_session
+from ortflex_core.types import TensorSpec, onnx_dtype
 from ortflex_plugins.onnxcustom.devices import (
     core_device,
     get_ort_device,
@@ -56,6 +56,10 @@ def save_graphs(
     return saved
 
 
+def _spec(name: str, dtype: int, shape: tuple[int, ...], flat: bool) -> TensorSpec:
+    return TensorSpec(name, dtype, (math.prod(shape),) if flat else shape)
+
+
 class BaseOnnxClass:
     """Something with parameters, and with ONNX graphs among its attributes."""
 
@@ -89,15 +93,12 @@ class BaseOnnxClass:
 class BaseLearningOnnx(BaseOnnxClass):
     """ONNX functions on ``OrtValue`` objects: the base of losses, penalties and learning rates.
 
-    A binding is remembered by the object it is made on, its name, and the value's pointer, shape
-    and type: a value that looks the same is not bound again.
+    Bindings go through the caching binder: what is bound already is not bound again.
     """
 
     def __init__(self) -> None:
-        self.cache_in_: dict[int, dict[str, Any]] = {}
-        self.cache_out_: dict[int, dict[str, Any]] = {}
-        # onnxruntime keeps pointers: what is bound must live, and so must an object known by its id.
-        self.alive_: dict[tuple[int, str, str], tuple[Any, Any]] = {}
+        # By the id of onnxruntime's binding, which each of them keeps alive.
+        self.binders_: dict[int, Binder] = {}
         self.built_: tuple[Any, ...] | None = None
 
     # ------------------------------------------------------------------ graphs
@@ -119,7 +120,7 @@ class BaseLearningOnnx(BaseOnnxClass):
 
     def _sessions(self, device: Any, program: Program, bindings: int) -> tuple[Any, list[Any]]:
         """A session and some bindings of it; equal programs share a session."""
-        made = session(program, core_device(device))
+        made = get_session(program, core_device(device))
         return made, [made.io_binding()._iobinding for _ in range(bindings)]
 
     def _need(self, attribute: str) -> Any:
@@ -130,40 +131,30 @@ class BaseLearningOnnx(BaseOnnxClass):
             )
         return found
 
-    def _call_iobinding(self, sess: Any, bind: Any) -> None:
-        try:
-            getattr(sess, "_sess", sess).run_with_iobinding(bind, None)
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"{type(self).__name__}: a graph failed: {reason(error)}") from error
+    def _binder(self, bind: Any, sess: Any = None) -> Binder:
+        """The caching binder of what ``session.io_binding()._iobinding`` gave."""
+        if id(bind) not in self.binders_:
+            self.binders_[id(bind)] = Binder(sess, type(self).__name__, bind)
+        binder = self.binders_[id(bind)]
+        if binder.session is None:  # something was bound before the session was known
+            binder.session = getattr(sess, "_sess", sess)
+        return binder
 
     # ------------------------------------------------------------------ bindings
 
-    def _known(self, kind: str, cache: dict[int, dict[str, Any]], name: str, bind: Any) -> Any:
-        held = self.alive_.get((id(bind), kind, name))
-        return cache.get(id(bind), {}).get(name) if held and held[0] is bind else None
-
-    def _remember(
-        self,
-        kind: str,
-        cache: dict[int, dict[str, Any]],
-        name: str,
-        bind: Any,
-        key: Any,
-        value: Any,
-    ) -> None:
-        cache.setdefault(id(bind), {})[name] = key
-        self.alive_[id(bind), kind, name] = (bind, value)
-
     def clear_binding_inputs(self, name: str, bind: Any, cache: bool = False) -> None:
         """Take back all inputs of a binding; with ``cache`` only if ``name`` is bound."""
-        if cache and self._known("in", self.cache_in_, name, bind) is None:
-            return
-        bind.clear_binding_inputs()
-        for known in self.cache_in_.pop(id(bind), {}):
-            self.alive_.pop((id(bind), "in", known), None)
+        if not cache or name in self._binder(bind):
+            self._binder(bind).forget()
 
     def _bind_input_ortvalue(
-        self, name: str, bind: Any, c_ortvalue: Any, device: Any, cache: bool = False
+        self,
+        name: str,
+        bind: Any,
+        c_ortvalue: Any,
+        device: Any,
+        cache: bool = False,
+        flat: bool = False,
     ) -> None:
         """Bind an input.
 
@@ -173,50 +164,50 @@ class BaseLearningOnnx(BaseOnnxClass):
             c_ortvalue: an ``OrtValue``, or an array where the graph runs on the CPU.
             device: where it is.
             cache: bind nothing if the same pointer is bound already, in the same shape and type.
+            flat: bind the value's memory as a vector: graphs for weights of any rank take vectors.
 
         Raises:
             ProviderError: an array, and the device is not the CPU.
             TypeError: neither an array nor an ``OrtValue``.
         """
-        value = plain(c_ortvalue)
+        value, binder, place = plain(c_ortvalue), self._binder(bind), get_ort_device(device)
+        if not cache:
+            binder.forget(name)
         if isinstance(value, np.ndarray):
-            place = get_ort_device(device)
             if ort_device_to_string(place) != "cpu":
                 raise ProviderError(
                     f"{name!r}: an array can be bound on the CPU only, the device is "
                     f"{ort_device_to_string(place)!r}; use numpy_to_ort_value(array, device)"
                 )
             value = np.asarray(value, order="C")
-            key: Any = (value.ctypes.data, value.shape, value.dtype.str)
-            if cache and self._known("in", self.cache_in_, name, bind) == key:
-                return
-            bind.bind_input(name, place, value.dtype.type, value.shape, value.ctypes.data)
+            spec = _spec(name, onnx_dtype(value.dtype), value.shape, flat)
+            binder.input_at(spec, value, place, value.ctypes.data)
         else:
-            key = self._key(name, value)
-            if cache and self._known("in", self.cache_in_, name, bind) == key:
-                return
-            bind.bind_ortvalue_input(name, value)
-        self._remember("in", self.cache_in_, name, bind, key, value)
+            binder.input_at(self._spec(name, value, flat), value, place, value.data_ptr())
 
     def _bind_output_ortvalue(
-        self, name: str, bind: Any, c_ortvalue: Any, cache: bool = False
+        self, name: str, bind: Any, c_ortvalue: Any, cache: bool = False, flat: Any = None
     ) -> None:
         """Bind an output to a value's memory; arguments as those of :meth:`_bind_input_ortvalue`.
+
+        ``flat`` is the device, for a graph that takes vectors.
 
         Raises:
             TypeError: not an ``OrtValue``.
         """
-        value = plain(c_ortvalue)
-        key = self._key(name, value)
-        if cache and self._known("out", self.cache_out_, name, bind) == key:
-            return
-        bind.bind_ortvalue_output(name, value)
-        self._remember("out", self.cache_out_, name, bind, key, value)
+        value, binder = plain(c_ortvalue), self._binder(bind)
+        spec = self._spec(name, value, flat is not None)
+        if not cache:
+            binder.forget(name)
+        if flat is None:
+            binder.output(name, value)
+        else:
+            binder.output_at(spec, value, get_ort_device(flat), value.data_ptr())
 
     @staticmethod
-    def _key(name: str, value: Any) -> Any:
+    def _spec(name: str, value: Any, flat: bool) -> TensorSpec:
         try:
-            return fingerprint(value)
+            return _spec(name, value.element_type(), tuple(value.shape()), flat)
         except AttributeError:
             raise TypeError(f"{name!r}: expected an OrtValue, got {type(value).__name__}") from None
 

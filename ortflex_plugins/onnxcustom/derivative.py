@@ -9,10 +9,10 @@ from pathlib import Path
 
 from onnx import AttributeProto, ModelProto, NodeProto, helper
 
-from ortflex_core.errors import ConfigError, ModelError, nearest
+from ortflex_core import gradient_model
+from ortflex_core.errors import ConfigError, ModelError, suggest
 from ortflex_core.files import write_bytes
 from ortflex_core.model import reads
-from ortflex_core.vjp import gradient_model
 from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.weights import FLOATS, get_train_initializer, rename_tensors
 
@@ -123,7 +123,7 @@ def _of_loss(
     assert path_name is not None
     outputs = [o.name for o in onx.graph.output]
     if loss not in outputs:
-        raise ConfigError(f"loss: {loss!r} is no output of the model; {nearest(loss, outputs)}")
+        raise ConfigError(f"loss: {loss!r} is no output of the model; {suggest(loss, outputs)}")
     labels = {label} if isinstance(label, str) else set(label)
     by = [n for n in ([inputs] if isinstance(inputs, str) else inputs) if n not in labels]
     made = _named(gradient_model(onx, by, [loss]))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import DataError, nearest
+from ortflex_core.errors import DataError, suggest
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx, BaseOnnxClass
 from ortflex_plugins.onnxcustom.checks import check_count, check_model, check_names
@@ -57,7 +57,7 @@ class BaseEstimator(BaseOnnxClass):
         known = [name for name, _ in self._get_param_names()]
         for name in params:
             if name not in known:
-                raise ValueError(f"unknown parameter {name!r}; {nearest(name, known)}")
+                raise ValueError(f"unknown parameter {name!r}; {suggest(name, known)}")
         for name, value in params.items():
             made = self._select[name](value) if name in self._select else value
             setattr(self, name, made)

@@ -9,22 +9,19 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import ConfigError, DataError, GraphError, ModelError, nearest
-from ortflex_core.model import Model
-from ortflex_core.session import reason, session
+from ortflex_core.errors import ConfigError, DataError, ModelError, OrtflexError, suggest
+from ortflex_core.graph import FLOATS
+from ortflex_core.model import Model, reads
 from ortflex_core.types import Array
+from ortflex_plugins.layers import Buffer, OnnxFunction
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.checks import check_model
-from ortflex_plugins.onnxcustom.devices import (
-    borrowed,
-    core_device,
-    own_vector,
-    plain,
-)
-from ortflex_plugins.onnxcustom.engines import ForwardBackward, engine_for, forward_program
+from ortflex_plugins.onnxcustom.devices import own_vector, plain, plugins, this_runtime
 from ortflex_plugins.onnxcustom.weights import check_weights, get_train_initializer
 
+_AGENT = "training_agent"
 _DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
+_log = logging.getLogger("ortflex")
 
 
 class OrtGradientForwardBackward:
@@ -112,33 +109,22 @@ class OrtGradientForwardBackward:
 
     def _init_next(self) -> None:
         kind = _DEVICES[self.providers[0]]
-        device = core_device(f"{kind}:{self.device_index}" if self.device_index else kind)
+        device = f"{kind}:{self.device_index}" if self.device_index else kind
         logger = logging.getLogger("onnxcustom") if self.enable_logging else None
-        model = Model(self.onnx_model)
-        engine = engine_for(model, self.weights_to_train, device)
-        program = forward_program(model, self.weights_to_train)
-        # Large tensors that are not trained are no part of the graph.
-        frozen = {
-            i.name: device.put(model.initializer(i.name))
-            for i in program.inputs
-            if i.name not in engine.names
-        }
+        function = _function(self.onnx_model, self.weights_to_train, device)
+        names = [*(i.name for i in function.model.inputs), *self.weights_to_train]
+        gradients = [f"{n}_grad" for n in (*function.inputs, *function.parameters)]
         if logger is not None:
-            logger.info("[OrtGradientForwardBackward] engine=%s", engine.name)
+            logger.info("[OrtGradientForwardBackward] engine=%s", function.engine)
             logger.info("[OrtGradientForwardBackward] weights_to_train=%r", self.weights_to_train)
             logger.info("[OrtGradientForwardBackward] input_names=%r", self.input_names)
             logger.info("[OrtGradientForwardBackward] output_names=%r", self.output_names)
-        names, gradients = list(engine.names), [f"{n}_grad" for n in engine.gradients]
         attributes = {
             "__doc__": OrtGradientForwardBackwardFunction.__doc__,
             "__module__": OrtGradientForwardBackwardFunction.__module__,
-            "_engine": engine,
-            "_device": device,
+            "_function": function,
             "_debug": self.debug,
             "_logger": logger,
-            "_sess_eval": session(program, device),
-            "_eval_input_names": [i.name for i in program.inputs],
-            "_frozen": frozen,
             "_shapes": {
                 t.name: list(t.dims)
                 for t in self.onnx_model.graph.initializer
@@ -151,8 +137,8 @@ class OrtGradientForwardBackward:
             "_onx_inp": names,
             "_onx_out": gradients,
             "_weights_to_train": sorted(self.weights_to_train),
-            "_trained_onnx": engine.graphs["gradient"],
-            "_optimized_pre_grad_model": program.proto(),
+            "_trained_onnx": function.graphs["gradient"],
+            "_optimized_pre_grad_model": function.graphs["forward"],
         }
         self.cls_type_ = type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
 
@@ -173,7 +159,7 @@ class OrtGradientForwardBackward:
         if name in tensors:
             return to_array(tensors[name])
         if exc:
-            raise ModelError(f"the model has no initializer {name!r}; {nearest(name, tensors)}")
+            raise ModelError(f"the model has no initializer {name!r}; {suggest(name, tensors)}")
         return None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -193,16 +179,13 @@ class OrtGradientForwardBackwardFunction:
     Made by :meth:`OrtGradientForwardBackward.new_instance`.
     """
 
-    _engine: ClassVar[ForwardBackward]
-    _device: ClassVar[Any]
+    _function: ClassVar[OnnxFunction]
     _debug: ClassVar[bool]
     _logger: ClassVar[logging.Logger | None]
-    _sess_eval: ClassVar[Any]
-    _eval_input_names: ClassVar[list[str]]
-    _frozen: ClassVar[dict[str, Any]]
     _shapes: ClassVar[dict[str, list[int]]]
     _output_names: ClassVar[list[str]]
     _grad_input_names: ClassVar[list[str]]
+    _bw_fetches_names: ClassVar[list[str]]
 
     def __init__(self) -> None:
         self.states_: list[Any] = []
@@ -226,8 +209,8 @@ class OrtGradientForwardBackwardFunction:
             raise RuntimeError("nothing was saved yet: call forward(…, training=True) first")
         return self.saved_tensors_
 
-    def _values(self, given: Any, names: Sequence[str], what: str) -> tuple[list[Any], list[Array]]:
-        """The runtime's tensors, and the arrays whose memory they look at."""
+    def _buffers(self, given: Any, names: Sequence[str], what: str) -> dict[str, Buffer]:
+        """The memory of arrays and ``OrtValue`` objects, by name."""
         values = [given[k] for k in range(len(given))]
         if len(values) != len(names):
             raise DataError(
@@ -236,15 +219,12 @@ class OrtGradientForwardBackwardFunction:
         missing = [n for n, v in zip(names, values, strict=True) if v is None]
         if missing:
             raise DataError(f"{what}: {missing[0]!r} is None")
-        out, arrays = [], []
-        for value in values:
-            if isinstance(value, np.ndarray):
-                whole = np.asarray(value, order="C")
-                arrays.append(whole)
-                host = self._device.name == "cpu"
-                value = borrowed(whole) if host else self._device.put(whole)
-            out.append(plain(value))
-        return out, arrays
+        return {
+            name: self._function.buffer(value)
+            if isinstance(value, np.ndarray)
+            else Buffer.of_value(plain(value))
+            for name, value in zip(names, values, strict=True)
+        }
 
     def forward(
         self, inputs: Any, training: bool = False, forward_outputs_cache: Any = None
@@ -255,8 +235,7 @@ class OrtGradientForwardBackwardFunction:
             inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue`` objects, or an
                 ``OrtValueVector``.
             training: keep what :meth:`backward` needs.
-            forward_outputs_cache: outputs of an earlier call with the same shapes, which may be
-                written over.
+            forward_outputs_cache: not used; outputs have memory of their own.
 
         Returns:
             An ``OrtValueVector``.
@@ -265,48 +244,29 @@ class OrtGradientForwardBackwardFunction:
             DataError: another number of values, or weights of another shape.
             GraphError: onnxruntime refuses them.
         """
-        values, arrays = self._values(inputs, self._grad_input_names, "inputs")
+        feeds = self._buffers(inputs, self._grad_input_names, "inputs")
         if self._logger is not None:
             self._logger.debug("[%s.forward] training=%r", type(self).__name__, training)
-        self._check_weights(values)
-        if not training:
-            return self._evaluate(values)
-        outputs, saved = self._engine.forward(values, forward_outputs_cache)
-        shapes = [outputs[k].shape() for k in range(len(outputs))]
-        self.states_.append((saved, arrays, shapes))
-        self.saved_tensors_ = values
-        return outputs
-
-    def _check_weights(self, values: list[Any]) -> None:
-        """Other shapes would be broadcast, or fail in the middle of the backward pass."""
-        for name, value in zip(self._grad_input_names, values, strict=True):
-            shape = self._shapes.get(name)
-            if shape is not None and value.shape() != shape:
+        for name, shape in self._shapes.items():
+            if list(feeds[name].shape) != shape:
                 raise DataError(
-                    f"inputs: {name!r} has shape {value.shape()}, the initializer has {shape}"
+                    f"inputs: {name!r} has shape {list(feeds[name].shape)}, the initializer has "
+                    f"{shape}"
                 )
-
-    def _evaluate(self, values: list[Any]) -> Any:
-        bind = self._sess_eval.io_binding()._iobinding
-        given = {**self._frozen, **dict(zip(self._grad_input_names, values, strict=True))}
-        for name in self._eval_input_names:
-            bind.bind_ortvalue_input(name, given[name])
-        place = self._device.ort_device()
-        for name in self._output_names:
-            bind.bind_output(name, place)
-        try:
-            self._sess_eval._sess.run_with_iobinding(bind, None)
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"the forward graph failed: {reason(error)}") from error
-        return own_vector(bind.get_outputs())
+        outputs, saved, _ = self._function.run_forward(feeds, wanted=None if training else ())
+        if training:
+            self.states_.append(saved)
+            self.saved_tensors_ = [b.value() for b in feeds.values()]
+            if self._function.reuses:  # the backward pass uses their memory for something else
+                outputs = {n: b.copied(self._function.device) for n, b in outputs.items()}
+        return own_vector([outputs[n].value() for n in self._output_names])
 
     def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:
         """Gradients of inputs and weights of the last forward pass that waits.
 
         Args:
             grad_outputs: the gradient of every output.
-            backward_outputs_cache: gradients of an earlier call with the same shapes, which may be
-                written over.
+            backward_outputs_cache: not used; gradients have memory of their own.
 
         Returns:
             An ``OrtValueVector``, in the order of :meth:`forward`'s inputs.
@@ -317,17 +277,32 @@ class OrtGradientForwardBackwardFunction:
         """
         if not self.states_:
             raise RuntimeError("no forward pass waits: call forward(…, training=True) first")
-        seeds, _arrays = self._values(grad_outputs, self._output_names, "grad_outputs")
+        seeds = self._buffers(grad_outputs, self._output_names, "grad_outputs")
         if self._logger is not None:
             self._logger.debug("[%s.backward]", type(self).__name__)
-        saved, _given, shapes = self.states_.pop()
-        for name, seed, shape in zip(self._output_names, seeds, shapes, strict=True):
-            if seed.shape() != shape:
-                raise DataError(
-                    f"grad_outputs: {name!r} has shape {seed.shape()}, the output {shape}: they "
-                    "need the same"
-                )
-        return self._engine.backward(seeds, saved, backward_outputs_cache)
+        function = self._function
+        made = function.run_backward(
+            {n: seeds[n] for n in function.differentiated}, self.states_.pop()
+        )
+        return own_vector([made[n].value() for n in (*function.inputs, *function.parameters)])
+
+
+def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunction:
+    """The model by TrainingAgent where it is installed and can run it, else by our gradient graph."""
+    model = Model(onx)
+    outputs = [o.name for o in model.outputs if o.dtype in FLOATS]
+    read = {n for node in model.ancestors(outputs) for n in reads(node)}
+    options: Any = {
+        "params": [n for n in weights if n in read],
+        "device": device,
+        "plugins": plugins(),
+    }
+    try:
+        if this_runtime().has_training_agent:
+            return OnnxFunction(model, engine=_AGENT, **options)
+    except OrtflexError as error:  # operators that it gets wrong, or has no gradient of
+        _log.info("TrainingAgent cannot run the model, the gradient graph does: %s", error)
+    return OnnxFunction(model, **options)
 
 
 def _all(what: str, names: Sequence[str] | None, values: Any) -> list[str]:
@@ -340,7 +315,7 @@ def _all(what: str, names: Sequence[str] | None, values: Any) -> list[str]:
 def _providers(given: Any) -> list[str]:
     kind = getattr(given, "type", given)
     names = {None: "CPUExecutionProvider", "cpu": "CPUExecutionProvider"}
-    names |= {n: "CUDAExecutionProvider" for n in ("cuda", "cuda:0", "gpu")}
+    names |= dict.fromkeys(("cuda", "cuda:0", "gpu"), "CUDAExecutionProvider")
     listed = [names[kind]] if kind is None or (isinstance(kind, str) and kind in names) else kind
     if isinstance(listed, str) or any(name not in _DEVICES for name in listed):
         raise ConfigError(f"providers: expected some of {', '.join(_DEVICES)}, got {given!r}")

@@ -175,7 +175,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         )
         self.train_function_ = self.train_session_.new_instance()
         self.input_names_: list[str] = self.train_function_._grad_input_names
-        self.output_names_ = [f"{name}_grad" for name in self.train_function_._engine.gradients]
+        self.output_names_: list[str] = self.train_function_._bw_fetches_names
 
     def _log(self, text: str, *arguments: Any) -> None:
         if self._logger is not None:
@@ -278,20 +278,18 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         function, device = self.train_function_, self.device
         weights = self.get_state()
         losses: list[float] = []
-        predicted = gradients = shape = None
+        shape = None
         for batch in loader.iter_ortvalue():
             x, y = batch[:2]
             w = batch[2] if len(batch) == 3 else None
-            if x.shape() != shape:
-                predicted = gradients = None
-            predicted = function.forward([x, *weights], True, predicted)
+            predicted = function.forward([x, *weights], True)
             if x.shape() != shape:
                 self._check(y, predicted[0])
                 shape = x.shape()
             loss, gradient = self.learning_loss.loss_gradient(device, y, predicted[0], weight=w)
             if whole is None:
                 loss = self.learning_penalty.penalty_loss(device, loss, *weights)
-            gradients = function.backward([gradient], gradients)
+            gradients = function.backward([gradient])
             slopes = [gradients[len(gradients) - len(weights) + k] for k in range(len(weights))]
             cost = float(loss.numpy().item())
             if self.exc:

@@ -8,23 +8,23 @@ for updates.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.autodiff import gradients
+from ortflex_core.autodiff import full, gradients, load_rules
 from ortflex_core.component import number
-from ortflex_core.cotangents import full
+from ortflex_core.graph import Ops, Program, Tensor, Trace, build
 from ortflex_core.model import OLDEST_OPSET
-from ortflex_core.ops import Ops, Tensor, Trace
-from ortflex_core.program import Program, build
 from ortflex_core.protocols import Loss, Penalty
-from ortflex_core.session import shared_program
+from ortflex_core.runtime import get_program
 from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
 
 _ROWS = ("rows", "columns")
+_VECTOR = ("elements",)
+"""Weights of any rank are bound as vectors: a graph's input must have a rank to be a valid file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,18 +48,18 @@ class ClippedLogLoss(Loss):
     eps: float = attrs.field(default=1e-5, validator=number(gt=0, lt=0.5))
 
     def _probability(self, op: Ops, predicted: Tensor) -> Tensor:
-        return op.Clip(op.Sigmoid(predicted), self.eps, 1 - self.eps)  # type: ignore[no-any-return]
+        return op.Clip(op.Sigmoid(predicted), self.eps, 1 - self.eps)
 
     def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
         """``−(1 − y)·log(1 − p) − y·log(p)``."""
         p = self._probability(op, predicted)
         y = op.Cast(expected, to=predicted.dtype)
-        return -((1 - y) * op.Log(1 - p) + y * op.Log(p))  # type: ignore[no-any-return]
+        return -((1 - y) * op.Log(1 - p) + y * op.Log(p))
 
     def gradient(self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor) -> Tensor:
         """``p − y``."""
         y = op.Cast(expected, to=predicted.dtype)
-        return (self._probability(op, predicted) - y) * cotangent  # type: ignore[no-any-return]
+        return (self._probability(op, predicted) - y) * cotangent
 
 
 def new_trace(opset: int) -> Trace:
@@ -86,7 +86,7 @@ def loss_gradient_program(
 ) -> Program:
     """``Y = factor·Σ w·l`` of shape [1], and ``Y_grad``, its gradient by the predictions."""
     key = ("loss_grad", loss, opset, weight, factor, labels, dtype)
-    return shared_program(key, lambda: _loss_gradient(loss, opset, weight, factor, labels, dtype))
+    return get_program(key, lambda: _loss_gradient(loss, opset, weight, factor, labels, dtype))
 
 
 def _loss_gradient(
@@ -106,7 +106,7 @@ def _loss_gradient(
         cotangent = factor * w
     gradient = loss.gradient(op, predicted, expected, cotangent)
     if gradient is None:
-        [gradient] = gradients([(values, cotangent)], [predicted], plugins().rules())
+        [gradient] = gradients([(values, cotangent)], [predicted], load_rules(plugins()))
     outputs = {
         "Y": op.Reshape(total, np.array([-1])),
         "Y_grad": full(op, gradient, predicted),
@@ -124,7 +124,7 @@ def loss_scores_program(
 ) -> Program:
     """``Y = Σ w·l`` over each row's columns, of shape [rows, 1]."""
     key = ("loss_score", loss, opset, weight, labels, dtype)
-    return shared_program(key, lambda: _loss_scores(loss, opset, weight, labels, dtype))
+    return get_program(key, lambda: _loss_scores(loss, opset, weight, labels, dtype))
 
 
 def _loss_scores(loss: Loss, opset: int, weight: str | None, labels: int, dtype: int) -> Program:
@@ -143,30 +143,30 @@ def penalty_program(
 ) -> Program:
     """``Y = loss + Σ_k Σ cost(W_k)``, of shape [1]."""
     key = ("penalty", penalty, opset, tensors, dtype)
-    return shared_program(key, lambda: _penalty(penalty, opset, tensors, dtype))
+    return get_program(key, lambda: _penalty(penalty, opset, tensors, dtype))
 
 
 def _penalty(penalty: Penalty, opset: int, tensors: int, dtype: int) -> Program:
     trace = new_trace(opset)
     op = trace.op
-    total: Any = op.Reshape(trace.input("loss", dtype, None), np.array([-1]))
+    total = op.Reshape(trace.input("loss", dtype, _VECTOR), np.array([-1]))
     for k in range(tensors):
-        cost = penalty.per_element(op, trace.input(f"W{k}", dtype, None))
-        total = total + op.ReduceSum(cost, keepdims=0)
+        cost = penalty.per_element(op, trace.input(f"W{k}", dtype, (f"elements{k}",)))
+        total = total if cost is None else total + op.ReduceSum(cost, keepdims=0)
     return build(trace, {"Y": total}, name="penalty")
 
 
 def shrinking_program(l1: float, l2: float, opset: int, dtype: int = TensorProto.FLOAT) -> Program:
     """``Y = (1 − 2·l2)·X − l1·sign(X)``."""
     trace = new_trace(opset)
-    x = trace.input("X", dtype, None)
+    x = trace.input("X", dtype, _VECTOR)
     return build(trace, {"Y": (1 - 2 * l2) * x - l1 * trace.op.Sign(x)}, name="penalty_grad")
 
 
 def axpy_program(opset: int, dtype: int = TensorProto.FLOAT) -> Program:
     """``Y = alpha·X1 + X2``."""
     trace = new_trace(opset)
-    x1, x2 = (trace.input(name, dtype, None) for name in ("X1", "X2"))
+    x1, x2 = (trace.input(name, dtype, _VECTOR) for name in ("X1", "X2"))
     alpha = trace.op.Squeeze(trace.input("alpha", dtype, (1,)), axes=[0])
     return build(trace, {"Y": alpha * x1 + x2}, name="axpy")
 
@@ -175,7 +175,7 @@ def axpyw_program(opset: int, *, nesterov: bool, dtype: int = TensorProto.FLOAT)
     """``Z = beta·G + alpha·X1``, ``Y = X2 + Z``; with Nesterov ``Y = X2 + beta·Z + alpha·X1``."""
     trace = new_trace(opset)
     op = trace.op
-    x1, x2, g = (trace.input(name, dtype, None) for name in ("X1", "X2", "G"))
+    x1, x2, g = (trace.input(name, dtype, _VECTOR) for name in ("X1", "X2", "G"))
     alpha, beta = (
         op.Squeeze(trace.input(name, dtype, (1,)), axes=[0]) for name in ("alpha", "beta")
     )

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ortflex_core.binder import fingerprint
 from ortflex_core.protocols import Device, Value
+from ortflex_core.runtime import value_key
 from ortflex_core.types import Array, numpy_dtype
 from ortflex_plugins.onnxcustom.devices import plain
 
@@ -34,7 +34,7 @@ class Scratch:
                 self._device.write(target, self._device.read(fresh))
 
     def _held(self, place: int, name: str, target: Value) -> Any:
-        key = fingerprint(target)
+        key = value_key(target)
         held = self._kept.get((place, name))
         if held is None or held[0] != key:
             fresh = self._device.empty(tuple(target.shape()), numpy_dtype(target.element_type()))

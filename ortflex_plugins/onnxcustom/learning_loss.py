@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import DataError, nearest
+from ortflex_core.errors import DataError, suggest
 from ortflex_core.protocols import Loss
 from ortflex_core.types import Array, onnx_dtype
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
 from ortflex_plugins.onnxcustom.devices import (
     core_device,
     get_ort_device,
-    own_values,
     plugins,
 )
 from ortflex_plugins.onnxcustom.functions import (
@@ -75,7 +74,7 @@ class BaseLearningLoss(BaseLearningOnnx):
         self, sess: Any, bind: Any, names: list[str], device: Any, values: tuple[Any, Any, Any]
     ) -> list[Any]:
         expected, predicted, weight = values
-        place = get_ort_device(device)
+        place, binder = get_ort_device(device), self._binder(bind, sess)
         if self.weight_name_ is None:
             if weight is not None:
                 raise ValueError(
@@ -87,10 +86,7 @@ class BaseLearningLoss(BaseLearningOnnx):
             self._bind_input_ortvalue(self.weight_name_, bind, given, place, cache=True)
         self._bind_input_ortvalue("X1", bind, expected, place, cache=True)
         self._bind_input_ortvalue("X2", bind, predicted, place, cache=True)
-        for name in names:
-            bind.bind_output(name, place)
-        self._call_iobinding(sess, bind)
-        return own_values(bind.get_outputs())
+        return binder.fetch(names, place)
 
     def loss_gradient(
         self, device: Any, expected: Any, predicted: Any, weight: Any = None
@@ -141,7 +137,7 @@ class BaseLearningLoss(BaseLearningOnnx):
             return class_name
         names = _names()
         if not isinstance(class_name, str) or class_name not in names:
-            raise ValueError(f"unknown loss {class_name!r}; {nearest(str(class_name), names)}")
+            raise ValueError(f"unknown loss {class_name!r}; {suggest(str(class_name), names)}")
         found: BaseLearningLoss = names[class_name](**kwargs)
         return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.errors import nearest
+from ortflex_core.errors import suggest
 from ortflex_core.types import onnx_dtype
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
 from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device, plugins
@@ -57,7 +57,7 @@ class BaseLearningPenalty(BaseLearningOnnx):
         names = {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
         if not isinstance(class_name, str | None) or class_name not in names:
             known = [n for n in names if n]
-            raise ValueError(f"unknown penalty {class_name!r}; {nearest(str(class_name), known)}")
+            raise ValueError(f"unknown penalty {class_name!r}; {suggest(str(class_name), known)}")
         found: BaseLearningPenalty = names[class_name](**kwargs)
         return found
 
@@ -142,12 +142,10 @@ class ElasticLearningPenalty(BaseLearningPenalty):
                 f"ElasticLearningPenalty was built for {len(self.names_) - 1} weights, got "
                 f"{len(weights)}"
             )
-        place = get_ort_device(device)
+        place, binder = get_ort_device(device), self._binder(bind, sess)
         for name, value in zip(self.names_, given, strict=True):
-            self._bind_input_ortvalue(name, bind, value, place, cache=True)
-        bind.bind_output("Y", place)
-        self._call_iobinding(sess, bind)
-        return bind.get_outputs()[0]
+            self._bind_input_ortvalue(name, bind, value, place, cache=True, flat=True)
+        return binder.fetch(["Y"], place)[0]
 
     def update_weights(self, n_bind: int, device: Any, statei: Any) -> Any:
         """``w ← (1 − 2·l2)·w − l1·sign(w)``, in place; returns the weight.
@@ -159,8 +157,9 @@ class ElasticLearningPenalty(BaseLearningPenalty):
             self._need("penalty_grad_sess_"),
             self._need("penalty_grad_sess_binds_")[n_bind],
         )
-        self._bind_input_ortvalue("X", bind, statei, get_ort_device(device), cache=True)
+        place, binder = get_ort_device(device), self._binder(bind, sess)
+        self._bind_input_ortvalue("X", bind, statei, place, cache=True, flat=True)
         with self.scratch_.beside(n_bind, Y=statei) as fresh:
-            self._bind_output_ortvalue("Y", bind, fresh["Y"], cache=True)
-            self._call_iobinding(sess, bind)
+            self._bind_output_ortvalue("Y", bind, fresh["Y"], cache=True, flat=place)
+            binder.run()
         return statei

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ortflex_core.errors import nearest
-from ortflex_core.program import Program
+from ortflex_core.engines import Scalar
+from ortflex_core.errors import suggest
+from ortflex_core.graph import Program
 from ortflex_core.types import onnx_dtype
-from ortflex_plugins.backends.buffers import Scalar
 from ortflex_plugins.onnxcustom.base import BaseLearningOnnx
 from ortflex_plugins.onnxcustom.checks import check_number
 from ortflex_plugins.onnxcustom.devices import core_device, get_ort_device
@@ -101,7 +101,7 @@ class BaseLearningRate(BaseLearningOnnx):
         names = {name: cls for cls, names in table.items() for name in (cls.__name__, *names)}
         if not isinstance(class_name, str) or class_name not in names:
             raise ValueError(
-                f"unknown learning rate {class_name!r}; {nearest(str(class_name), names)}"
+                f"unknown learning rate {class_name!r}; {suggest(str(class_name), names)}"
             )
         found: BaseLearningRate = names[class_name](**kwargs)
         return found
@@ -143,7 +143,7 @@ class LearningRateSGD(BaseLearningRate):
         super().__init__()
         if learning_rate not in _SCHEDULES:
             raise ValueError(
-                f"learning_rate: {learning_rate!r}; {nearest(str(learning_rate), _SCHEDULES)}"
+                f"learning_rate: {learning_rate!r}; {suggest(str(learning_rate), _SCHEDULES)}"
             )
         check_number("eta0", eta0)
         check_number("alpha", alpha, beyond=learning_rate == "optimal")
@@ -239,12 +239,13 @@ class LearningRateSGD(BaseLearningRate):
             self.writers_[name].write(number)
             inputs[name] = self.scalars_[name]
         place = get_ort_device(device)
+        binder = self._binder(bind, self._need(f"{self._graph}_sess_"))
         for name, value in inputs.items():
-            self._bind_input_ortvalue(name, bind, value, place, cache=True)
+            self._bind_input_ortvalue(name, bind, value, place, cache=True, flat=True)
         with self.scratch_.beside(n_bind, **outputs) as fresh:
             for name, value in fresh.items():
-                self._bind_output_ortvalue(name, bind, value, cache=True)
-            self._call_iobinding(self._need(f"{self._graph}_sess_"), bind)
+                self._bind_output_ortvalue(name, bind, value, cache=True, flat=place)
+            binder.run()
         return statei if velocity is None else (statei, velocity)
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
-from ortflex_core.errors import ConfigError, ModelError, nearest
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import build
+from ortflex_core.errors import ConfigError, ModelError, suggest
+from ortflex_core.graph import Tensor, Trace, build
 from ortflex_plugins.onnxcustom.checks import check_model
 from ortflex_plugins.onnxcustom.devices import plugins
 from ortflex_plugins.onnxcustom.weights import FLOATS, rename_tensors
@@ -77,7 +76,7 @@ def add_loss_output(
     Source: the function of this name in onnxcustom; what differs is in docs/howto/from-onnxcustom.md.
     """
     if score_name not in _SCORES:
-        raise ConfigError(f"score_name: {score_name!r}; {nearest(str(score_name), _SCORES)}")
+        raise ConfigError(f"score_name: {score_name!r}; {suggest(str(score_name), _SCORES)}")
     check_model(onx, "onx")
     out = ModelProto()
     out.CopyFrom(onx)
@@ -111,7 +110,7 @@ def _output(onx: ModelProto, index: int | str | None) -> ValueInfoProto:
         raise TypeError(f"output_index: expected a place or a name, got {index!r}")
     if isinstance(index, str):
         if index not in names:
-            raise ConfigError(f"output_index: {index!r} is no output; {nearest(index, names)}")
+            raise ConfigError(f"output_index: {index!r} is no output; {suggest(index, names)}")
         index = names.index(index)
     if not -len(names) <= index < len(names):
         raise ConfigError(f"output_index: expected a place or a name among {names}, got {index!r}")
@@ -174,14 +173,14 @@ def _log_loss(trace: Trace, predicted: Tensor, expected: Tensor, eps: float = 1e
     logarithms = op.Log(p / op.ReduceSum(p, axes=[1], keepdims=1))
     y = op.Cast(expected, to=predicted.dtype)
     both = op.Concat(1 - y, y, axis=1)
-    return -op.ReduceSum(logarithms * both, axes=[1], keepdims=1)  # type: ignore[no-any-return]
+    return -op.ReduceSum(logarithms * both, axes=[1], keepdims=1)
 
 
 def _only(parameters: Mapping[str, Any], *allowed: str) -> dict[str, Any]:
     unknown = [name for name in parameters if name not in allowed]
     if unknown:
         raise ConfigError(
-            f"unknown parameter {unknown[0]!r} of the loss; {nearest(unknown[0], allowed)}"
+            f"unknown parameter {unknown[0]!r} of the loss; {suggest(unknown[0], allowed)}"
         )
     return dict(parameters)
 
@@ -196,7 +195,7 @@ def _penalties(onx: ModelProto, penalty: Mapping[str, Any]) -> dict[str, Any]:
     out = {}
     for name, given in penalty.items():
         if name not in known:
-            raise ConfigError(f"penalty: {name!r} is no float initializer; {nearest(name, known)}")
+            raise ConfigError(f"penalty: {name!r} is no float initializer; {suggest(name, known)}")
         factors = {"l2": given} if isinstance(given, int | float) else dict(given)
         spec = {"name": "elastic", "l1": 0.0, "l2": 0.0}
         spec |= {key: float(value or 0) for key, value in factors.items()}

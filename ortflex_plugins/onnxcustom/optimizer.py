@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, nearest
-from ortflex_core.model import Model
+from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported, suggest
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.onnxcustom.checks import fitted
 from ortflex_plugins.onnxcustom.data_loader import OrtDataLoader
@@ -23,7 +22,7 @@ from ortflex_plugins.onnxcustom.estimator import (
 )
 from ortflex_plugins.onnxcustom.exceptions import ConvergenceError, EvaluationError
 from ortflex_plugins.onnxcustom.loss_output import rows_name
-from ortflex_plugins.onnxcustom.steps import Steps, steps_for
+from ortflex_plugins.onnxcustom.steps import Steps
 from ortflex_plugins.onnxcustom.weights import check_weights
 
 _SGD = "SGDOptimizer"
@@ -134,7 +133,7 @@ class OrtGradientOptimizer(BaseEstimator):
             sample_weight: one a row, where the model has an input for them, and only there.
             X_val: features to validate with.
             y_val: their labels.
-            use_numpy: copy every batch instead of binding it where it lies.
+            use_numpy: not used; every batch is copied to where the graphs read it.
 
         Raises:
             DataError: data that do not fit the model.
@@ -143,9 +142,9 @@ class OrtGradientOptimizer(BaseEstimator):
         start = self.get_state() if self.warm_start and self._is_fitted() else None
         self._check_model()
         names = self._names(sample_weight is not None)
-        steps = self._create()
         data = self._arrays(X, y, sample_weight)
-        loader = OrtDataLoader(*data, batch_size=self.batch_size, device=self.device)
+        loader = OrtDataLoader(*data, batch_size=self.batch_size)
+        steps = self._create(min(len(loader), self.batch_size))
         validation = self._validation(X_val, y_val) if both_or_none(X_val, y_val) else None
         if start is None and not self.warm_start:
             kinds = steps.model.initializers
@@ -158,7 +157,7 @@ class OrtGradientOptimizer(BaseEstimator):
         self.learning_rate.init_learning_rate()
         for iteration in iterations(self.max_iter, self.verbose):
             rate = self.learning_rate.value / self.batch_size
-            self.train_losses_.append(self._iteration(loader, names, rate, use_numpy))
+            self.train_losses_.append(self._iteration(loader, names, rate))
             self.learning_rate.update_learning_rate(iteration)
             if validation is not None and (iteration + 1) % self.validation_every == 0:
                 self.validation_losses_.append(self._evaluation(validation))
@@ -176,17 +175,22 @@ class OrtGradientOptimizer(BaseEstimator):
         if self.loss_output_name not in outputs:
             raise ModelError(
                 f"loss_output_name: {self.loss_output_name!r} is no output of the model; "
-                f"{nearest(self.loss_output_name, outputs)}. add_loss_output(model) adds a loss"
+                f"{suggest(self.loss_output_name, outputs)}. add_loss_output(model) adds a loss"
             )
 
-    def _create(self) -> Steps:
-        return steps_for(
-            Model(self.model_onnx),
+    def _create(self, rows: int) -> Steps:
+        names = [spec.name for spec in self._specs()]
+        steps = Steps(
+            self.model_onnx,
             list(self.weights_to_train),
             self.loss_output_name,
+            names[1],
             core_device(self.device),
-            self.saved_gradient,
+            rows,
         )
+        if self.saved_gradient is not None:
+            steps.save_gradient(self.saved_gradient)
+        return steps
 
     def _specs(self) -> list[TensorSpec]:
         known = {t.name for t in self.model_onnx.graph.initializer}
@@ -223,32 +227,18 @@ class OrtGradientOptimizer(BaseEstimator):
             None if weight is None else fitted(np.ravel(weight), specs[2], "sample_weight"),
         )
 
-    def _iteration(
-        self, loader: OrtDataLoader, names: list[str], rate: float, use_numpy: bool
-    ) -> float:
-        steps = self.train_session_
+    def _iteration(self, loader: OrtDataLoader, names: list[str], rate: float) -> float:
         losses: list[float] = []
-        batches = self._copied(loader, names) if use_numpy else loader.iter_bind(steps, names)
-        for rows in batches:
-            loss = steps.run(rate)
+        for batch in loader.iter_numpy():
+            loss = self.train_session_.run(dict(zip(names, batch, strict=True)), rate)
             if not np.isfinite(loss):
                 raise ConvergenceError(
                     f"the loss is {loss} at the rate {rate:g}: the gradient descent has failed; the "
                     f"losses before were {last(losses or self.train_losses_)}. A smaller "
                     "learning_rate may help"
                 )
-            losses.append(loss / rows)
+            losses.append(loss / len(batch[0]))
         return float(np.mean(losses))
-
-    def _copied(self, loader: OrtDataLoader, names: list[str]) -> Any:
-        device = self.train_session_.device
-        for batch in loader.iter_numpy():
-            values = [device.put(array) for array in batch]
-            for name, array, value in zip(names, batch, values, strict=True):
-                self.train_session_.bind_input(
-                    name, self.device, array.dtype.type, array.shape, value.data_ptr()
-                )
-            yield len(batch[0])
 
     # ------------------------------------------------------------------ looking
 
@@ -297,7 +287,7 @@ class OrtGradientOptimizer(BaseEstimator):
         """What trains; made anew where only the weights are there (after unpickling)."""
         if not hasattr(self, "train_session_"):
             state = self.get_state()
-            steps = self._create()
+            steps = self._create(self.batch_size)
             steps.load_state(state)
             self.train_session_ = steps
         return self.train_session_
@@ -318,13 +308,18 @@ class OrtGradientOptimizer(BaseEstimator):
         """The same as :meth:`get_state`."""
         return self.get_state()
 
-    def set_state(self, state: Mapping[str, Array]) -> None:
-        """Replace weights; those not named stay.
+    def set_state(self, state: Any) -> None:
+        """Replace weights, arrays by name; those not named stay.
 
         Raises:
             AttributeError: nothing was trained yet.
             DataError: an unknown name or another shape.
         """
+        if not isinstance(state, Mapping):
+            names = ", ".join(self.weights_to_train)
+            raise DataError(
+                f"state: expected arrays by the names {names}, got {type(state).__name__}"
+            )
         self._compiled().load_state(state)
         self.trained_coef_ = self.get_state()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.errors import DataError, nearest
+from ortflex_core.errors import DataError, suggest
 from ortflex_plugins.onnxcustom.devices import core_device, plain
 from ortflex_plugins.onnxcustom.estimator import BaseEstimator
 
@@ -69,7 +69,7 @@ class OrtValueState(BaseEstimator):
             unknown = [n for n in state if n not in names]
             if unknown:
                 raise DataError(
-                    f"state: unknown weight {unknown[0]!r}; {nearest(unknown[0], names)}"
+                    f"state: unknown weight {unknown[0]!r}; {suggest(unknown[0], names)}"
                 )
             state = [state.get(n) for n in names]
         values = list(state)[-len(names) :] if names else []

@@ -1,4 +1,4 @@
-"""One graph a step for a model that has its loss inside: TrainingSession's, or fused's."""
+"""Steps of descent on a model that has its loss inside, by the engines that the Trainer trains with."""
 
 from __future__ import annotations
 
@@ -7,74 +7,106 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
-from ortflex_core import passes
-from ortflex_core.autodiff import gradients
-from ortflex_core.binder import Binder, HostVector
-from ortflex_core.errors import DataError, GraphError, nearest
+from ortflex_core import gradient_model
+from ortflex_core.autodiff import load_rules
+from ortflex_core.data import Batch
+from ortflex_core.errors import GraphError
 from ortflex_core.files import write_bytes
-from ortflex_core.host import Host
-from ortflex_core.model import Model
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import Program, build
-from ortflex_core.protocols import Device
-from ortflex_core.session import reason, session, session_options
-from ortflex_core.types import Array, TensorSpec, onnx_dtype
-from ortflex_plugins.backends import ort_gradients
-from ortflex_plugins.backends.buffers import Scalar, Twins, check_state
-from ortflex_plugins.backends.training_session import native_session
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.model import Model, complete_shapes
+from ortflex_core.parameters import choose_parameters
+from ortflex_core.problem import LossTerm, Problem
+from ortflex_core.programs import step_program
+from ortflex_core.protocols import Backend, Device, Engine, Loss
+from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.base import save_graphs
 from ortflex_plugins.onnxcustom.devices import plugins, this_runtime
+from ortflex_plugins.onnxcustom.weights import with_weights
 
-_RATE = "Learning_Rate"
+_BACKENDS: tuple[Any, ...] = ("training_session", {"name": "fused", "steps_per_run": 1})
+_WHOLE = (1.0,)
+"""The denominator of a loss that is a sum."""
 _log = logging.getLogger("ortflex")
 
 
-class Steps:
-    """A model with a loss [1, 1], and its weights; one :meth:`run` is one step of descent.
+@attrs.frozen(kw_only=True)
+class LossInside(Loss):
+    """The loss of a model that computes it: its output is what is minimized.
 
-    Data are bound by :meth:`bind_input`, as to onnxruntime's own bindings.
+    >>> LossInside().describe()
+    {'name': 'loss_inside'}
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "loss_inside"
 
-    def __init__(self, model: Model, weights: Sequence[str], loss: str, device: Device) -> None:
-        self.model = model
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The output; the labels are inputs of the model."""
+        return predicted
+
+    def gradient(self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor) -> Tensor:
+        """The cotangent."""
+        return cotangent
+
+
+class Steps:
+    """A model with a loss of one element, and its weights in an engine; a step at a time.
+
+    By TrainingSession where it is installed and has the gradients right, else by the fused step.
+
+    Args:
+        onx: the model.
+        weights: names of the initializers to train.
+        loss: the output to minimize.
+        label: an input of the model that has one row a sample.
+        device: where the weights are.
+        batch_size: rows of a batch.
+    """
+
+    def __init__(
+        self,
+        onx: ModelProto,
+        weights: Sequence[str],
+        loss: str,
+        label: str,
+        device: Device,
+        batch_size: int,
+    ) -> None:
+        self._onx, self._loss = onx, loss
         self.weights = list(weights)
-        self.loss_name = loss
-        self.device = device
-        self.data = {i.name: i for i in model.inputs}
-        spec = model.value(loss)
-        sizes = [d for d in spec.shape or () if isinstance(d, int)]
-        known = spec.shape is not None and len(sizes) == len(spec.shape)
-        self._cost = device.empty(sizes if known else [1, 1], spec.numpy)
-        self._loss = Scalar(device, self._cost)
-        trace, values, _ = self._trace([loss])
-        self.evaluation = build(trace, values, name="evaluation")
-        self._evaluating: dict[tuple[str, ...], Program] = {(loss,): self.evaluation}
+        self.model = Model(onx)
+        complete_shapes(self.model)
+        predicted = self.model.value(loss)
+        term = LossTerm(
+            index=0,
+            loss=LossInside(),
+            output=loss,
+            predicted=predicted,
+            label=next(i for i in self.model.inputs if i.name == label),
+            weight=None,
+            samples=predicted.shape or (),
+        )
+        self._problem = Problem(
+            model=self.model,
+            terms=(term,),
+            penalties=(),
+            optimizer=plugins().component("optimizers", "sgd", "optimizer"),
+            optimizer_name="sgd",
+            choices=tuple(choose_parameters(self.model, [loss], self.weights)),
+            reduction="sum",
+            rules=load_rules(plugins()),
+            plugins=plugins(),
+            batch_size=batch_size,
+        )
+        self.name, self.engine = _engine(self._problem, device)
 
-    def _trace(self, outputs: Sequence[str], rewrite: Any = None) -> tuple[Trace, Any, Any]:
-        """The model with its weights as inputs, up to some tensors."""
-        trace = Trace(self.model.opsets)
-        specs = {**self.data, **{n: self.model.initializers[n] for n in self.weights}}
-        given = {n: trace.input(n, s.dtype, s.shape) for n, s in specs.items()}
-        return trace, self.model.replay(trace, outputs, given, rewrite), given
-
-    def _binder(self) -> Binder:
-        """What the next step reads its data from."""
-        raise NotImplementedError
-
-    def bind_input(self, name: str, device: Any, dtype: Any, shape: Any, pointer: int) -> None:
-        """Bind data by their address; whoever calls keeps them alive until :meth:`run` is done."""
-        spec = TensorSpec(name, onnx_dtype(np.dtype(dtype)), tuple(shape))
-        self._binder().input_at(spec, self, device, pointer)  # type: ignore[arg-type]
-
-    def run(self, rate: float) -> float:
+    def run(self, data: Mapping[str, Array], rate: float) -> float:
         """One step; returns the loss before it."""
-        raise NotImplementedError
+        [(loss, _)] = self.engine.run([_batch(data)], [rate]).read()
+        return loss
 
     def evaluate(self, data: Mapping[str, Array], output: str | None = None) -> Array:
         """The loss (or another tensor) of some data, with the weights of now.
@@ -82,25 +114,13 @@ class Steps:
         Raises:
             GraphError: onnxruntime refuses the data.
         """
-        wanted = output or self.loss_name
-        if (wanted,) not in self._evaluating:
-            trace, values, _ = self._trace([wanted])
-            self._evaluating[wanted,] = build(trace, values, name="evaluation")
-        program = self._evaluating[wanted,]
-        known: dict[str, Array] = {**data, **self.get_state()}
-        feeds = {
-            i.name: known[i.name] if i.name in known else self.model.initializer(i.name)
-            for i in program.inputs
-        }
-        try:
-            [result] = session(program, self.device).run([wanted], feeds)
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"the evaluation graph failed: {reason(error)}") from error
-        return np.asarray(result)
+        name = output or self._loss
+        return self.engine.predict(_batch(data), [name])[name]
 
     def get_state(self) -> dict[str, Array]:
         """Copies of the weights, by name."""
-        raise NotImplementedError
+        state = self.engine.state()
+        return {n: state[n] for n in self.weights}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Replace weights.
@@ -108,214 +128,44 @@ class Steps:
         Raises:
             DataError: an unknown name or another shape.
         """
-        raise NotImplementedError
-
-    def _checked(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        shapes: dict[str, Any] = {n: self.model.initializers[n].shape for n in self.weights}
-        if not isinstance(state, Mapping):
-            raise DataError(
-                f"state: expected arrays by the names {', '.join(shapes)}, got {type(state).__name__}"
-            )
-        for name in state:
-            if name not in shapes:
-                raise DataError(f"unknown weight {name!r}; {nearest(name, shapes)}")
-        check_state(state, shapes, "weight")
         kinds = self.model.initializers
-        return {n: np.asarray(a, dtype=kinds[n].numpy, order="C") for n, a in state.items()}
+        self.engine.load(
+            {n: np.asarray(a, kinds[n].numpy if n in kinds else None) for n, a in state.items()}
+        )
+
+    def save_gradient(self, path: str) -> None:
+        """Write the graph of the gradients, and that of a step to ``<path>.training.onnx``."""
+        made = gradient_model(self._onx, self.weights, [self._loss], plugins=plugins())
+        write_bytes(Path(path), made.SerializeToString())
+        write_bytes(Path(f"{path}.training.onnx"), self._step().SerializeToString())
+
+    def _step(self) -> ModelProto:
+        """A whole step in standard operators, whichever engine trains."""
+        return step_program(self._problem, rows=self._problem.batch_size).proto()
 
     def save_onnx_graph(
         self, folder: Any, prefix: str | None = None, suffix: str | None = None
     ) -> dict[str, Any]:
-        """Save the graph of a step and that of an evaluation."""
-        graphs = {"training_onnx_": self.graph(), "evaluation_onnx_": self.evaluation.proto()}
+        """Save the graph of a step, and the model with the weights of now, which evaluates."""
+        evaluation = with_weights(self._onx, self.get_state())
+        graphs = {"training_onnx_": self._step(), "evaluation_onnx_": evaluation}
         return save_graphs(type(self).__name__, graphs, folder, prefix, suffix)
 
-    def graph(self) -> ModelProto:
-        """The graph of a step."""
-        raise NotImplementedError
+
+def _batch(data: Mapping[str, Array]) -> Batch:
+    return Batch(data, None, len(next(iter(data.values()))), _WHOLE)
 
 
-class FusedSteps(Steps):
-    """Loss, gradients and update in one graph of standard operators."""
-
-    name = "fused"
-
-    def __init__(
-        self,
-        model: Model,
-        weights: Sequence[str],
-        loss: str,
-        device: Device,
-        saved_gradient: str | None = None,
-    ) -> None:
-        super().__init__(model, weights, loss, device)
-        trace, values, given = self._trace([loss])
-        cost: Tensor = values[loss]
-        rules = plugins().rules()
-        found = gradients([(cost, None)], [given[n] for n in self.weights], rules)
-        outputs = {loss: cost}
-        shown = outputs | {f"gradient/{n}": g for n, g in zip(self.weights, found, strict=True)}
-        for name, gradient in zip(self.weights, found, strict=True):
-            outputs[f"new/{name}"] = given[name] - Host.symbol("rate") * gradient
-        self._program = _optimized(trace, outputs, "step")
-        if saved_gradient is not None:
-            write_bytes(Path(saved_gradient), _optimized(trace, shown, "gradient").model)
-            write_bytes(Path(f"{saved_gradient}.training.onnx"), self._program.model)
-        state = {n: model.initializer(n) for n in self.weights}
-        self._twins = Twins(device, state)
-        self._hosts = HostVector(self._program, device, {})
-        self._binders = [self._bound(old) for old in (0, 1)]
-
-    def _bound(self, old: int) -> Binder:
-        binder = Binder(session(self._program, self.device), "step")
-        versions = self._twins.versions
-        for spec in self._program.inputs:
-            if spec.name in versions[old]:
-                binder.input(spec.name, versions[old][spec.name])
-            elif spec.name not in self.data:
-                binder.input(spec.name, self.device.put(self.model.initializer(spec.name)))
-        binder.hosts(self._hosts)
-        binder.output(self.loss_name, self._cost)
-        for name, value in versions[1 - old].items():
-            binder.output(f"new/{name}", value)
-        return binder
-
-    def _binder(self) -> Binder:
-        return self._binders[self._twins.current]
-
-    def run(self, rate: float) -> float:
-        """See :meth:`Steps.run`."""
-        self._hosts.update({"rate": rate})
-        self._binder().run()
-        self._twins.current = 1 - self._twins.current
-        return self._loss.read()
-
-    def get_state(self) -> dict[str, Array]:
-        """See :meth:`Steps.get_state`."""
-        return self._twins.read()
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """See :meth:`Steps.load_state`."""
-        self._twins.write(self._checked(state), "weight")
-
-    def graph(self) -> ModelProto:
-        """See :meth:`Steps.graph`."""
-        return self._program.proto()
-
-
-def _optimized(trace: Trace, outputs: Mapping[str, Tensor], name: str) -> Program:
-    made, named = passes.optimize(trace, outputs)
-    return build(made, named, name=name)
-
-
-class SessionSteps(Steps):
-    """onnxruntime's TrainingSession."""
-
-    name = "training_session"
-
-    def __init__(
-        self,
-        model: Model,
-        weights: Sequence[str],
-        loss: str,
-        device: Device,
-        saved_gradient: str | None = None,
-    ) -> None:
-        super().__init__(model, weights, loss, device)
-        self._program = session_program(self)
-        self.session = self._open(saved_gradient)
-        rate = device.empty([1], np.float32)
-        self._rate = Scalar(device, rate)
-        self._bindings = Binder(self.session, "training")
-        self._bindings.input(_RATE, rate)
-        self._bindings.output(loss, self._cost)
-
-    def _open(self, saved_gradient: str | None) -> Any:
-        from onnxruntime.capi import _pybind_state as state
-
-        proto = self._program.proto()
-        # The runtime wants trained weights among the inputs and among the initializers.
-        for info in list(proto.graph.input):
-            if info.name not in self.data:
-                array = self.model.initializer(info.name)
-                proto.graph.initializer.append(onnx.numpy_helper.from_array(array, info.name))
-                if info.name not in self.weights:
-                    proto.graph.input.remove(info)
-        asked = state.TrainingParameters()
-        asked.loss_output_name = self.loss_name
-        asked.use_mixed_precision = False
-        asked.enable_grad_norm_clip = False
-        asked.weights_to_train = set(self.weights)
-        asked.training_optimizer_name = "SGDOptimizer"
-        asked.optimizer_attributes_map = {n: {} for n in self.weights}
-        asked.optimizer_int_attributes_map = {n: {} for n in self.weights}
-        if saved_gradient is not None:
-            asked.model_with_gradient_graph_path = str(saved_gradient)
-            asked.model_with_training_graph_path = f"{saved_gradient}.training.onnx"
-        options = session_options(1)
-        # In the default order a weight may be updated before the backward pass has read it.
-        options.execution_order = state.ExecutionOrder.PRIORITY_BASED
-        try:
-            return native_session()(
-                proto.SerializeToString(), asked, options, providers=self.device.providers()
-            )
-        except Exception as error:  # onnxruntime raises classes of its own, made in C++
-            raise GraphError(f"TrainingSession refuses the graph: {reason(error)}") from error
-
-    def _binder(self) -> Binder:
-        return self._bindings
-
-    def run(self, rate: float) -> float:
-        """See :meth:`Steps.run`."""
-        self._rate.write(rate)
-        self._bindings.run()
-        return self._loss.read()
-
-    def get_state(self) -> dict[str, Array]:
-        """See :meth:`Steps.get_state`."""
-        everything = self.session.get_state()
-        return {n: np.array(everything[n]) for n in self.weights}
-
-    def load_state(self, state: Mapping[str, Array]) -> None:
-        """See :meth:`Steps.load_state`."""
-        self.session.load_state(self._checked(state), strict=False)
-
-    def graph(self) -> ModelProto:
-        """The graph that the runtime differentiates and completes by itself."""
-        return self._program.proto()
-
-
-def session_program(steps: Steps) -> Program:
-    """The loss, as onnxruntime's gradient builder needs it."""
-    rewriting = ort_gradients.replacing(steps.model, steps.weights, [steps.loss_name])
-    trace, values, _ = steps._trace([steps.loss_name], rewriting)
-    return build(trace, values, name="training")
-
-
-def against_session(steps: Steps) -> list[str]:
-    """Why TrainingSession cannot rightly train a model; empty if it can."""
+def _engine(problem: Problem, device: Device) -> tuple[str, Engine]:
+    """The first backend that can train a problem; the last one says why it cannot."""
     runtime = this_runtime()
-    if not runtime.has_training_session:
-        return [f"{runtime} has no TrainingSession"]
-    kinds = steps.model.initializers
-    others = [n for n in steps.weights if kinds[n].dtype != TensorProto.FLOAT]
-    if others:
-        return [f"it trains float32 only, {others[0]!r} is another type"]
-    program = session_program(steps)
-    return ort_gradients.operators_without_gradient(
-        program.proto(), steps.weights, steps.loss_name, runtime
-    )
-
-
-def steps_for(
-    model: Model, weights: Sequence[str], loss: str, device: Device, saved_gradient: str | None
-) -> Steps:
-    """TrainingSession where it is and can, else the fused step."""
-    reasons = against_session(Steps(model, weights, loss, device))
-    if not reasons:
-        try:
-            return SessionSteps(model, weights, loss, device, saved_gradient)
-        except GraphError as error:
-            reasons = [str(error)]
-    _log.info("TrainingSession cannot train the model, the fused step does: %s", reasons[0])
-    return FusedSteps(model, weights, loss, device, saved_gradient)
+    for spec in _BACKENDS:
+        backend: Backend = plugins().component("backends", spec, "backend")
+        reasons = backend.supports(problem, device, runtime)
+        if not reasons:
+            try:
+                return backend.name, backend.build(problem, device, runtime)
+            except GraphError as error:
+                reasons = [str(error)]
+        _log.info("the backend %s cannot train the model: %s", backend.name, reasons[0])
+    raise GraphError(f"no backend can train the model: {reasons[0]}")

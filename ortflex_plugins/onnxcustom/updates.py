@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ortflex_core.binder import Binder, HostVector
-from ortflex_core.host import Host
-from ortflex_core.program import Program, build
+from ortflex_core.engines import Scalar
+from ortflex_core.graph import Host, Program, build
 from ortflex_core.protocols import Device, Value
-from ortflex_core.session import session, shared_program
+from ortflex_core.runtime import Binder, HostVector, get_program, get_session
 from ortflex_core.types import TensorSpec, numpy_dtype
-from ortflex_plugins.backends.buffers import Scalar
 from ortflex_plugins.onnxcustom.functions import new_trace
 from ortflex_plugins.onnxcustom.learning_penalty import (
     BaseLearningPenalty,
@@ -62,7 +60,7 @@ class WholeUpdate:
         self.velocities = (list(velocities), [_like(v, device) for v in velocities])
         specs = tuple(_spec(v) for v in weights)
         kinds = (type(rate), getattr(rate, "nesterov", None), type(penalty))
-        self._program = shared_program(
+        self._program = get_program(
             ("update", kinds, specs, opset), lambda: self._make(specs, opset)
         )
         constants = {k: float(getattr(o, k, 0.0)) for o, k in self._constants()}
@@ -99,7 +97,7 @@ class WholeUpdate:
         return build(trace, outputs, name="update")
 
     def _bound(self, old: int, device: Device) -> Binder:
-        binder = Binder(session(self._program, device), "update")
+        binder = Binder(get_session(self._program, device), "update")
         for letter, versions in (("W", self.versions), ("V", self.velocities)):
             for k, (before, after) in enumerate(zip(versions[old], versions[1 - old], strict=True)):
                 binder.input(f"{letter}{k}", before)

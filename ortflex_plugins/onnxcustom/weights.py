@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto
 
-from ortflex_core.errors import ModelError, nearest
+from ortflex_core.errors import ModelError, suggest
 from ortflex_core.types import Array
 from ortflex_plugins.onnxcustom.checks import check_model
 
@@ -102,7 +102,7 @@ def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
         if name not in known:
             raise ModelError(
                 f"weights_to_train: {name!r} is no float initializer of the model; "
-                f"{nearest(name, known)}"
+                f"{suggest(name, known)}"
             )
     if len(set(names)) != len(names):
         raise ModelError(f"weights_to_train: a name is given twice in {names}")
@@ -129,7 +129,7 @@ def with_weights(onx: ModelProto, state: Mapping[str, Any]) -> ModelProto:
     tensors = {tensor.name: tensor for tensor in out.graph.initializer}
     for name, value in state.items():
         if name not in tensors:
-            raise ModelError(f"the model has no initializer {name!r}; {nearest(name, tensors)}")
+            raise ModelError(f"the model has no initializer {name!r}; {suggest(name, tensors)}")
         array = value if isinstance(value, np.ndarray) else value.numpy()
         tensors[name].CopyFrom(onnx.numpy_helper.from_array(array, name))
     return out

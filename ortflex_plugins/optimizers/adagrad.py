@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
 
 
@@ -39,8 +39,8 @@ class Adagrad(Optimizer):
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The rate's decay is computed on the host."""

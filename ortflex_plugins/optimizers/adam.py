@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
-from ortflex_plugins.optimizers._adam import adams_move
 
 
 @attrs.frozen(kw_only=True)
@@ -45,10 +44,13 @@ class Adam(Optimizer):
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """``w − rate·m̂ / (√v̂ + eps)``."""
-        move, after = adams_move(op, self, gradient, rate, step, slots)
-        return weight - move, after
+        """The formula."""
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient**2
+        m_hat = m / (1 - self.beta1**step)
+        v_hat = v / (1 - self.beta2**step)
+        return weight - rate * m_hat / (op.Sqrt(v_hat) + self.eps), {"m": m, "v": v}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
-from ortflex_plugins.optimizers._adam import adams_move
 
 
 @attrs.frozen(kw_only=True)
@@ -39,18 +38,23 @@ class AdamW(Optimizer):
         default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of g²"
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v̂")
-    weight_decay: float = hyper(default=0.01, validator=number(ge=0), help="share of w, times rate")
+    weight_decay: float = hyper(
+        default=0.01, validator=number(ge=0), help="fraction of w, times rate"
+    )
 
     def update(
         self,
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """``(1 − rate·weight_decay)·w`` less what Adam moves."""
-        move, after = adams_move(op, self, gradient, rate, step, slots)
-        kept = (1 - rate * self.weight_decay) * weight
-        return kept - move, after
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient**2
+        m_hat = m / (1 - self.beta1**step)
+        v_hat = v / (1 - self.beta2**step)
+        move = rate * m_hat / (op.Sqrt(v_hat) + self.eps)
+        return (1 - rate * self.weight_decay) * weight - move, {"m": m, "v": v}

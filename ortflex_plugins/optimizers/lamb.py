@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
 
 
@@ -40,7 +40,7 @@ class Lamb(Optimizer):
         default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of g²"
     )
     eps: float = hyper(default=1e-6, validator=number(gt=0), help="added to √v̂")
-    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="share of w in d")
+    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w in d")
     ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="least ‖w‖/‖d‖")
     ratio_max: float = hyper(default=10.0, validator=number(gt=0), help="largest ‖w‖/‖d‖")
 
@@ -49,16 +49,16 @@ class Lamb(Optimizer):
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The new weight; the direction's scale c₂/(1 − beta1ᵗ) is a host scalar."""
+        """The formula."""
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
-        c2 = op.Sqrt(1 - self.beta2**step)
-        scale = c2 / (1 - self.beta1**step)
-        direction = scale * (m / (op.Sqrt(v) + self.eps * c2)) + self.weight_decay * weight
+        m_hat = m / (1 - self.beta1**step)
+        v_hat = v / (1 - self.beta2**step)
+        direction = m_hat / (op.Sqrt(v_hat) + self.eps) + self.weight_decay * weight
         size_w, size_d = _norm(op, weight), _norm(op, direction)
         ratio = op.Clip(size_w / size_d, self.ratio_min, self.ratio_max)
         # 0/0 and x/0 come out of the division, and are not taken.
@@ -68,4 +68,4 @@ class Lamb(Optimizer):
 
 def _norm(op: Ops, tensor: Tensor) -> Tensor:
     """‖x‖ over all elements, of rank 0."""
-    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))  # type: ignore[no-any-return]
+    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))

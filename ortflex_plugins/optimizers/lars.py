@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
 
 
@@ -36,16 +36,16 @@ class Lars(Optimizer):
     elementwise: ClassVar[bool] = False
 
     beta: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="how much velocity is kept")
-    trust: float = hyper(default=1e-3, validator=number(gt=0), help="a step's share of ‖w‖")
-    weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="share of w in d")
+    trust: float = hyper(default=1e-3, validator=number(gt=0), help="a step's fraction of ‖w‖")
+    weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="fraction of w in d")
 
     def update(
         self,
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The formula."""
@@ -60,4 +60,4 @@ class Lars(Optimizer):
 
 def _norm(op: Ops, tensor: Tensor) -> Tensor:
     """‖x‖ over all elements, of rank 0."""
-    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))  # type: ignore[no-any-return]
+    return op.Sqrt(op.ReduceSum(tensor * tensor, keepdims=0))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
 
 
@@ -33,18 +33,18 @@ class Lion(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("m",)
 
     beta1: float = hyper(
-        default=0.9, validator=number(ge=0, lt=1), help="share of m in the direction"
+        default=0.9, validator=number(ge=0, lt=1), help="fraction of m in the direction"
     )
     beta2: float = hyper(default=0.99, validator=number(ge=0, lt=1), help="decay of the mean of g")
-    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="share of w")
+    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w")
 
     def update(
         self,
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The formula."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer
 
 
@@ -33,7 +33,7 @@ class Sgd(Optimizer):
 
     # A constant of the graph: as a hyperparameter it would cost a product a weight even at 0.
     weight_decay: float = attrs.field(
-        default=0.0, validator=number(ge=0), metadata={"help": "share of w in the gradient"}
+        default=0.0, validator=number(ge=0), metadata={"help": "fraction of w in the gradient"}
     )
 
     def update(
@@ -41,8 +41,8 @@ class Sgd(Optimizer):
         op: Ops,
         weight: Tensor,
         gradient: Tensor,
-        rate: Any,
-        step: Any,
+        rate: Host,
+        step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """``(1 − rate·weight_decay)·w − rate·g``: the gradient is only scaled, as without decay."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Penalty
 
 
@@ -28,14 +29,15 @@ class ElasticPenalty(Penalty):
     """
 
     name: ClassVar[str] = "elastic"
+    unnamed: ClassVar[Mapping[str, float] | None] = {"l1": 0.0, "l2": 0.0}
 
     l1: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σ|w|")
     l2: float = hyper(default=1e-4, validator=number(ge=0), help="factor of Σw²")
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l1·|w| + l2·w²``."""
-        return self.l1 * op.Abs(weight) + self.l2 * (weight * weight)  # type: ignore[no-any-return]
+        return self.l1 * op.Abs(weight) + self.l2 * (weight * weight)
 
     def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l1·sign(w) + 2·l2·w``."""
-        return self.l1 * op.Sign(weight) + (2 * self.l2) * weight  # type: ignore[no-any-return]
+        return self.l1 * op.Sign(weight) + (2 * self.l2) * weight

@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Penalty
 
 
@@ -32,8 +32,8 @@ class L1(Penalty):
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l1·|w|``."""
-        return self.l1 * op.Abs(weight)  # type: ignore[no-any-return]
+        return self.l1 * op.Abs(weight)
 
     def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
         """``l1·sign(w)``."""
-        return self.l1 * op.Sign(weight)  # type: ignore[no-any-return]
+        return self.l1 * op.Sign(weight)

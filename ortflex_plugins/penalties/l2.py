@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 
 from ortflex_core.component import hyper, number
-from ortflex_core.ops import Ops, Tensor
+from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Penalty
 
 

@@ -10,7 +10,7 @@ import attrs
 from ortflex_plugins.pictures.repeats import repeats
 from ortflex_plugins.pictures.scene import Chip, Item, Level
 
-# Up to so many operators a graph is easier to read as it is.
+# Up to this number of operators a graph is easier to read unfolded.
 SMALL = 24
 _PORTS = 3
 _ENDS = 6
@@ -46,7 +46,7 @@ def level(
 
     Args:
         ops: in any order.
-        inputs: the graph's inputs; those that nobody reads are left out.
+        inputs: the graph's inputs; unused ones are left out.
         outputs: the graph's outputs.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
     """
@@ -138,7 +138,7 @@ def made_in(ops: Iterable[Op]) -> list[str]:
 
 
 def _leaves(name: str, start: int, stop: int, readers: Mapping[str, set[int]]) -> bool:
-    """Whether somebody outside reads a tensor, or nobody at all: then it is a result."""
+    """Whether a tensor is read outside, or by no node at all: then it is a result."""
     return any(not start <= k < stop for k in readers.get(name, {-1}))
 
 

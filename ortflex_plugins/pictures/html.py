@@ -15,14 +15,14 @@ _HERE = Path(__file__).parent
 
 
 def page(title: str, body: str, *, note: str = "") -> str:
-    """A whole page; ``body`` is HTML already, title and note are texts."""
+    """A whole page; ``body`` is HTML already, title and note are plain strings."""
     style = (_HERE / "page.css").read_text("utf-8")
     script = (_HERE / "page.js").read_text("utf-8")
     said = f'<p class="note">{text(note)}</p>' if note else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Whatever a file's texts try: the page may load nothing.
+        # The page may load nothing, whatever strings a file contains.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{text(title)}</title>\n<style>\n{style}</style></head>\n"
@@ -67,7 +67,7 @@ def _legend(level: Level) -> str:
 
 
 def _level(drawing: Drawing) -> dict[str, Any]:
-    """What page.js needs to place the boxes anew: orders, sizes, and where they were."""
+    """What page.js needs to place the boxes again: orders, sizes, and where they were."""
     number = {id(box): k for k, box in enumerate(drawing.boxes)}
     return {
         "layers": [[number[id(b)] for b in layer] for layer in drawing.layers],

@@ -69,7 +69,7 @@ class Drawing:
 
 
 def width(text: str, size: float = FONT) -> float:
-    """How wide a text is at most, as browsers' sans-serif fonts go.
+    """The largest width of a string in browsers' sans-serif fonts.
 
     >>> width("MatMul") < width("MatMul of A and B")
     True

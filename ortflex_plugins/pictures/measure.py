@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from ortflex_core import Trainer
 from ortflex_core.data import Batch
 from ortflex_core.errors import OrtflexError
-from ortflex_core.hookspecs import hook
-from ortflex_core.host import HostProgram
-from ortflex_core.program import Program
-from ortflex_core.session import run_once, session_options
-from ortflex_core.trainer import Trainer
+from ortflex_core.graph import Key, Port, Program, ports_of
+from ortflex_core.hooks import hook
+from ortflex_core.runtime import run_once, session_options
 from ortflex_core.types import Array
-from ortflex_plugins.pictures.parts import Step, step_of
+from ortflex_plugins.pictures.parts import NORM, Step, step_of
 
 BINS = 40
 _PARAMETERS = 200  # with a histogram
@@ -72,7 +71,7 @@ class Measures:
             return f"there are more than {_ELEMENTS:,} weights"
         try:
             if loop is None:
-                return "there is no batch"
+                return "no batch is known"
             self._batch = loop.plan.source.sample()
             step = step_of(problem, self._batch.size, norm=True)
         except (OrtflexError, StopIteration) as error:
@@ -106,7 +105,7 @@ class Measures:
         program = self._step.program
         try:
             feeds, values = self._feeds(trainer, program)
-            found = float(run_once(program, feeds, values, trainer.device)["norm"])
+            found = float(run_once(program, feeds, values, trainer.device)[NORM])
         except (OrtflexError, KeyError) as error:
             self._notes.append(f"no gradient norms: {error}")
             self._step = None
@@ -115,23 +114,26 @@ class Measures:
 
     def _feeds(
         self, trainer: Trainer, program: Program
-    ) -> tuple[dict[str, Array], dict[str, float]]:
+    ) -> tuple[dict[Key, Array], dict[str, float]]:
         problem, batch, engine = trainer.problem, self._batch, trainer.engine
         assert batch is not None
-        known = {**engine.state(), **engine.slots(), **engine.buffers()}
-        feeds = {}
-        for spec in program.inputs:
-            if spec.name in batch.columns:
-                feeds[spec.name] = batch.array(spec.name)
-            elif spec.name in known:
-                feeds[spec.name] = known[spec.name]
-            else:
-                feeds[spec.name] = problem.model.initializer(spec.name)
-        values = {**problem.constants(), "rate": trainer.learning_rate, "step": 1.0}
-        for term, denominator in zip(problem.terms, batch.denominators, strict=True):
-            divisor = 1.0 if problem.reduction == "sum" else denominator
-            values[f"{term.prefix}/scale"] = term.factor / divisor if denominator else 0.0
-        return feeds, values
+        known: dict[Key, Array] = {}
+        state, buffers = engine.state(), engine.buffers()
+        for arrays, ports in (
+            (state, ports_of("parameter", state)),
+            (engine.slots(), problem.slot_ports),
+            (buffers, ports_of("buffer", buffers)),
+        ):
+            known |= {ports[n]: array for n, array in arrays.items() if n in ports}
+        columns = problem.column_ports
+        known |= {columns[n]: batch.array(n) for n in batch.columns if n in columns}
+        for key in program.takes:
+            if key not in known and isinstance(key, Port):
+                known[key] = problem.model.initializer(str(key.of))
+        values = {**problem.constants(), Port("rate").label: trainer.learning_rate}
+        values |= {Port("counter").label: 1.0, Port("draw").label: 1.0}
+        values |= problem.scales(batch.denominators)
+        return {key: known[key] for key in program.takes}, values
 
     @hook
     def exception(self) -> None:
@@ -188,17 +190,14 @@ def histogram(name: str, before: Array, after: Array) -> dict[str, Any]:
 
 
 def profiled(
-    step: Step, feeds: Mapping[str, Array], values: Mapping[str, float]
+    step: Step, feeds: Mapping[Key, Array], values: Mapping[str, float]
 ) -> dict[str, float]:
     """Seconds of a step by part, the mean of some runs, as onnxruntime's profiler counts them."""
     import onnxruntime
 
     program = step.program
-    numbers = HostProgram([h.expression for h in program.hosts])(values)
-    scalars = {
-        h.spec.name: np.asarray(v, dtype=h.spec.numpy)
-        for h, v in zip(program.hosts, numbers, strict=True)
-    }
+    scalars = program.scalars(values)
+    arrays = {spec.name: feeds[key] for key, spec in program.takes.items()}
     with tempfile.TemporaryDirectory() as folder:
         options = session_options(1)
         # Fused operators belong to no part.
@@ -210,7 +209,7 @@ def profiled(
         )
         runs, start = 0, time.perf_counter()
         while runs < 2 or (runs < _RUNS and time.perf_counter() - start < _SECONDS):
-            session.run(None, {**feeds, **scalars})
+            session.run(None, {**arrays, **scalars})
             runs += 1
         events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
     nodes = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]

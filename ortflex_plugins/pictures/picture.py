@@ -11,12 +11,11 @@ import attrs
 import onnx
 from onnx import ModelProto
 
-from ortflex_core import modelfile
-from ortflex_core.check import check_model
+from ortflex_core import check_model
 from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
 from ortflex_core.files import write_bytes
-from ortflex_core.model import Model, as_model
-from ortflex_core.terms import bind_terms
+from ortflex_core.model import Model, as_model, read_model
+from ortflex_core.problem import bind_terms
 from ortflex_plugins.pictures import html, layout, reading, svg
 from ortflex_plugins.pictures.parts import parts_of, step_of
 from ortflex_plugins.pictures.reading import Marks
@@ -25,9 +24,9 @@ from ortflex_plugins.pictures.scene import Level, clean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ortflex_core.program import Program
+    from ortflex_core import Trainer
+    from ortflex_core.graph import Program
     from ortflex_core.registry import Plugins
-    from ortflex_core.trainer import Trainer
 
 FORMATS = ("svg", "html", "png")
 
@@ -72,7 +71,7 @@ class Picture:
         """Write the picture; the suffix says as what.
 
         Raises:
-            ConfigError: the suffix is none of .svg, .html and .png; PNG without matplotlib.
+            ConfigError: the suffix is not .svg, .html or .png; or PNG without matplotlib.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
         target = Path(path)
@@ -149,6 +148,9 @@ def draw(
     return Picture(title=heading, level=reading.read(proto, marks, fold), unfold=unfold, note=note)
 
 
+_STATE = ("slot", "average", "buffer")
+
+
 def draw_step(
     trainer: Trainer, *, fold: bool | None = None, unfold: bool = False, title: str | None = None
 ) -> Picture:
@@ -176,8 +178,8 @@ def draw_step(
     proto = step.program.proto()
     marks = Marks(
         kinds=[step.parts[node.name] for node in proto.graph.node],
-        trained=frozenset(now.parameters),
-        slots=frozenset([*(f"{s}/{p}" for s, p in now.slots), *now.buffers]),
+        trained=_names(proto, "parameter"),
+        slots=_names(proto, *_STATE),
         types=_types(proto),
     )
     heading = title or f"One step of training {trainer.model.label}"
@@ -185,34 +187,30 @@ def draw_step(
 
 
 def _proto(model: Any) -> tuple[ModelProto, str]:
-    from ortflex_core.program import Program
+    from ortflex_core.graph import Program
 
     if isinstance(model, Model):
         return model.proto, model.label
     if isinstance(model, Program):
         return model.proto(), model.name
     label = str(model) if isinstance(model, str | os.PathLike) else "the model"
-    return modelfile.read(model, label), label
+    return read_model(model, label), label
 
 
 def _training_marks(proto: ModelProto, parts: list[str], params: Iterable[str]) -> Marks:
-    """What is trained: what there are new values of, or gradients for, or a penalty on."""
-    graph = proto.graph
-    inputs = {value.name for value in graph.input}
-    given, made = (
-        {(kind, name) for v in values for kind, _, name in (v.name.partition("/"),)}
-        for values in (graph.input, graph.output)
-    )
-    results = {name for kind, name in made if kind == "new"}
-    results |= {name for kind, name in given if kind == "gradient"}
-    if "penalty" in parts and "loss" not in parts:
-        results |= {name for kind, name in made if kind == "gradient"}
-    results |= set(params)
-    slots = {n for n in results & inputs if "/" in n and n.split("/", 1)[1] in results}
-    trained = (results & inputs) - slots
+    """What inputs say that they are, and what the caller knows to be trained."""
+    inputs = {value.name for value in proto.graph.input}
     return Marks(
-        kinds=parts, trained=frozenset(trained), slots=frozenset(slots), types=_types(proto)
+        kinds=parts,
+        trained=_names(proto, "parameter") | (inputs & set(params)),
+        slots=_names(proto, *_STATE),
+        types=_types(proto),
     )
+
+
+def _names(proto: ModelProto, *roles: str) -> frozenset[str]:
+    """The inputs of some roles, which our graphs have as doc strings."""
+    return frozenset(v.name for v in proto.graph.input if v.doc_string in roles)
 
 
 def _types(proto: ModelProto) -> dict[str, str]:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import onnx
+from google.protobuf.message import Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from ortflex_core.subgraphs import captured
+from ortflex_core.graph import captured_names
 from ortflex_core.types import dtype_name
 from ortflex_plugins.pictures.building import End, Op, folded, level
 from ortflex_plugins.pictures.scene import Chip, Item, Level, describe
@@ -23,7 +24,7 @@ class Marks:
         reasons: why it is of that kind.
         trained: the names of trained parameters.
         slots: the names of optimizer state.
-        types: tensors as texts, ``h: float32[N, 8]``.
+        types: tensors as strings, ``h: float32[N, 8]``.
     """
 
     kinds: Sequence[str] = ()
@@ -56,11 +57,11 @@ class _Reader:
         weights = self.marks.trained | self.marks.slots | self.initializers.keys()
         chips = {n: self._chip(t) for n, t in self.initializers.items()}
         for value in graph.input:
-            hosts = value.name.startswith("host/")
+            hosts = value.doc_string == "host"
             if value.name in self.marks.trained or value.name in self.marks.slots or hosts:
                 kind = "host" if hosts else "slot"
                 kind = "parameter" if value.name in self.marks.trained else kind
-                chips[value.name] = Chip(value.name[5:] if hosts else typed(value, True), kind)
+                chips[value.name] = Chip(value.name if hosts else typed(value, True), kind)
         ops = self._ops(graph.node, chips)
         inputs = [_end(v) for v in graph.input if v.name not in weights and v.name not in chips]
         return level(ops, inputs, [_end(v) for v in graph.output], self.fold)
@@ -77,7 +78,7 @@ class _Reader:
 
     def _op(self, node: NodeProto, chips: Mapping[str, Chip]) -> Op:
         function = self.functions.get((node.domain, node.op_type, node.overload))
-        names = [*(n for n in node.input if n), *captured(node)]
+        names = [*(n for n in node.input if n), *captured_names(node)]
         own = tuple(dict.fromkeys(chips[n] for n in names if n in chips))
         reads = tuple(dict.fromkeys(n for n in names if n not in chips))
         makes = tuple(n for n in node.output if n)
@@ -132,14 +133,14 @@ class _Reader:
             inner.functions = self.functions
             local = {**chips, **{t.name: inner._chip(t) for t in body.initializer}}
             # Both bodies may use the same names.
-            for op in inner._ops(body.node, local):
-                ops.append(
-                    attrs.evolve(
-                        op,
-                        inputs=tuple(f"{k}/{n}" for n in op.inputs),
-                        outputs=tuple(f"{k}/{n}" for n in op.outputs),
-                    )
+            ops.extend(
+                attrs.evolve(
+                    op,
+                    inputs=tuple(f"{k}/{n}" for n in op.inputs),
+                    outputs=tuple(f"{k}/{n}" for n in op.outputs),
                 )
+                for op in inner._ops(body.node, local)
+            )
             for out, values in zip(ends, (body.input, body.output), strict=True):
                 out += [End(f"{k}/{v.name}", _end(v).item) for v in values]
         return level(ops, *ends, self.fold)
@@ -192,6 +193,8 @@ def _attribute(attribute: AttributeProto) -> str:
         return attribute.name
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
+    elif isinstance(value, Message):  # a type, as Optional has it
+        value = type(value).__name__
     elif not isinstance(value, int | float):
         value = list(value)[:16]
     return f"{attribute.name}={value}"

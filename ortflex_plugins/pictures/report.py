@@ -30,7 +30,7 @@ def report(folder: Path) -> str:
     """
     if not (folder / "recipe.toml").is_file():
         raise ConfigError(
-            f"{str(folder)!r} is no run folder: expected a folder with recipe.toml and history.csv, "
+            f"{str(folder)!r} is not a run folder: expected a folder with recipe.toml and history.csv, "
             "as `ortflex train` writes it"
         )
     recipe = _read(folder / "recipe.toml")
@@ -43,7 +43,8 @@ def report(folder: Path) -> str:
         raise
     except MALFORMED as error:
         raise ConfigError(
-            f"history.csv or measures.json of {str(folder)!r} is not as `ortflex train` writes it: "
+            f"history.csv or measures.json of {str(folder)!r} does not have the "
+            "form that `ortflex train` writes: "
             f"{type(error).__name__}: {error}"
         ) from error
     parts = [*shown, _graph(folder), _recipe(recipe), _versions(versions)]
@@ -78,7 +79,7 @@ def _history(path: Path) -> dict[str, list[float]]:
         names = list(rows[0]) if rows else []
         return {n: [float(row[n]) if row[n] else math.nan for row in rows] for n in names}
     except (ValueError, TypeError, KeyError, csv.Error) as error:
-        raise ConfigError(f"{str(path)!r} is no History: {error}") from error
+        raise ConfigError(f"{str(path)!r} is not a History: {error}") from error
 
 
 def _summary(history: Mapping[str, Sequence[float]], versions: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a picture shows, before anybody has decided where: items, the edges between them, levels."""
+"""The content of a picture, without positions: items, the edges between them, levels."""
 
 from __future__ import annotations
 

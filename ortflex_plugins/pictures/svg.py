@@ -1,4 +1,4 @@
-"""A drawing as SVG: plain shapes and texts, every one of them escaped, nothing from outside."""
+"""A drawing as SVG: plain shapes and escaped strings, nothing from outside."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text(value: str, limit: int = 300) -> str:
 
 
 def lines(value: str) -> str:
-    """A text of several lines."""
+    """A string of several lines."""
     return "\n".join(text(line) for line in value.split("\n"))
 
 

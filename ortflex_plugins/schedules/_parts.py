@@ -52,7 +52,7 @@ def since(by: Unit, progress: Progress, start: int, end: int | None, total: int 
         progress: of the whole training.
         start: when the schedule begins; before, its time is 0.
         end: when it ends; None is the end of the training.
-        total: how long the training is; None if nobody knows.
+        total: how long the training is; None if unknown.
     """
     until = total if end is None else end
     left = None if until is None else max(0, until - start)

@@ -20,8 +20,8 @@ class Chained(Schedule):
     by the same unit.
 
     Raises:
-        ValueError: there are none.
-        TypeError: something in ``schedules`` is none.
+        ValueError: ``schedules`` is empty.
+        TypeError: an item of ``schedules`` is not a schedule.
         ConfigError: a schedule counts by another unit.
 
     >>> from ortflex_plugins.schedules.exponential import Exponential

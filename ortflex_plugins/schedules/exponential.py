@@ -32,4 +32,4 @@ class Exponential(Schedule):
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base·gammaᵗ``."""
-        return float(base * self.gamma ** self.time(progress))
+        return float(base * float(self.gamma) ** self.time(progress))

@@ -40,4 +40,4 @@ class InverseScaling(Schedule):
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base / (scale·t + 1)^power``."""
-        return float(base / (self.scale * self.time(progress) + 1) ** self.power)
+        return float(base / (self.scale * self.time(progress) + 1) ** float(self.power))

@@ -38,4 +38,4 @@ class MultiStep(Schedule):
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""
         time = self.time(progress)
-        return float(base * self.gamma ** sum(m <= time for m in self.milestones))
+        return float(base * float(self.gamma) ** sum(m <= time for m in self.milestones))

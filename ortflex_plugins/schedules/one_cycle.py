@@ -39,7 +39,7 @@ class OneCycle(Schedule):
         metadata={"help": "how long it takes; None is the whole training"},
     )
     up: float = attrs.field(
-        default=0.3, validator=number(gt=0, lt=1), metadata={"help": "share of the time upwards"}
+        default=0.3, validator=number(gt=0, lt=1), metadata={"help": "fraction of the time upwards"}
     )
     start_divisor: float = attrs.field(
         default=25.0, validator=number(gt=0), metadata={"help": "base over the first rate"}

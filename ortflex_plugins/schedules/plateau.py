@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 import attrs
 
 from ortflex_core.component import number, one_of
-from ortflex_core.errors import ConfigError, nearest
+from ortflex_core.errors import ConfigError, suggest
 from ortflex_core.protocols import Schedule, ScheduleContext, Unit
 from ortflex_core.types import Progress
 
-_EPS = 1e-8  # torch's: a smaller change of the rate is none
+_EPS = 1e-8  # torch's: smaller changes of the rate are ignored
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +25,7 @@ class Plateau(Schedule):
     loss + penalty without validation data. Of metrics that are better when they are higher,
     ``mode="auto"`` is ``"max"``, of all else ``"min"``.
 
-    The rate is a function of the finished lines of the History, found anew from the first one, so
+    The rate is a function of the finished lines of the History, computed again from the first one, so
     that a training that is resumed has nothing to restore.
 
     Raises:
@@ -55,12 +55,14 @@ class Plateau(Schedule):
         default=10, validator=number(ge=0), metadata={"help": "epochs without an improvement"}
     )
     threshold: float = attrs.field(
-        default=1e-4, validator=number(ge=0), metadata={"help": "a smaller improvement is none"}
+        default=1e-4,
+        validator=number(ge=0),
+        metadata={"help": "the smallest change that counts as an improvement"},
     )
     threshold_mode: Literal["relative", "absolute"] = attrs.field(
         default="relative",
         validator=one_of("relative", "absolute"),
-        metadata={"help": "whether the threshold is a share of the best"},
+        metadata={"help": "whether the threshold is a fraction of the best"},
     )
     cooldown: int = attrs.field(
         default=0,
@@ -102,7 +104,7 @@ class Plateau(Schedule):
         if self.monitor not in record:
             raise ConfigError(
                 f"plateau.monitor: the history has no column {self.monitor!r}; "
-                f"{nearest(self.monitor, record)}"
+                f"{suggest(self.monitor, record)}"
             )
         return record[self.monitor]
 

@@ -23,7 +23,7 @@ class Polynomial(Schedule):
     >>> Polynomial(length=4).rate(0.5, Progress(step=2))
     0.25
 
-    Source: torch.optim.lr_scheduler.PolynomialLR, whose length is 5 unless it is told another.
+    Source: torch.optim.lr_scheduler.PolynomialLR, whose length is 5 by default.
     """
 
     name: ClassVar[str] = "polynomial"
@@ -46,4 +46,4 @@ class Polynomial(Schedule):
                 "not known for this data source; give length="
             )
         share = 1 - min(self.time(progress) / max(length, 1), 1)
-        return float(base * share**self.power)
+        return float(base * share ** float(self.power))

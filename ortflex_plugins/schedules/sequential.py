@@ -23,7 +23,7 @@ class Sequential(Schedule):
 
     Raises:
         ValueError: there is not one milestone fewer than schedules, or they do not rise from above 0.
-        TypeError: something in ``schedules`` is none.
+        TypeError: an item of ``schedules`` is not a schedule.
         ConfigError: a schedule counts by another unit.
 
     >>> from ortflex_plugins.schedules.cosine import Cosine

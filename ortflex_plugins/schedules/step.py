@@ -35,4 +35,4 @@ class StepDecay(Schedule):
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base·gamma^⌊t / size⌋``."""
-        return float(base * self.gamma ** (self.time(progress) // self.size))
+        return float(base * float(self.gamma) ** (self.time(progress) // self.size))

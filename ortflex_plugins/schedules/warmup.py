@@ -42,7 +42,9 @@ class Warmup(Schedule):
         metadata={"help": "how long the warm-up is"},
     )
     start: float = attrs.field(
-        default=1 / 3, validator=number(ge=0, le=1), metadata={"help": "share of the rate at t = 0"}
+        default=1 / 3,
+        validator=number(ge=0, le=1),
+        metadata={"help": "fraction of the rate at t = 0"},
     )
 
     @schedule.default

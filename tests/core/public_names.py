@@ -20,41 +20,48 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "names.md"
 # For people who train, then for people who write plugins. An empty tuple is all that __all__ has.
 MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Training": {
+        "ortflex": (),
         "ortflex_core": (),
-        "ortflex_core.config": ("Recipe",),
-        "ortflex_core.types": ("History", "Progress", "TensorSpec"),
-        "ortflex_core.iterables": ("Batches",),
+        "ortflex_core.config": (),
+        "ortflex_core.types": (
+            *("History", "Progress", "TensorSpec", "Array", "Shape", "array_at", "dtype_name"),
+            *("numpy_dtype", "onnx_dtype", "same_shape", "shape_text"),
+        ),
         "ortflex_core.check": ("ModelReport", "NodeReport"),
-        "ortflex_core.compare": ("compare", "Comparison", "Result"),
-        "ortflex_core.runtime": ("diagnose", "require_runtime", "Runtime"),
+        "ortflex_core.comparison": (),
         "ortflex_core.errors": (
             *("OrtflexError", "RuntimeUnavailable", "ModelError", "DataError", "ConfigError"),
-            *("PluginError", "Unsupported", "GraphError", "MissingKernel", "NoGradientRule"),
-            *("NotDifferentiable", "CheckpointError", "TrainingDiverged", "nearest"),
+            *("PluginError", "BrokenPlugin", "Unsupported", "GraphError", "MissingKernel"),
+            *("NoGradientRule", "NotDifferentiable", "CheckpointError", "TrainingDiverged"),
+            *("MALFORMED", "printable", "short_repr", "suggest"),
         ),
         "ortflex_plugins.estimators": (),
         "ortflex_plugins.layers": (),
         "ortflex_plugins.onnxcustom": (),
+        "ortflex_plugins.pictures": (),
     },
     "Plugins": {
-        "ortflex_core.component": ("Component", "hyper", "number", "one_of"),
-        "ortflex_core.protocols": (
-            *("Loss", "Penalty", "Optimizer", "Constraint", "Average", "Schedule"),
-            *("ScheduleContext", "Metric", "MetricState", "DataSource", "Device", "Value"),
-            *("Backend", "Engine", "Losses"),
+        "ortflex_core.component": (
+            *("Component", "hyper", "number", "one_of", "expected_count", "is_count", "MOST"),
         ),
-        "ortflex_core.ops": ("Ops", "Tensor"),
-        "ortflex_core.labels": ("float_labels", "float_scores", "integer_labels", "require_range"),
-        "ortflex_core.autodiff": ("Rules", "NodeView"),
-        "ortflex_core.cotangents": ("full", "dims", "passed", "unbroadcast"),
-        "ortflex_core.hookspecs": ("hook", "Hooks", "NAMES"),
-        "ortflex_core.checkpoint": ("Saved",),
-        "ortflex_core.data": ("Columns", "Batch"),
-        "ortflex_core.pieces": ("Pieces",),
-        "ortflex_core.hostengine": ("HostEngine",),
-        "ortflex_core.program": ("Program",),
-        "ortflex_core.session": ("use_library",),
-        "ortflex_core.registry": ("Plugins", "Registry", "Entry", "KINDS"),
+        "ortflex_core.protocols": (),
+        "ortflex_core.hooks": ("hook", "Hooks", "HookManager", "NAMES"),
+        "ortflex_core.registry": ("Plugins", "Registry", "Entry", "KINDS", "HOOKS"),
+        "ortflex_core.graph": (),
+        "ortflex_core.autodiff": (),
+        "ortflex_core.runtime": (),
+        "ortflex_core.opsets": (),
+        "ortflex_core.model": (),
+        "ortflex_core.parameters": (),
+        "ortflex_core.data": (),
+        "ortflex_core.problem": (),
+        "ortflex_core.programs": (),
+        "ortflex_core.engines": (),
+        "ortflex_core.checkpoints": (),
+        "ortflex_core.training": (),
+        "ortflex_core.construct": ("component_schema", "expected", "field_types"),
+        "ortflex_core.files": ("OutputError", "make_folder", "write_bytes"),
+        "ortflex_core.locks": ("FolderLock",),
         "ortflex_core.testing": (),
     },
 }
@@ -63,6 +70,8 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 def lines(module: str, names: tuple[str, ...]) -> list[str]:
     """The names of a module, one line each, and of classes one line a member."""
     loaded = importlib.import_module(module)
+    if module == "ortflex":  # each is described where it comes from
+        return list(loaded.__all__)
     out = []
     for name in names or loaded.__all__:
         try:

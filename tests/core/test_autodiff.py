@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff import Rules, RuleTable, gradients
+from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, PluginError
-from ortflex_core.host import Host
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import build
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.program import build
 from tests.core.test_program import conditional
 from tests.gradcheck import FAMILIES, RULES, check, computed, data, run
 
@@ -201,7 +201,7 @@ def test_a_parameter_that_leads_nowhere_is_an_error() -> None:
     w, v = (trace.input(n, np.float32, (3,)) for n in "wv")
     with pytest.raises(GraphError, match="'v' does not reach the output, so it has no gradient"):
         gradients([(w * 2, None)], [w, v], RULES)
-    with pytest.raises(GraphError, match="no roots"):
+    with pytest.raises(GraphError, match="at least one root"):
         gradients([], [w], RULES)
 
 
@@ -226,7 +226,7 @@ def family(op_type: str, factor: float, since: int = 1) -> Rules:
 def test_two_families_with_one_operator_are_refused_until_ordered() -> None:
     families = {"ours": family("Neg", -1), "theirs": family("Neg", 7)}
     with pytest.raises(PluginError) as caught:
-        RuleTable(families)
+        RuleTable(families).lookup("", "Neg", 17)
     assert str(caught.value) == (
         "two gradient rules for Neg: from the families 'ours' and 'theirs'; "
         "order them with gradients=['theirs'] or ['ours']"
@@ -262,7 +262,7 @@ def test_a_rule_for_newer_opsets_takes_over_from_there() -> None:
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
-        (lambda op, node, g: [g], "rule for Add answers for 1 inputs, but the node has 2"),
+        (lambda op, node, g: [g], "rule for Add returns 1 gradients for 2 inputs"),
         (
             lambda op, node, g: [op.Cast(g, to=1), g],
             "rule for Add gives input 0 a gradient of type float32, but the input is float64",

@@ -11,7 +11,6 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from ortflex_core.errors import ModelError, OrtflexError
-from ortflex_core.runtime import require_runtime
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -22,7 +21,7 @@ X, Y = regression(rows=20)
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"there is no file '.*nowhere\.onnx'"):
+    with pytest.raises(ModelError, match=r"the file '.*nowhere\.onnx' does not exist"):
         make(tmp_path / "nowhere.onnx")
 
 
@@ -123,23 +122,6 @@ def test_shapes_that_do_not_fit_each_other(backend: str) -> None:
         make(broken(misshapen), backend=backend).fit(*regression(rows=20, features=6))
 
 
-@pytest.mark.parametrize("what", ["opset", "ir"])
-def test_a_model_newer_than_the_runtime(what: str) -> None:
-    runtime = require_runtime()
-    model = models.mlp()
-    if what == "opset":
-        model.opset_import[0].version = runtime.max_opset + 1
-        if runtime.max_opset + 1 > onnx.defs.onnx_opset_version():
-            pytest.skip(f"onnx {onnx.__version__} knows no opset newer than {runtime}")
-    else:
-        model.ir_version = runtime.max_ir + 1
-        if model.ir_version > onnx.IR_VERSION:
-            pytest.skip(f"onnx {onnx.__version__} knows no IR newer than {runtime}")
-    text = rf"the installed {runtime} reads opset {runtime.max_opset} and IR {runtime.max_ir} at mo"
-    with pytest.raises(ModelError, match=text + ".*use "):
-        make(model)
-
-
 # Parameters ---------------------------------------------------------------------------------------
 
 
@@ -170,10 +152,10 @@ def test_weights_that_are_attributes() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"raw_data": bytes(100)}, r"initializer 'coef' is said to have the shape \[60, 50\]"),
-        ({"raw_data": b""}, r"initializer 'coef' .*its data do not fit"),
-        ({"dims": [2**40, 50]}, r"'coef' .*1099511627776.*its data do not fit"),
-        ({"data_type": 99}, r"'coef' .*the type 99, its data do not fit"),
+        ({"raw_data": bytes(100)}, r"initializer 'coef' declares the shape \[60, 50\]"),
+        ({"raw_data": b""}, r"initializer 'coef' .*needs 12000 bytes, but 0 are given"),
+        ({"dims": [2**40, 50]}, r"'coef' .*1099511627776.*but 12000 are given"),
+        ({"data_type": 99}, r"'coef' .*the type 99, but ONNX does not define"),
     ],
 )
 def test_large_tensors_whose_data_do_not_fit(change: dict[str, Any], text: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from ortflex_core.errors import DataError, GraphError, ModelError, OrtflexError, Unsupported
-from ortflex_core.protocols import Loss
+from ortflex_core.protocols.kinds import Loss
 from tests import models
 from tests.training import make, regression
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from ortflex_core.errors import (
@@ -12,11 +13,12 @@ from ortflex_core.errors import (
     DataError,
     OrtflexError,
     PluginError,
+    TrainingDiverged,
     Unsupported,
 )
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 from tests import models
-from tests.training import every_backend, make, regression
+from tests.training import every_backend, make, regression, same
 
 X, Y = regression(rows=20)
 
@@ -46,7 +48,7 @@ X, Y = regression(rows=20)
         ("loss", 3, "loss: expected a name, a mapping with the key 'name', or a loss, got 3"),
         ("penalty", {"coef": {"l3": 1}}, r"penalty.*l3: unknown parameter"),
         ("penalty", {"l2": 0.1}, r"penalty\.l2: is that the penalty or a parameter's name\?"),
-        ("reinitialize", "W*", r"reinitialize: no trained parameter fits 'W\*'"),
+        ("reinitialize", "W*", r"reinitialize: no trained parameter matches 'W\*'"),
     ],
 )
 def test_options_out_of_range(option: str, value: Any, text: str) -> None:
@@ -111,7 +113,7 @@ def test_a_backend_that_this_runtime_has_not() -> None:
         (
             models.two_headed(),
             "squared_error",
-            r"has 2 float outputs \(amount, scores\) and nothing says which one",
+            r"has 2 float outputs \(amount, scores\) and the loss names none of them",
         ),
         (models.two_headed(), {"amuont": "squared_error"}, "has no tensor 'amuont'; did you mean"),
         (models.linear(), {"name": "squared_error", "predicted": "Z"}, "has no tensor 'Z'"),
@@ -152,9 +154,9 @@ def cut(array: Any, value: Any, at: int = 3) -> Any:
         (X, cut(Y, np.nan), None, r"y has a value that is not finite \(first in row 3\)"),
         (
             X,
-            Y.ravel(),
+            Y[:, None],
             None,
-            r"shape \[batch, 1\], got label: float32\[batch\].*y\.reshape\(-1, 1\)",
+            r"shape \[batch, 1\], got label: float32\[batch, 1, 1\].*y\.reshape\(-1, 1\)",
         ),
         (X, np.hstack([Y, Y]), None, r"shape \[batch, 1\], got label: float32\[batch, 2\]"),
         (X, Y.astype("U"), None, "has type <U.*, expected numbers"),
@@ -186,6 +188,72 @@ def test_labels_out_of_range(bad: int) -> None:
     trainer = make(models.classifier(), loss="softmax_cross_entropy")
     with pytest.raises(DataError, match=rf"at least 0 and at most 2.*first is {bad} in row 3"):
         trainer.fit(x, cut(y, bad))
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1, 2**64 - 100])
+def test_integers_that_the_type_does_not_hold(value: int) -> None:
+    """They would become other integers: 2⁶⁴ − 100 the label −100, which softmax ignores."""
+    labels = cut((np.arange(20) % 3).astype(np.uint64), value)
+    trainer = make(models.classifier(), loss="softmax_cross_entropy", epochs=1)
+    with pytest.raises(DataError, match=rf"y has {value} in row 3, but 'label' takes int64"):
+        trainer.fit(X[:, :4], labels)
+    trainer.fit(X[:, :4], cut(labels, 2))
+
+
+@every_backend
+@pytest.mark.parametrize("least", [1e-42, 1e-45])
+@pytest.mark.parametrize("rows", [slice(None), slice(10, None)], ids=["all", "half"])
+def test_sample_weights_whose_inverse_float32_cannot_hold(
+    backend: str, least: float, rows: slice
+) -> None:
+    """A batch of such rows would diverge on some backends and train on others."""
+    weights = cut(np.ones(20), least, rows)
+    trainer = make(models.linear(), backend=backend, epochs=1, batch_size=10, shuffle=False)
+    row, largest = rows.start or 0, weights.astype(np.float32).max()
+    text = rf"sample_weight: row {row} counts 1.*e-4\d.*largest counts {largest:.3g}; multiply"
+    with pytest.raises(DataError, match=text):
+        trainer.fit(X, Y, weights)
+    same(trainer.get_state(), models.weights_of(models.linear()), 0)
+    trainer.fit(X, Y, weights * 1e10)  # what the message says
+
+
+@every_backend
+def test_sample_weights_that_all_round_to_zero(backend: str) -> None:
+    trainer = make(models.linear(), backend=backend, epochs=1)
+    with pytest.raises(DataError, match=r"sample_weight: row 0 counts 1e-300, .*multiply"):
+        trainer.fit(X, Y, np.full(20, 1e-300))
+    trainer.fit(X, Y, cut(np.ones(20), 1e-300))  # beside a 1 that is 0
+
+
+def test_small_sample_weights_of_a_sum_are_no_denominator() -> None:
+    make(models.linear(), reduction="sum", epochs=1).fit(X, Y, np.full(20, 1e-42))
+
+
+def spoiled(model: onnx.ModelProto, name: str, value: float) -> onnx.ModelProto:
+    tensor = next(t for t in model.graph.initializer if t.name == name)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(cut(models.weights_of(model)[name], value), name))
+    return model
+
+
+@every_backend
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_in_the_file_are_named(backend: str, value: float) -> None:
+    """A smaller learning rate would not help; what came of finite weights is another message."""
+    what = "NaN" if np.isnan(value) else "infinities"
+    options = None if np.isnan(value) else ["coef"]  # unless it is asked for, a mask
+    trained = make(
+        spoiled(models.linear(), "coef", value), backend=backend, epochs=1, params=options
+    )
+    with pytest.raises(TrainingDiverged, match=rf"weight 'coef' has {what} \(1 of 5 values\)") as e:
+        trained.fit(X, Y)
+    assert "learning_rate" not in str(e.value)
+
+
+@every_backend
+def test_constants_that_are_nan_in_the_file_are_named(backend: str) -> None:
+    model = spoiled(models.linear(), "coef", np.nan)
+    with pytest.raises(TrainingDiverged, match="'coef', which is not trained, has NaN"):
+        make(model, backend=backend, epochs=1, params=["intercept"]).fit(X, Y)
 
 
 def test_class_labels_the_model_does_not_know() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,13 @@ import onnx
 import pytest
 
 from ortflex_core import Trainer
-from ortflex_core.checkpoint import Size
+from ortflex_core.checkpoints import folders
+from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.errors import CheckpointError, DataError
 from ortflex_core.files import OutputError
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
 from ortflex_core.registry import Plugins
-from tests import models
+from tests import children, models, sealing
 from tests.training import every_backend, make, plugins, regression
 
 
@@ -89,6 +88,7 @@ SESSION = {"sgd", "adam"}  # what TrainingSession has
 
 @every_backend
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.sampled
 def test_every_optimizer_goes_on_with_all_that_its_backend_can(
     backend: str, optimizer: str, tmp_path: Path
 ) -> None:
@@ -107,6 +107,7 @@ def test_every_optimizer_goes_on_with_all_that_its_backend_can(
 
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.sampled
 def test_every_average_and_constraint_goes_on(
     average: str, constraint: str, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_every_average_and_constraint_goes_on(
 
 @every_backend
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.sampled
 def test_every_schedule_goes_on_where_it_was(backend: str, schedule: str, tmp_path: Path) -> None:
     trainer, history, saver = undisturbed(
         models.mlp(), tmp_path, 7, 12, backend=backend, schedule=_schedule(schedule)
@@ -231,7 +233,7 @@ def test_another_process_goes_on(tmp_path: Path) -> None:
         "np.savez(sys.argv[2], **{k.replace('/', '|'): v for k, v in trainer.get_state().items()})\n"
     )
     out = tmp_path / "state.npz"
-    subprocess.run(
+    children.run(
         [sys.executable, "-c", code, str(saver.written[0]), str(out)],
         check=True,
         cwd=Path(__file__).parents[2],
@@ -315,6 +317,34 @@ def test_a_parameter_that_rests_is_set_all_the_same() -> None:
     np.testing.assert_array_equal(predicted, np.broadcast_to(predicted[0], predicted.shape))
 
 
+@pytest.mark.parametrize("averaging", [None, "ema"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("start", [1, 2])
+@pytest.mark.sampled
+def test_every_checkpoint_around_the_start_of_a_group_resumes(
+    start: int, optimizer: str, averaging: Any, tmp_path: Path
+) -> None:
+    """Whether a group starts just before, at, or after a checkpoint: its state is there or not yet."""
+
+    class Saving:
+        @hook
+        def settled(self, trainer: Any, progress: Any) -> None:
+            trainer.save(tmp_path / f"{progress.step}-{progress.epoch}")
+
+    x, y = regression(rows=24, features=6)
+    options: dict[str, Any] = {"backend": {"name": "fused", "steps_per_run": 1}, "epochs": 4}
+    options |= {"optimizer": optimizer, "averaging": averaging, "batch_size": 8}
+    options |= {"groups": [{"params": "W3", "start_epoch": start}], "learning_rate": 0.01}
+    whole = make(models.mlp(), callbacks=[Saving()], **options)
+    whole.fit(x, y)
+    folders_written = sorted(tmp_path.iterdir())
+    assert len(folders_written) == 16  # after each of 12 steps, and at the ends of 4 epochs
+    for folder in folders_written:
+        rest = Trainer.resume(folder, plugins=plugins(), callbacks=(), progress=False)
+        rest.fit(x, y)
+        assert bits(rest) == bits(whole), folder.name
+
+
 def test_another_model_optimizer_or_plugin_version_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,11 +356,11 @@ def test_another_model_optimizer_or_plugin_version_is_refused(
     other = make(models.mlp(), backend="fused", optimizer="momentum")
     trainer.fit(*regression(features=6))
     trainer.save(folder)
-    with pytest.raises(CheckpointError, match="written with another optimizer"):
+    with pytest.raises(CheckpointError, match="optimizer: was 'adam', is 'momentum'"):
         other.restore(folder)
-    record = json.loads((folder / "checkpoint.json").read_text())
-    record["versions"]["ortflex"] = "0.0.1"
-    (folder / "checkpoint.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match="written with another optimizer"):
+        other.restore(folder, strict=False)
+    sealing.edit(folder, lambda record: record["versions"].update(ortflex="0.0.1"))
     with pytest.raises(CheckpointError, match=r"other plugins: ortflex was 0\.0\.1, is "):
         Trainer.resume(folder, plugins=plugins())
     with caplog.at_level(logging.WARNING, "ortflex"):
@@ -381,9 +411,7 @@ def test_whoever_decides_about_the_weights_must_be_of_the_same_version(
 
 def test_another_runtime_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make(models.mlp(), backend="fused").save(tmp_path / "c")
-    path = folder / "checkpoint.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "runtime": "onnxruntime 1.0"}))
+    sealing.edit(folder, lambda record: record.update(runtime="onnxruntime 1.0"))
     with caplog.at_level(logging.WARNING, "ortflex"):
         Trainer.resume(folder, plugins=plugins())
     assert "was written with onnxruntime 1.0, this is onnxruntime" in caplog.text
@@ -391,7 +419,7 @@ def test_another_runtime_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:
-    from ortflex_core.protocols import Loss
+    from ortflex_core.protocols.kinds import Loss
 
     class Mine(Loss):
         name = "mine"
@@ -407,6 +435,7 @@ def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["checkpoint.json", "state.safetensors", "model/model.onnx"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "half", "noise"])
+@pytest.mark.sampled
 def test_a_broken_checkpoint_is_an_error_that_names_the_file(
     what: str, damage: str, tmp_path: Path
 ) -> None:
@@ -421,15 +450,18 @@ def test_a_broken_checkpoint_is_an_error_that_names_the_file(
     assert type(caught.value).__module__ == "ortflex_core.errors"
 
 
+@pytest.mark.parametrize("in_one_step", [True, False])
 def test_the_old_checkpoint_stays_until_the_new_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_one_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make(models.linear(), backend="fused")
     folder = trainer.save(tmp_path / "c")
     before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     trainer.fit(*regression())
+    if not in_one_step:
+        monkeypatch.setattr(folders, "exchange", lambda a, b: False)
     real = os.rename
-    for fail_at in (0, 1):
+    for fail_at in (0,) if in_one_step else (0, 1, 2):
         calls = []
 
         def rename(a: Any, b: Any, calls: Any = calls, fail_at: int = fail_at) -> None:
@@ -439,16 +471,17 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(
             real(a, b)
 
         monkeypatch.setattr(os, "rename", rename)
-        with pytest.raises(OutputError, match=r"No space left on device\. The one before it"):
+        with pytest.raises(OutputError, match=r"No space left on device\. The checkpoint in"):
             trainer.save(folder)
         monkeypatch.setattr(os, "rename", real)
         whole = folder if folder.exists() else tmp_path / "c.previous"
         assert {p.name: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
         Trainer.resume(folder, plugins=plugins())  # finds it under either name
     trainer.save(folder)
+    trainer.save(folder)  # what is left of two steps goes with the next ones
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
 
 
 def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: there is no checkpoint\.json"):
+    with pytest.raises(CheckpointError, match=r"is not a checkpoint: it has no checkpoint\.json"):
         Trainer.resume(tmp_path)

@@ -14,14 +14,14 @@ import pytest
 from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core.compare import Comparison, compare
-from ortflex_core.data import Batch
-from ortflex_core.double import widened_model
+from ortflex_core.comparison.comparison import Comparison, compare
+from ortflex_core.data.columns import Batch
 from ortflex_core.errors import ConfigError, DataError, TrainingDiverged, Unsupported
-from ortflex_core.hookspecs import hook
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Device
-from ortflex_core.runtime import Runtime
+from ortflex_core.hooks import hook
+from ortflex_core.problem.problem import Problem
+from ortflex_core.protocols.kinds import Device
+from ortflex_core.reference.double_precision import widened_model
+from ortflex_core.runtime.installation import Runtime
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make, regression
@@ -213,7 +213,7 @@ def test_what_cannot_be_compared() -> None:
         compare(trainer, X, Y, steps=0)
     with pytest.raises(ConfigError, match="unknown backend 'fusd'; did you mean 'fused'"):
         compare(trainer, X, Y, backends=["fusd"])
-    with pytest.raises(DataError, match="an iterable of batches cannot be compared on"):
+    with pytest.raises(DataError, match="an iterable of batches cannot be used for a comparison"):
         compare(trainer, [(X, Y)])
     rounded = models.model(
         [

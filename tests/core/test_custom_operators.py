@@ -13,12 +13,13 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortflex_core import session
-from ortflex_core.autodiff import Rules
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import Rules
 from ortflex_core.errors import PluginError, Unsupported
 from ortflex_core.registry import Entry, Plugins
-from ortflex_core.runtime import require_runtime
-from ortflex_core.trainer import Trainer
+from ortflex_core.runtime import session
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training.trainer import Trainer
 from tests.training import plugins
 
 
@@ -60,7 +61,7 @@ def test_a_family_brings_its_library_along(loaded: list[str]) -> None:
     family.kernels(lambda: "asked.so")
     found = with_family(family)
     assert loaded == []  # listing plugins loads nothing
-    found.rules()
+    load_rules(found)
     assert loaded == ["direct.so", "asked.so"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data import ArrayBatches, Columns, as_columns, fit_to, split
+from ortflex_core.data.columns import ArrayBatches, Columns, as_columns, fit_to, split
 from ortflex_core.errors import DataError
 from ortflex_core.types import TensorSpec
 

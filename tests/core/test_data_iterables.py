@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core.data import Columns
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.iterables import Batches, IterableBatches
+from ortflex_core.data.pieces import Making
 from ortflex_core.errors import DataError
-from ortflex_core.iterables import Batches, IterableBatches
-from ortflex_core.pieces import Making
 from tests import models
 from tests.training import make, regression, same
 
@@ -134,7 +134,7 @@ def test_what_is_no_source_of_batches_is_refused() -> None:
     with pytest.raises(TypeError, match="expected an iterable or a function, got int"):
         Batches(3)  # type: ignore[arg-type]
     for wrong in (-1, 2.0, True):
-        with pytest.raises(ValueError, match=r"Batches\.buffer must be an integer >= 0"):
+        with pytest.raises(ValueError, match=r"Batches\.buffer: expected an integer >= 0"):
             Batches([], buffer=wrong)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="the data are empty: the iterable gives no batches"):
         open_([])

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import prefetch
+from ortflex_core.data import prefetch
+from ortflex_core.data.iterables import Batches
+from ortflex_core.data.prefetch import Prefetch
 from ortflex_core.errors import DataError
-from ortflex_core.hookspecs import hook
-from ortflex_core.iterables import Batches
-from ortflex_core.prefetch import Prefetch
+from ortflex_core.hooks import hook
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, regression
@@ -105,7 +105,7 @@ def test_a_source_that_never_answers_is_left_behind_with_a_warning(
     def stuck() -> Iterator[int]:
         yield 0
         begun.set()
-        answer.wait()
+        answer.wait(60)
 
     items = Prefetch(stuck, ahead=1)
     assert next(items) == 0
@@ -121,7 +121,7 @@ def test_ctrl_c_ends_the_wait_for_an_item() -> None:
     answer = threading.Event()
 
     def slow() -> Iterator[int]:
-        answer.wait()
+        answer.wait(60)
         yield 0
 
     items = Prefetch(slow, ahead=1)

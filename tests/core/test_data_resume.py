@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,12 +13,14 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer
+from ortflex_core.data.iterables import Batches
 from ortflex_core.errors import CheckpointError, DataError
-from ortflex_core.hookspecs import hook
-from ortflex_core.iterables import Batches
+from ortflex_core.hooks import hook
 from ortflex_plugins.data.npy import NpyFolder
-from tests import models
+from tests import children, models
 from tests.training import make, plugins, regression
+
+pytestmark = pytest.mark.once
 
 ROWS = 61
 
@@ -53,18 +53,6 @@ class Stateful:
         self._turn, self._next = self._turn + 1, 0
 
 
-def counting() -> Any:
-    """A function whose batches depend on how often it was called."""
-    turns = iter(range(100))
-
-    def draw() -> Iterator[Any]:
-        rng = np.random.default_rng(next(turns))
-        for x, y in parts():
-            yield x + rng.standard_normal(x.shape).astype(np.float32) / 10, y
-
-    return draw
-
-
 def by_epoch(epoch: int) -> Iterator[Any]:
     yield from (parts() if epoch % 2 else parts()[::-1])
 
@@ -73,8 +61,8 @@ def from_start(epoch: int, start: int) -> Iterator[Any]:
     yield from (parts() if epoch % 2 else parts()[::-1])[start:]
 
 
-def forever() -> Iterator[Any]:
-    k = 0
+def forever(epoch: int, start: int) -> Iterator[Any]:
+    k = start
     while True:
         yield parts()[k % 7]
         k += 1
@@ -82,8 +70,6 @@ def forever() -> Iterator[Any]:
 
 SOURCES: dict[str, Any] = {
     "a list": parts,
-    "a function": counting,
-    "a function of epoch": lambda: by_epoch,
     "a function of epoch and start": lambda: from_start,
     "an object with a state": Stateful,
     "an endless function": lambda: forever,
@@ -195,48 +181,63 @@ def test_another_process_goes_on(shards: NpyFolder, tmp_path: Path) -> None:
     )
     out = tmp_path / "state.npz"
     arguments = [str(saver.written[0]), shards.path, str(out)]
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    children.run([sys.executable, "-c", code, *arguments], check=True)
     with np.load(out) as found:
         for name, array in trainer.get_state().items():
             assert found[name].tobytes() == array.tobytes()
 
 
-def test_who_cannot_say_where_it_is_is_drawn_from_again_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("buffer", [0, 17])
+@pytest.mark.parametrize("name", ["a function", "a function of epoch", "an iterable"])
+def test_who_cannot_go_to_a_place_goes_on_at_the_ends_of_epochs_only(
+    name: str, buffer: int, tmp_path: Path
 ) -> None:
-    said = {}
-    for name, make_source in SOURCES.items():
-        if name == "an endless function":
-            continue
-        folder = tmp_path / name.replace(" ", "-")
-        _, saver = train(Batches(make_source()), folder, 9)
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "ortflex"):
-            Trainer.resume(saver.written[0], plugins=plugins()).fit(Batches(make_source()))
-        said[name] = [m for m in caplog.messages if "cannot say where it is" in m]
-    # The batch in use is drawn anew as well, and is not among those that are dropped.
-    assert "first 8 batches were drawn again and dropped" in said.pop("a function")[0]
-    assert "first 1 batches were drawn again and dropped" in said.pop("a function of epoch")[0]
-    assert not any(said.values())
+    """Whatever is only iterated or called: its epochs' ends resume to the same bits, else an error."""
+
+    class Iterable:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(parts())
+
+    make_source = {"a function": lambda: parts, "a function of epoch": lambda: by_epoch}
+    source = make_source.get(name, Iterable)
+    steps = (10, 16, 16) if buffer else (3, 7, 7)
+    # After the last step it is not known yet that the epoch is over.
+    trainer, saver = train(Batches(source(), buffer=buffer), tmp_path, *steps)
+    inside, _, end = saver.written
+    with pytest.raises(DataError, match=r"at batch \d of an epoch, .* state_dict"):
+        Trainer.resume(inside, plugins=plugins()).fit(Batches(source(), buffer=buffer))
+    again = Trainer.resume(end, plugins=plugins())
+    again.fit(Batches(source(), buffer=buffer))
+    assert bits(again) == bits(trainer)
+
+
+def test_an_endless_source_that_cannot_go_to_a_place_is_refused(tmp_path: Path) -> None:
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from parts()
+
+    _, saver = train(Batches(endless), tmp_path, 5, limit=5)
+    with pytest.raises(DataError, match=r"at batch \d of an epoch, .*function of \(epoch, start\)"):
+        Trainer.resume(saver.written[0], plugins=plugins()).fit(Batches(endless), steps_per_epoch=5)
 
 
 @pytest.mark.parametrize("buffer", [0, 17])
 def test_who_gives_other_batches_than_before_is_refused(buffer: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
-    def unseeded() -> Iterator[Any]:
-        for x, y in parts():
+    def unseeded(epoch: int, start: int) -> Iterator[Any]:
+        for x, y in parts()[start:]:
             yield x + rng.standard_normal(x.shape).astype(np.float32), y
 
     _, saver = train(Batches(unseeded, buffer=buffer), tmp_path, 10)
     again = Trainer.resume(saver.written[0], plugins=plugins())
     with pytest.raises(
-        DataError, match=r"that is another one than it was.*seeded if they are rand"
+        DataError, match=r"that batch differs from the earlier one.*seeded if they are rand"
     ):
         again.fit(Batches(unseeded, buffer=buffer))
     again = Trainer.resume(saver.written[0], plugins=plugins())
     with pytest.raises(DataError, match=r"is to go on at batch \d, but ends before it"):
-        again.fit(Batches(lambda: parts()[:1], buffer=buffer))
+        again.fit(Batches(lambda epoch, start: parts()[start:1], buffer=buffer))
 
 
 def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortflex_core.data import Columns
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, rows_of, usual_buffer
+from ortflex_core.data.shuffle_buffer import Part, windows
 from ortflex_core.errors import DataError
-from ortflex_core.pieces import Making, PieceBatches, Pieces, head, rows_of, usual_buffer
-from ortflex_core.windows import Part, windows
 
 
 class Runs(Pieces):

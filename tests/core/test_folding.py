@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from ortflex_core.folding import LARGEST
-from ortflex_core.model import Model
-from ortflex_core.ops import Trace
-from ortflex_core.program import build
+from ortflex_core.graph.constant_folding import LARGEST
+from ortflex_core.graph.ops import Trace
+from ortflex_core.graph.program import build
+from ortflex_core.model.model import Model
 from tests.gradcheck import run
 
 SIZES = np.array([2, 3, 5, 7])
@@ -33,6 +33,17 @@ SIZES = np.array([2, 3, 5, 7])
         lambda op, v: op.Concat(op.Cast(v, to=1), op.constant([0.5]), axis=0),
         lambda op, v: op.Reshape(v, [2, -1]),
         lambda op, v: op.CastLike(v, op.constant(0.5)),
+        lambda op, v: op.Range(op.Gather(v, op.constant(0)), op.Gather(v, op.constant(3)), 2),
+        lambda op, v: op.Range(op.constant(7), op.Gather(v, op.constant(0)), -2),
+        lambda op, v: op.Range(op.constant(7), op.Gather(v, op.constant(3)), 1),
+        lambda op, v: op.ConstantOfShape(op.Slice(v, [0], [2])),
+        lambda op, v: op.Expand(op.Slice(v, [0], [1]), [3]),
+        lambda op, v: op.Where(op.Greater(v, 3), v, op.Mul(v, 2)),
+        lambda op, v: op.Where(op.And(op.Less(v, 6), op.Not(op.Equal(v, 3))), v, -1),
+        lambda op, v: op.Max(op.Min(v, 5), 3),
+        lambda op, v: op.ReduceProd(v, keepdims=0),
+        lambda op, v: op.ReduceSum(op.Reshape(v, [2, 2]), axes=[1]),
+        lambda op, v: op.Div(v, 2),
     ],
 )
 def test_equals_the_runtime(formula: Any) -> None:
@@ -79,3 +90,27 @@ def test_sizes_computed_by_nodes_of_a_file_are_known() -> None:
     trace = Trace(model.opsets)
     given = {i.name: trace.input(i.name, i.dtype, i.shape) for i in model.inputs}
     assert model.replay(trace, ["gate"], given)["gate"].shape == (5, 5)
+
+
+def test_the_rank_of_axes_from_a_range_survives_a_replay_with_its_own_inference() -> None:
+    """GroupNorm as torch's dynamo exporter writes it.
+
+    The class: a node of constants that onnx's inference of the file sees through, and the trace not.
+    """
+    model = Model(
+        parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 18]> g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) '
+            "<float[4] w = {1, 2, 3, 4}, int64 one = {1}, int64 three = {3}> "
+            "{ d = Sub(three, one) l = Add(d, one) axes = Range(one, l, one) u = Unsqueeze(w, axes) "
+            "y = Mul(x, u) }"
+        )
+    )
+    for infer in (False, True):
+        trace = Trace(model.opsets)
+        given = {
+            "x": trace.input("x", np.float32, (6, 4, 5, 5)),
+            "w": trace.input("w", np.float32, (4,)),
+        }
+        (y,) = model.replay(trace, ["y"], given, infer=infer).values()
+        assert y.node.inputs[1].shape == (4, 1, 1)
+        assert [node.op_type for node in trace.nodes] == ["Unsqueeze", "Mul"]

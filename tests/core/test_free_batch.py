@@ -10,7 +10,8 @@ import pytest
 from onnx import ModelProto, helper
 
 from ortflex_core.errors import DataError, ModelError
-from ortflex_core.model import Model
+from ortflex_core.model.model import Model
+from ortflex_core.training.trainer import Trainer
 from tests import models
 from tests.training import make, plugins, regression, same
 
@@ -131,7 +132,7 @@ def unequal() -> ModelProto:
             one_weight_a_row(),
             r"cannot be freed: it fails on 8 rows: .*own.*Train with batch_size=4",
         ),
-        (unequal(), r"inputs that agree about the batch, but left has 4, right has 3"),
+        (unequal(), r"inputs with one batch size, but left has 4, right has 3"),
     ],
 )
 def test_a_graph_that_depends_on_the_batch_is_refused(model: ModelProto, text: str) -> None:
@@ -169,7 +170,7 @@ def test_a_model_object_made_without_it() -> None:
 
 
 def test_from_a_recipe(tmp_path: Any) -> None:
-    from ortflex_core.config import Recipe
+    from ortflex_core.config.recipe import Recipe
 
     onnx.save(fixed(models.mlp(), 4), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", X=X, y=Y)
@@ -178,4 +179,4 @@ def test_from_a_recipe(tmp_path: Any) -> None:
     )
     (tmp_path / "train.toml").write_text(text)
     recipe = Recipe.load(tmp_path / "train.toml", ["progress=false"], plugins())
-    assert len(recipe.run(recipe.trainer(plugins()))) == 1
+    assert len(recipe.run(Trainer.from_recipe(recipe, plugins()))) == 1

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ortflex_core import hookspecs
+from ortflex_core import hooks
 from ortflex_core.errors import ConfigError
-from ortflex_core.hooks import HookManager
-from ortflex_core.hookspecs import Hooks, hook
-from ortflex_core.program import Program
-from ortflex_core.registry import Plugins
+from ortflex_core.graph.program import Program
+from ortflex_core.hooks import HookManager, Hooks, hook
+from ortflex_core.registry import Entry, Plugins
 from ortflex_core.types import Progress
 from tests import models
 from tests.training import Recorder, every_backend, make, regression
@@ -142,19 +142,9 @@ def test_hooks_nobody_implements_are_not_called() -> None:
     assert both == {"epoch_end", "train_end"}
 
 
-class Installed:
-    """An entry of the registry, for what is easier to write than to install."""
-
-    distribution, name = "strange", "hooks"
-
-    def __init__(self, plugin: Any) -> None:
-        self.plugin = plugin
-
-    def load(self) -> Any:
-        return self.plugin
-
-
-def test_an_installed_plugin_with_bad_hooks_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_installed_plugin_with_bad_hooks_is_left_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Typo:
         @hook
         def epoch_ends(self) -> None: ...
@@ -164,7 +154,10 @@ def test_an_installed_plugin_with_bad_hooks_is_left_out(caplog: pytest.LogCaptur
             raise AssertionError
 
     recorder = Recorder()
-    manager = HookManager({"ortflex": [Installed(Typo())]}, [recorder])  # type: ignore[arg-type]
+    monkeypatch.setattr(Entry, "load", lambda self: Typo())
+    point = EntryPoint("hooks", "strange:hooks", "ortflex")
+    strange = Entry("ortflex", "hooks", "strange:hooks", "strange", "1.0", point)
+    manager = HookManager(Plugins([strange]), [recorder])
     assert manager.installed == []
     assert "the hooks of strange are left out: " in caplog.text
     assert "epoch_ends" in caplog.text
@@ -198,4 +191,4 @@ def test_an_error_in_a_hook_is_told_to_the_others_and_raised() -> None:
 def test_every_hook_says_when_it_is_called() -> None:
     for name in HOOKS:
         assert (getattr(Hooks, name).__doc__ or "").strip().endswith("."), name
-    assert hookspecs.PROJECT == "ortflex"
+    assert hooks.PROJECT == "ortflex"

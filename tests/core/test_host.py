@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ortflex_core.errors import GraphError
-from ortflex_core.host import OPERATORS, Host, HostProgram
-from ortflex_core.ops import Trace
+from ortflex_core.graph.host_scalars import OPERATORS, Host, HostProgram
+from ortflex_core.graph.ops import Trace
 
 BETA, STEP = Host.symbol("beta"), Host.symbol("step")
 
@@ -46,10 +46,21 @@ def test_python_arithmetic(expression: Host, expected: float) -> None:
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_operators_mean_what_numpy_means(name: str) -> None:
     functions = {
-        **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide},
-        **{"Pow": np.power, "Neg": np.negative, "Abs": np.abs, "Sqrt": np.sqrt, "Exp": np.exp},
-        **{"Log": np.log, "Reciprocal": np.reciprocal, "Min": np.minimum, "Max": np.maximum},
-        **{"Identity": np.positive, "Floor": np.floor},
+        "Add": np.add,
+        "Sub": np.subtract,
+        "Mul": np.multiply,
+        "Div": np.divide,
+        "Pow": np.power,
+        "Neg": np.negative,
+        "Abs": np.abs,
+        "Sqrt": np.sqrt,
+        "Exp": np.exp,
+        "Log": np.log,
+        "Reciprocal": np.reciprocal,
+        "Min": np.minimum,
+        "Max": np.maximum,
+        "Identity": np.positive,
+        "Floor": np.floor,
     }
     function = functions[name]
     numbers = (1.7, 0.6)[: function.nin]

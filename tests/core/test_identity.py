@@ -11,8 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 from ortflex_core.component import hyper
-from ortflex_core.identity import problem_key
-from ortflex_core.protocols import Loss
+from ortflex_core.programs.cache_key import problem_key
+from ortflex_core.protocols.kinds import Loss
 from tests import models
 from tests.training import make, regression
 

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflex_core.inference import in_training, inferring
-from ortflex_core.model import Model
+from ortflex_core.model.inference_mode import in_training, inferring
+from ortflex_core.model.model import Model
 from tests import models
 from tests.training import make
 
@@ -22,9 +22,12 @@ def in_training_mode(flag: str = "initializer") -> onnx.ModelProto:
     """BatchNormalization with all its outputs and Dropout, both in training mode."""
     node = helper.make_node
     weights: dict[str, Any] = {
-        **{"W": RNG.standard_normal((4, 3)), "V": RNG.standard_normal((3, 1))},
-        **{"scale": np.ones(3), "shift": np.ones(3)},
-        **{"mean": RNG.standard_normal(3), "var": np.array([0.5, 1.0, 2.0])},
+        "W": RNG.standard_normal((4, 3)),
+        "V": RNG.standard_normal((3, 1)),
+        "scale": np.ones(3),
+        "shift": np.ones(3),
+        "mean": RNG.standard_normal(3),
+        "var": np.array([0.5, 1.0, 2.0]),
         "ratio": np.array(0.5, np.float32),
     }
     nodes = [

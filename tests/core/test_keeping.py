@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.keeping import Good
+from ortflex_core.engines.last_good import Good
 from tests import models
 from tests.training import every_backend, make, regression
 

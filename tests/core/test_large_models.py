@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core import modelfile
 from ortflex_core.errors import ModelError
-from ortflex_core.model import Model
+from ortflex_core.model import onnx_file
+from ortflex_core.model.model import Model
 from tests import models
 from tests.training import make, same
 
@@ -85,7 +85,7 @@ def check(path: Path, rows: int, folder: Path, **options: Any) -> Any:
 @pytest.fixture
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done above 1 GB, done above 64 kB."""
-    monkeypatch.setattr(modelfile, "HUGE", 2**16)
+    monkeypatch.setattr(onnx_file, "HUGE", 2**16)
 
 
 @pytest.mark.usefixtures("low_limit")
@@ -149,7 +149,10 @@ def test_external_data_that_lead_out_of_the_folder(tmp_path: Path) -> None:
     proto = onnx.load(path, load_external_data=False)
     proto.graph.initializer[0].external_data[0].value = "../table.bin"
     path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match=r"'\.\./table\.bin' leads out of the model's folder"):
+    with pytest.raises(
+        ModelError,
+        match=r"'\.\./table\.bin' is outside the model's folder; put the data next to the model",
+    ):
         Model(path)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.errors import DataError
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
 from tests import models
 from tests.training import Recorder, every_backend, make, regression, same
 
@@ -404,11 +404,52 @@ def test_from_the_second_step_on_nothing_is_bound(backend: str, optimizer: str) 
     assert trainer.engine.counters()["steps"] == 14
 
 
-def test_nothing_is_printed_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("steps", [1, 2, 3, 9])
+@pytest.mark.parametrize("backend", ["fused", "training_agent", "training_session"])
+def test_bindings_are_counted_as_made_and_reused(backend: str, steps: int) -> None:
+    """Every run reads one binding for each input and output of its graph, which is new or reused.
+
+    Weights have two versions that take turns: what they are bound for is new in the first two steps.
+    """
+    x, y = regression(rows=10)
+    trainer = make(models.mlp((5, 4, 1)), backend=backend, optimizer="sgd", batch_size=10)
+    for _ in range(steps):
+        trainer.step((x, y))
+    counters = trainer.engine.counters()
+    graphs = {name.partition("-")[0]: g for name, g in trainer.engine.programs().items()}
+
+    def ports(name: str) -> int:
+        graph = graphs[name].proto().graph
+        return len(graph.input) + len(graph.output)
+
+    two = max(0, steps - 2)
+    made, reused = {
+        "fused": lambda: (2 * ports("step"), ports("step") * two),
+        "training_agent": lambda: (
+            ports("loss") + 2 * ports("update"),
+            ports("loss") * (steps - 1) + ports("update") * two,
+        ),
+        # Its weights are the runtime's; the rate is an input that it adds.
+        "training_session": lambda: (
+            (bound := ports("training") + 1 - len(trainer.get_state())),
+            bound * (steps - 1),
+        ),
+    }[backend]()
+    assert (counters["bindings_made"], counters["bindings_reused"]) == (made, reused)
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_one_line_at_most_is_printed_where_there_is_no_terminal(
+    progress: bool | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is trained is said once, unless ``progress=False``; no bar is drawn into a file."""
     x, y = regression()
-    make(models.linear(), epochs=2, progress=None).fit(x, y)
+    make(models.linear(), epochs=2, progress=progress).fit(x, y)
     captured = capfd.readouterr()
-    assert captured.out == captured.err == ""
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == (progress is None)
+    assert all(line.startswith("training 2 parameters, 6 numbers") for line in lines)
 
 
 def test_a_progress_bar_shows_loss_rate_and_speed(capfd: pytest.CaptureFixture[str]) -> None:

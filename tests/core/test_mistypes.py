@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from ortflex_core.errors import ConfigError, DataError, ModelError
-from ortflex_core.hookspecs import hook
-from ortflex_core.trainer import Trainer
+from ortflex_core.hooks import hook
+from ortflex_core.training.trainer import Trainer
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -55,7 +55,9 @@ def test_an_argument_is_refused_by_its_name(options: dict[str, Any], text: str) 
 
 def test_a_file_of_another_name(tmp_path: Path) -> None:
     onnx.save(models.mlp(), tmp_path / "model.onnx")
-    with pytest.raises(ModelError, match=r"there is no file '.*modle\.onnx'; did you mean 'model"):
+    with pytest.raises(
+        ModelError, match=r"the file '.*modle\.onnx' does not exist; did you mean 'model"
+    ):
         make(tmp_path / "modle.onnx")
 
 
@@ -72,7 +74,7 @@ def test_predictions_of_nothing_and_weights_of_nobody() -> None:
         trainer.predict(X, outputs="m")
     with pytest.raises(DataError, match="expected arrays by the names of parameters, got list"):
         trainer.set_state([X])  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"X is the text 'data\.npz', .*numpy\.load reads"):
+    with pytest.raises(DataError, match=r"X is the string 'data\.npz', .*numpy\.load reads"):
         trainer.fit("data.npz")
 
 

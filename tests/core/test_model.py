@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from ortflex_core.errors import ModelError
-from ortflex_core.model import Model, captured
-from ortflex_core.ops import Trace
-from ortflex_core.program import Program, build
+from ortflex_core.graph.ops import Trace
+from ortflex_core.graph.program import Program, build
+from ortflex_core.model.model import Model, captured
 from ortflex_core.types import TensorSpec
 from tests import models
 
@@ -160,3 +160,59 @@ def test_an_input_that_is_no_tensor_is_refused() -> None:
         ModelError, match="input 'list' is a sequence_type, only tensors can be fed"
     ):
         Model(proto)
+
+
+def of_functions(*opsets: int) -> onnx.ModelProto:
+    """Each function doubles; the graph imports their domain alone."""
+    functions = [
+        helper.make_function(
+            "own",
+            f"Double{opset}",
+            ["x"],
+            ["y"],
+            [helper.make_node("Add", ["x", "x"], ["y"])],
+            [helper.make_opsetid("", opset)],
+        )
+        for opset in opsets
+    ]
+    names = ["X", *(f"y{k}" for k in range(len(opsets) - 1)), "Y"]
+    nodes = [
+        helper.make_node(f.name, [names[k]], [names[k + 1]], domain="own")
+        for k, f in enumerate(functions)
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [models.floats("X", None, 2)], [models.floats("Y", None, 2)]
+    )
+    imports = [helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=8)
+
+
+@pytest.mark.parametrize("opsets", [(17,), (17, 18)])
+def test_a_graph_of_other_domains_need_not_import_the_standard(opsets: tuple[int, ...]) -> None:
+    """The class: a valid file is refused for an import that it does not need, or gets a wrong one."""
+    proto = of_functions(*opsets)
+    model = Model(proto)
+    assert model.opset == max(opsets)
+    assert [o.domain for o in proto.opset_import] == ["own"]  # the caller's is not changed
+    x = np.array([[1, 2]], np.float32)
+    program = replayed(model, ["Y"])
+    np.testing.assert_array_equal(run(program, {"X": x})["Y"], 2 ** len(opsets) * x)
+
+
+def test_a_graph_of_a_runtimes_operators_gets_the_oldest_opset() -> None:
+    node = helper.make_node("Binarizer", ["X"], ["Y"], domain="ai.onnx.ml", threshold=1.0)
+    graph = helper.make_graph(
+        [node], "g", [models.floats("X", None, 2)], [models.floats("Y", None, 2)]
+    )
+    imports = [helper.make_opsetid("ai.onnx.ml", 1)]
+    assert Model(helper.make_model(graph, opset_imports=imports, ir_version=8)).opset == 13
+
+
+def test_an_attribute_that_a_function_of_the_standard_needs_may_be_left_out() -> None:
+    """The class: onnx infers through the function's body, and forgets the default there."""
+    node = helper.make_node("MeanVarianceNormalization", ["X"], ["Y"])
+    shape = (2, 3, 4, 4)
+    model = models.model([node], [models.floats("X", *shape)], [models.floats("Y", *shape)], {})
+    read = Model(model)
+    assert read.value("Y").shape == shape
+    assert not read.proto.graph.node[0].attribute  # what is exported is as it was

@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from ortflex_core import raising
 from ortflex_core.errors import ModelError
-from ortflex_core.model import Model
+from ortflex_core.model.model import Model
+from ortflex_core.opsets import upgrade
 from tests import models
 from tests.training import make, regression, same
 
@@ -42,7 +42,7 @@ def test_an_old_model_trains_like_its_young_twin(opset: int, ir: int) -> None:
         trainer.fit(X, Y)
     same(trainers[0].get_state(), trainers[1].get_state())
     assert trainers[0].model.opset == opset
-    assert trainers[0].model.opsets[""] == raising.TARGET
+    assert trainers[0].model.opsets[""] == upgrade.TARGET
 
 
 @pytest.mark.parametrize(("opset", "ir"), [(9, 3), (11, 6)])
@@ -103,11 +103,13 @@ def test_too_old_to_be_raised() -> None:
 def test_a_conversion_that_computes_something_else_is_refused(monkeypatch: Any) -> None:
     def wrong(model: ModelProto, target: int) -> ModelProto:
         out = models.mlp(activation="Sigmoid")
-        assert target == raising.TARGET
+        assert target == upgrade.TARGET
         return out
 
     monkeypatch.setattr(onnx.version_converter, "convert_version", wrong)
-    text = r"has opset 9 and has to be raised to 17 inside, but then the output 'Y' differs by"
+    text = (
+        r"has opset 9 and has to be converted to 17 internally, but then the output 'Y' differs by"
+    )
     with pytest.raises(ModelError, match=text):
         Model(old(models.mlp(), 9))
 
@@ -133,7 +135,7 @@ def test_a_mistake_of_the_converter_is_caught() -> None:
         [models.floats("Y", "N", 2, 3)],
         {"W": np.random.default_rng(0).standard_normal((6, 3))},
     )
-    with pytest.raises(ModelError, match=r"to 17 inside, but then the output 'Y' differs by"):
+    with pytest.raises(ModelError, match=r"to 17 internally, but then the output 'Y' differs by"):
         Model(old(model, 11))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core.errors import GraphError
-from ortflex_core.host import Host
-from ortflex_core.ops import Tensor, Trace
-from ortflex_core.program import build
+from ortflex_core.graph import inference
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Node, Tensor, Trace
+from ortflex_core.graph.program import build
 from tests.gradcheck import run
 
 
@@ -223,3 +225,36 @@ def test_a_transposition_that_moves_nothing_is_none() -> None:
     x = trace.input("x", np.float32, (2, 3))
     assert trace.op.Transpose(x, perm=[0, 1]) is x
     assert trace.op.Transpose(x, perm=[1, 0]) is not x
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_empty_lists_take_the_type_of_their_place(opset: int) -> None:
+    """The class: an empty Python list has no element to tell its type by."""
+    trace = Trace({"": opset})
+    x, scalar = trace.input("x", np.float32, (2, 3)), trace.input("s", np.float32, ())
+    op = trace.op
+    assert op.Squeeze(x, axes=[]).shape == op.Unsqueeze(x, axes=[]).shape == (2, 3)
+    assert op.Tile(scalar, []).shape == op.Reshape(scalar, []).shape == ()
+    assert op.Expand(scalar, []).shape == ()
+    assert op.Slice(x, [], [], [], []).shape == (2, 3)
+    assert op.Pad(scalar, []).shape == ()
+    assert op.ReduceSum(x, axes=[], noop_with_empty_axes=1).shape == (2, 3)
+    assert op.Concat(op.Shape(x), op.constant([]), axis=0).shape == (2,)
+    assert op.constant([], TensorProto.FLOAT).dtype == TensorProto.FLOAT
+    assert op.constant(np.zeros(0, np.float32)).dtype == TensorProto.FLOAT
+    assert op.Mul(op.Reshape(x, [-1]), [1.0]).dtype == TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div", "Abs", "Exp", "Sqrt", "Pow"])
+def test_types_found_by_the_short_way_are_those_of_onnx(op_type: str) -> None:
+    """Every pair of shapes and element types, those included that do not go together."""
+    arity = 1 if op_type in ("Abs", "Exp", "Sqrt") else 2
+    shapes: list[Any] = [(), (3,), (1,), (2, 3), (0, 3), ("N", 3), (None, 3), None]
+    pairs = itertools.product(shapes, [np.float32, np.float64, np.int64])
+    for places in itertools.product(list(pairs), repeat=arity):
+        trace = Trace({"": 17})
+        inputs = [trace.input(f"i{k}", d, s) for k, (s, d) in enumerate(places)]
+        node = Node(op_type, "", tuple(inputs), {}, {})
+        short = inference._arithmetic(trace, node)
+        if short is not None:
+            assert short == inference._inferred(trace, node, 1)

@@ -9,25 +9,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import passes
-from ortflex_core.host import Host, HostProgram
-from ortflex_core.ops import Ops, Tensor, Trace
-from ortflex_core.program import Program, build
+from ortflex_core.graph.host_scalars import Host, HostProgram
+from ortflex_core.graph.ops import Ops, Tensor, Trace
+from ortflex_core.graph.ports import Port
+from ortflex_core.graph.program import Program, build
+from ortflex_core.programs import rebuild
 from tests.gradcheck import runner
 
 RNG = np.random.default_rng(5)
-Formula = Callable[..., Mapping[str, Tensor]]
+Outputs = Mapping[Any, Tensor]
+Formula = Callable[..., Outputs]
 
 
 def array(*shape: int, dtype: Any = np.float32) -> Any:
     return RNG.standard_normal(shape).astype(dtype)
 
 
+TOTAL, NEW_B = Port("loss", of="0"), Port("parameter", of="b")
+
+
 def run(program: Program, arrays: Mapping[str, Any]) -> dict[str, Any]:
     numbers = HostProgram([h.expression for h in program.hosts])({"rate": 0.25, "beta": 0.9})
     feeds = {}
-    for spec in program.inputs:  # a parameter may have become a row
-        array = arrays[spec.name]
+    for key, spec in program.takes.items():  # a parameter may have become a row
+        array = arrays[key.of if isinstance(key, Port) else key]
         feeds[spec.name] = array if array.ndim == len(spec.shape or ()) else array[None]
     for host, number in zip(program.hosts, numbers, strict=True):
         feeds[host.spec.name] = np.asarray(number, host.spec.numpy)
@@ -45,13 +50,16 @@ def both(
 ) -> Counter[str]:
     """Compare; returns the operators of the graph that the passes made."""
     trace = Trace({"": 17})
+    ports = {name: Port("parameter", of=name) for name in rows}
     inputs = {
-        n: trace.input(n, a.dtype, ("B", *a.shape[1:]) if symbolic and a.ndim else a.shape)
+        n: trace.input(
+            ports.get(n, n), a.dtype, ("B", *a.shape[1:]) if symbolic and a.ndim else a.shape
+        )
         for n, a in arrays.items()
     }
     outputs = formula(trace.op, **inputs)
     plain = build(trace, outputs, name="plain")
-    small = build(*passes.optimize(trace, outputs, parameters=rows), name="small")
+    small = build(*rebuild.optimize(trace, outputs, parameters=list(ports.values())), name="small")
     want, got = run(plain, arrays), run(small, arrays)
     for name, value in want.items():
         scale = max(1.0, float(np.abs(value).max()))
@@ -74,7 +82,7 @@ def test_a_step_along_a_product_is_one_gemm(dtype: Any) -> None:
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_an_addend_of_a_product_is_its_c(swap: bool) -> None:
-    def formula(op: Ops, w: Tensor, a: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, w: Tensor, a: Tensor, b: Tensor) -> Outputs:
         old, product = 0.9 * w, op.Gemm(a, b, transA=1)
         return {"y": product + old if swap else old + product}
 
@@ -105,7 +113,7 @@ def test_two_products_added() -> None:
     ],
 )
 def test_sums_that_are_no_gemm_stay(case: str, shapes: list[tuple[int, ...]]) -> None:
-    def formula(op: Ops, a: Tensor, w: Tensor, c: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, a: Tensor, w: Tensor, c: Tensor) -> Outputs:
         product = op.MatMul(a, w)
         return {"y": product + c} | ({"twice": 2 * product} if "reader" in case else {})
 
@@ -114,23 +122,23 @@ def test_sums_that_are_no_gemm_stay(case: str, shapes: list[tuple[int, ...]]) ->
 
 
 def test_a_bias_minus_the_sum_of_rows_is_held_as_a_row() -> None:
-    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Mapping[str, Tensor]:
-        out: dict[str, Tensor] = {}
+    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Outputs:
+        out: dict[Port, Tensor] = {}
         for k in range(2):  # a chain of two steps
             y = op.Gemm(x, w, b)
-            out[f"total/{k}"] = op.ReduceSum(y * y, keepdims=0)
+            out[Port("loss", of=str(k))] = op.ReduceSum(y * y, keepdims=0)
             b = b - op.ReduceSum(y, axes=[0], keepdims=0)
-        return {**out, "new/b": b}
+        return {**out, NEW_B: b}
 
     found = both(formula, {"x": A, "w": W, "b": array(3)}, rows=("b",), tolerance=1e-5)
     assert found == Counter(Gemm=4, ReduceSumSquare=2)
 
 
 def test_a_bias_that_is_read_otherwise_stays_a_vector() -> None:
-    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Outputs:
         y = op.Gemm(x, w, b)
         return {
-            "new/b": b - op.ReduceSum(y, axes=[0], keepdims=0),
+            NEW_B: b - op.ReduceSum(y, axes=[0], keepdims=0),
             "penalty": op.ReduceSum(op.Abs(b), keepdims=0),
         }
 
@@ -146,7 +154,7 @@ def test_a_sum_of_rows_is_a_product_with_ones(dtype: Any) -> None:
 
 
 def test_other_sums_stay() -> None:
-    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor) -> Outputs:
         return {
             "columns": op.ReduceSum(x, axes=[1], keepdims=0),
             "kept": op.ReduceSum(x, axes=[0], keepdims=1),
@@ -159,7 +167,7 @@ def test_other_sums_stay() -> None:
 
 
 def test_weighted_sums_are_dot_products() -> None:
-    dot: Formula = lambda op, x, y: {"total/0": op.ReduceSum(x * y, keepdims=0)}  # noqa: E731
+    dot: Formula = lambda op, x, y: {TOTAL: op.ReduceSum(x * y, keepdims=0)}  # noqa: E731
     columns = {"x": array(7, 1), "y": array(7, 1)}
     assert both(dot, columns, rows=("x",)[:0]) == Counter(Mul=1, ReduceSum=1)
     assert both(dot, {"x": array(7), "y": array(7)}) == Counter(MatMul=1)
@@ -167,8 +175,8 @@ def test_weighted_sums_are_dot_products() -> None:
 
 
 def test_a_total_that_only_the_host_reads_may_be_a_matrix_of_one() -> None:
-    def formula(op: Ops, x: Tensor, b: Tensor) -> Mapping[str, Tensor]:
-        return {"total/0": op.ReduceSum(x * x, keepdims=0), "new/b": 2 * b}
+    def formula(op: Ops, x: Tensor, b: Tensor) -> Outputs:
+        return {TOTAL: op.ReduceSum(x * x, keepdims=0), NEW_B: 2 * b}
 
     arrays = {"x": array(7, 1), "b": array(3)}
     assert both(formula, arrays, rows=("b",)) == Counter(Gemm=1, Mul=1)
@@ -176,14 +184,14 @@ def test_a_total_that_only_the_host_reads_may_be_a_matrix_of_one() -> None:
 
 
 def test_a_sum_of_squares() -> None:
-    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor) -> Outputs:
         return {"a": op.ReduceSum(x * x, keepdims=0), "b": op.ReduceSum(x * x, axes=[1])}
 
     assert both(formula, {"x": A}) == Counter(ReduceSumSquare=2)
 
 
 def test_the_sign_of_a_relu() -> None:
-    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor) -> Outputs:
         return {"y": op.Sign(op.Relu(x)), "other": op.Sign(x)}
 
     x = np.array([-np.inf, -3, -1e-38, -0.0, 0, 1.2e-38, 1e-20, 2, np.inf], np.float32)
@@ -192,7 +200,7 @@ def test_the_sign_of_a_relu() -> None:
 
 
 def test_log_loss_at_any_score() -> None:
-    def formula(op: Ops, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor, y: Tensor) -> Outputs:
         logarithm = op.Log(1 + op.Exp(-op.Abs(x)))
         return {"loss": op.Max(x, 0.0) - x * y + logarithm, "tiny": logarithm}
 
@@ -210,7 +218,7 @@ def test_softplus_is_for_few_elements_of_float32() -> None:
 
 
 def test_where_a_mask_has_zeros_already() -> None:
-    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor) -> Outputs:
         kept = op.Greater(x, 0.0)
         scaled = op.Mul(Host.symbol("rate"), op.Cast(kept, to=1))
         return {"y": op.Where(kept, scaled, 0.0)}
@@ -219,7 +227,7 @@ def test_where_a_mask_has_zeros_already() -> None:
 
 
 def test_where_something_else_is_chosen_it_stays() -> None:
-    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor) -> Outputs:
         kept, other = op.Greater(x, 0.0), op.Greater(x, 0.5)
         scaled = op.Mul(2.0, op.Cast(kept, to=1))
         return {
@@ -237,14 +245,14 @@ def test_a_product_replaced_by_what_the_seeds_made() -> None:
     stand_in = trace.input("stand_in", np.float32, (2,))
     made, product = 0.5 * x, 3 * stand_in
     outputs = {"y": x - product}
-    small = build(*passes.optimize(trace, outputs, {product: made}), name="small")
+    small = build(*rebuild.optimize(trace, outputs, {product: made}), name="small")
     assert [i.name for i in small.inputs] == ["x"]
     np.testing.assert_allclose(run(small, {"x": np.float32([2, 4])})["y"], [1, 2])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_scalars_go_into_products(dtype: Any) -> None:
-    def formula(op: Ops, a: Tensor, w: Tensor, c: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, a: Tensor, w: Tensor, c: Tensor) -> Outputs:
         scaled = 3.0 * a
         sums = op.ReduceSum(scaled, axes=[0], keepdims=0)
         return {"y": 0.5 * op.Gemm(scaled, w, c), "sums": sums}
@@ -254,14 +262,14 @@ def test_scalars_go_into_products(dtype: Any) -> None:
 
 
 def test_scalars_of_a_product_and_of_what_is_added() -> None:
-    def formula(op: Ops, a: Tensor, b: Tensor, w: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, a: Tensor, b: Tensor, w: Tensor) -> Outputs:
         return {"new/w": w - op.Gemm(a, 0.5 * b, transA=1, alpha=3.0)}
 
     assert both(formula, {"a": A, "b": B, "w": W}) == Counter(Gemm=1)
 
 
 def test_scalars_stay_where_the_product_has_another_reader() -> None:
-    def formula(op: Ops, a: Tensor, w: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, a: Tensor, w: Tensor) -> Outputs:
         y = op.Gemm(a, w)
         return {"y": y, "half": 0.5 * y, "host": op.Gemm(a * Host.symbol("rate"), w)}
 
@@ -269,17 +277,17 @@ def test_scalars_stay_where_the_product_has_another_reader() -> None:
 
 
 def test_a_bias_minus_scaled_rows() -> None:
-    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor, w: Tensor, b: Tensor) -> Outputs:
         y = op.Gemm(x, w, b)
         total = op.ReduceSum(y * y, keepdims=0)
-        return {"total/0": total, "new/b": b - op.ReduceSum(0.5 * y, axes=[0], keepdims=0)}
+        return {TOTAL: total, NEW_B: b - op.ReduceSum(0.5 * y, axes=[0], keepdims=0)}
 
     found = both(formula, {"x": A, "w": W, "b": array(3)}, rows=("b",))
     assert found == Counter(Gemm=2, ReduceSumSquare=1)
 
 
 def test_transpositions_meet() -> None:
-    def formula(op: Ops, x: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor) -> Outputs:
         turned = op.Transpose(x, perm=[2, 0, 1])
         return {
             "same": op.Abs(op.Transpose(turned, perm=[1, 2, 0])),
@@ -290,7 +298,7 @@ def test_transpositions_meet() -> None:
 
 
 def test_division_by_a_host_scalar_multiplies() -> None:
-    def formula(op: Ops, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
+    def formula(op: Ops, x: Tensor, y: Tensor) -> Outputs:
         return {"host": x / Host.symbol("rate"), "tensor": x / y, "over": Host.symbol("rate") / x}
 
     assert both(formula, {"x": A, "y": array(6, 4)}) == Counter(Mul=1, Div=2)

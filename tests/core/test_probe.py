@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from ortflex_core import Trainer
-from ortflex_core.model import Model
-from ortflex_core.probe import complete
+from ortflex_core.check import check_model
+from ortflex_core.errors import ModelError, NoGradientRule, Unsupported
+from ortflex_core.model import onnx_file
+from ortflex_core.model.model import Model
+from ortflex_core.model.shape_probe import complete_shapes
+from ortflex_core.opsets.equivalence import Runner
+from ortflex_core.programs.gradient_model import gradient_model
 from tests import models
 from tests.training import every_backend, make
 
@@ -37,7 +44,7 @@ def scaled(rows: Any = "N") -> Any:
 def test_shapes_are_found_by_running_the_model() -> None:
     model = Model(scaled())
     assert model.unknown()
-    complete(model)
+    complete_shapes(model)
     assert model.unknown() == []
     assert model.value("scaled").shape == ("batch", 4)
     assert model.value("Y").shape == ("batch", 1)
@@ -61,6 +68,154 @@ def test_a_scaler_before_the_first_parameter_is_no_obstacle(backend: str) -> Non
     assert trainer.train_losses_[-1] < 0.01
 
 
+def wide(features: int, outputs: int, *, offset: int | None = None, rows: Any = "N") -> Any:
+    """A Scaler before one product and a bias; with another ``offset`` the runtime cannot run it."""
+    rng = np.random.default_rng(0)
+    model = models.model(
+        [
+            helper.make_node(
+                "Scaler",
+                ["X"],
+                ["scaled"],
+                domain="ai.onnx.ml",
+                offset=[1.0] * (offset or features),
+                scale=[0.5] * (offset or features),
+            ),
+            helper.make_node("MatMul", ["scaled", "W"], ["product"]),
+            helper.make_node("Add", ["product", "b"], ["Y"]),
+        ],
+        [models.floats("X", rows, features)],
+        [models.floats("Y", None, None)],
+        {"W": rng.standard_normal((features, outputs)) / 8, "b": np.zeros(outputs)},
+    )
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return model
+
+
+@pytest.mark.parametrize("elements", [1024, 1025, 40_000])
+def test_weights_of_any_size_behind_an_operator_without_inference(elements: int) -> None:
+    """The class: what the skeleton leaves out (over 1,024 elements) is missing where the model is run."""
+    features = 5 if elements == 1025 else 8
+    model = Model(wide(features, elements // features))
+    complete_shapes(model)
+    assert (model.unknown(), model.unlearned) == ([], "")
+    assert model.value("Y").shape == ("batch", elements // features)
+    x = np.random.default_rng(1).standard_normal((12, features)).astype(np.float32)
+    y = np.zeros((12, elements // features), np.float32)
+    trainer = make(model, backend="fused", epochs=2, learning_rate=0.1, batch_size=4)
+    expected = (x - 1) * 0.5 @ model.initializer("W")
+    np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-5, atol=1e-5)
+    trainer.fit(x, y)
+    assert trainer.train_losses_[-1] < trainer.train_losses_[0]
+
+
+def test_tensors_that_stay_in_their_file_are_fed_from_there(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a model over 1 GiB: neither the skeleton nor the ModelProto has its large tensors."""
+    monkeypatch.setattr(onnx_file, "HUGE", 1000)
+    path = tmp_path / "wide.onnx"
+    onnx.save(wide(8, 300), path, save_as_external_data=True, location="data", size_threshold=0)
+    model = Model(path)
+    assert onnx.external_data_helper.uses_external_data(model.proto.graph.initializer[0])
+    complete_shapes(model)
+    assert model.value("Y").shape == ("batch", 300)
+    x = np.full((4, 8), 3.0, np.float32)
+    trainer = make(path, backend="fused", epochs=2, learning_rate=0.1)
+    trainer.fit(x, np.zeros((4, 300), np.float32))
+    assert trainer.train_losses_[-1] < trainer.train_losses_[0]
+
+
+def test_large_tensors_that_onnxruntime_is_not_fed_are_inside() -> None:
+    """A bfloat16 table behind an operator without inference; arrays of that type cannot be fed."""
+    proto = wide(8, 4)
+    table = onnx.numpy_helper.from_array(np.ones((300, 8), np.float32), "table")
+    half = helper.make_tensor(
+        "table", onnx.TensorProto.BFLOAT16, [300, 8], np.ones(2400, np.float32).tolist()
+    )
+    assert table.dims == half.dims
+    proto.graph.initializer.append(half)
+    proto.graph.node.insert(0, helper.make_node("Cast", ["table"], ["wider"], to=1))
+    proto.graph.node.insert(1, helper.make_node("ReduceMean", ["wider"], ["mean"], axes=[0]))
+    proto.graph.node.insert(2, helper.make_node("Add", ["X", "mean"], ["moved"]))
+    proto.graph.node[3].input[0] = "moved"
+    model = Model(proto)
+    complete_shapes(model)
+    assert (model.unlearned, model.value("Y").shape) == ("", ("batch", 4))
+
+
+def test_why_a_model_could_not_be_run_is_part_of_every_error_that_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The class: a failed probe is kept on the model and said where it stops something, not before."""
+    why = "running the model to learn .* failed: .*Scaler"
+    model = Model(wide(8, 4, offset=5))
+    with caplog.at_level("DEBUG", "ortflex"):
+        complete_shapes(model)
+        complete_shapes(model)
+    assert "Scaler" in model.unlearned
+    assert [r.levelname for r in caplog.records] == ["DEBUG"]
+    assert "'scaled'" in caplog.text
+    x, y = np.ones((6, 8), np.float32), np.ones((6, 4), np.float32)
+    loss = {"name": "squared_error", "predicted": "product"}
+    with pytest.raises(ModelError, match=f"the rank of 'product' is unknown.*{why}"):
+        make(model, loss=loss, backend="fused").fit(x, y)
+    proto = wide(8, 4, offset=5)
+    with pytest.raises((NoGradientRule, Unsupported), match=f"(?s)unknown rank.*{why}"):
+        make(proto, backend="fused").fit(x, y)
+    with pytest.raises(NoGradientRule, match=f"(?s)unknown rank.*{why}"):
+        gradient_model(proto, ["W"])
+    report = check_model(proto)
+    assert any("Scaler" in note for note in report.notes)
+    assert "note: the types or shapes" in report.summary
+
+
+def mixed(*names: Any) -> Any:
+    """An output of an operator without inference (Scaler), as long as a symbol, and twice as long."""
+    model = models.model(
+        [
+            helper.make_node(
+                "Scaler", ["X"], ["scaled"], domain="ai.onnx.ml", offset=[1.0], scale=[0.5]
+            ),
+            helper.make_node("Concat", ["scaled", "scaled"], ["Y"], axis=1),
+        ],
+        [models.floats("X", *names)],
+        [models.floats("Y", None, None)],
+        {},
+    )
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("names", "scaled", "y"),
+    [
+        (("N", "T"), ("batch", "T"), ("batch", None)),
+        (("N", None), ("batch", None), ("batch", None)),
+        (("N", 4), ("batch", 4), ("batch", 8)),
+        ((3, "T"), (3, "T"), (3, None)),
+    ],
+)
+def test_sizes_that_follow_a_symbol_are_not_taken_for_fixed(
+    names: Any, scaled: Any, y: Any
+) -> None:
+    """The class: a size that was seen once is no fixed one where an input's free size made it."""
+    model = Model(mixed(*names))
+    complete_shapes(model)
+    assert model.value("scaled").shape == scaled
+    assert model.value("Y").shape == y
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_symbols_that_have_one_size_that_fits_are_found(width: int) -> None:
+    """A free dimension may have to be as wide as a weight."""
+    proto = wide(width, 3)
+    proto.graph.input[0].CopyFrom(models.floats("X", "N", "F"))
+    model = Model(proto)
+    complete_shapes(model)
+    assert model.value("Y").shape == ("batch", 3)
+
+
 def test_a_pipeline_of_scikit_learn_is_fine_tuned_behind_its_scaler() -> None:
     pytest.importorskip("skl2onnx")
     from skl2onnx import to_onnx
@@ -79,3 +234,68 @@ def test_a_pipeline_of_scikit_learn_is_fine_tuned_behind_its_scaler() -> None:
     before = trainer.evaluate(x, y[:, None])
     trainer.fit(x, y[:, None])
     assert trainer.evaluate(x, y[:, None])["loss"] < before["loss"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "e = Exp(x) r = ReduceSum<keepdims=1>(e, axes) z = Log(r) y = Mul(x, z)",
+        "e = Exp(x) s = Add(axes, axes) r = ReduceMean<keepdims=1>(e, s) y = Mul(x, r)",
+    ],
+)
+def test_shapes_that_follow_the_values_of_inputs_stay_unknown(text: str) -> None:
+    """The class: a shape seen for made-up axes is taken for that of all axes, and sums go wrong."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> g (float[3, 2, 5] x, int64[1] axes) => '
+        f"(float[A, B, C] y) {{ {text} }}"
+    )
+    proto = gradient_model(model, "x")
+    rng = np.random.default_rng(0)
+    g, at = rng.standard_normal((3, 2, 5)), np.array([1], np.int64)
+    x = rng.standard_normal((3, 2, 5)).astype(np.float32)
+    feeds = {"x": x, "axes": at, "cotangent/y": g.astype(np.float32)}
+    got = Runner(proto, {})(feeds)["gradient/x"]
+    wide = x.astype(np.float64)
+    axis, e = (1, np.exp(wide)) if "Log" in text else (2, np.exp(wide))
+    if axis == 1:
+        total = e.sum(axis, keepdims=True)
+        expected = g * np.log(total) + (g * wide).sum(axis, keepdims=True) * e / total
+    else:
+        expected = g * e.mean(axis, keepdims=True) + (g * wide).sum(axis, keepdims=True) * e / 5
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "width"),
+    [
+        (
+            "f = Cast <to = 1> (ids)  m = Add(x, f)  "
+            "a = ai.onnx.ml.Scaler <offset = [0.0], scale = [2.0]> (m)",
+            "int64[N, 4] ids",
+            4,
+        ),
+        (
+            "c = Compress <axis = 1> (x, ids)  a = ai.onnx.ml.Scaler <offset = [0.0], scale = [2.0]> (c)",
+            "bool[4] ids",
+            None,
+        ),
+    ],
+)
+def test_an_input_of_whole_numbers_leaves_known_what_does_not_follow_them(
+    text: str, whole: str, width: int | None
+) -> None:
+    """The class: whole numbers as inputs, and an operator without inference behind them.
+
+    A width that follows their values stays unknown, another one is learned.
+    """
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]> '
+        f"g (float[N, 4] x, {whole}) => (float[N, k] y) {{ {text}  y = Neg(a) }}"
+    )
+    model = Model(proto)
+    assert model.unknown()
+    complete_shapes(model)
+    assert model.unlearned == ""
+    shape = model.value("a").shape
+    assert (shape or (None, None))[-1] == width
+    assert width is None or shape == ("batch", 4)

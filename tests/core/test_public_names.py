@@ -10,6 +10,8 @@ import pytest
 
 from tests.core import public_names
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^### (\S+)\n\n```text\n(.*?)^```$", re.M | re.S)
 
@@ -94,7 +96,7 @@ def test_what_counts_as_broken(old: str, new: str, reason: str) -> None:
 
 
 def test_kinds_of_plugins_and_hooks_stay() -> None:
-    from ortflex_core.hookspecs import NAMES
+    from ortflex_core.hooks import NAMES
     from ortflex_core.registry import KINDS
 
     kinds = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +10,16 @@ import attrs
 import pytest
 from onnx import TensorProto
 
-from ortflex_core.autodiff import gradients
-from ortflex_core.errors import ConfigError, GraphError, NoGradientRule, PluginError, nearest
-from ortflex_core.ops import Trace
-from ortflex_core.protocols import Loss
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import gradients
+from ortflex_core.errors import ConfigError, GraphError, NoGradientRule, PluginError, suggest
+from ortflex_core.graph.ops import Trace
+from ortflex_core.protocols.kinds import Loss
 from ortflex_core.registry import KINDS, Plugins
-from tests import models
+from tests import children, models
+from tests.installing import GOOD, Install
+from tests.installing import install as install
 from tests.training import make, plugins, regression
-
-Install = Callable[..., None]
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Put a distribution of one module onto sys.path; entry points as {group: {name: target}}."""
-
-    def add(name: str, code: str, groups: dict[str, dict[str, str]], version: str = "1.0") -> None:
-        folder = tmp_path / name
-        info = folder / f"{name}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (folder / f"{name}_module.py").write_text(code)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        lines = [
-            line
-            for group, entries in groups.items()
-            for line in (f"[{group}]", *(f"{k} = {v}" for k, v in entries.items()))
-        ]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        monkeypatch.syspath_prepend(str(folder))
-        added.append(f"{name}_module")
-
-    added: list[str] = []
-    yield add
-    for module in added:
-        sys.modules.pop(module, None)
-
-
-GOOD = """
-import attrs
-from ortflex_core.protocols import Loss
-
-@attrs.frozen(kw_only=True)
-class Cubed(Loss):
-    name = "cubed"
-    def per_sample(self, op, predicted, expected):
-        return op.Abs(predicted - expected) ** 3
-"""
 
 
 def test_listing_names_imports_no_plugin() -> None:
@@ -72,7 +34,7 @@ def test_listing_names_imports_no_plugin() -> None:
         "bad += [m for m in ('onnxruntime', 'onnx', 'torch', 'sklearn') if m in sys.modules]\n"
         "print(bad)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    out = children.run([sys.executable, "-c", code])
     assert (out.stdout.strip(), out.returncode) == ("[]", 0), out.stderr
 
 
@@ -110,7 +72,7 @@ def test_a_broken_plugin_hurts_only_who_asks_for_it(install: Install) -> None:
     assert "wrecked" in found["losses"]
     text = (
         r"the loss 'wrecked' \(wreck_module:Loss, from wreck 1.0\) cannot be imported: "
-        r"RuntimeError: no such card\. Mend or uninstall wreck, or set "
+        r"RuntimeError: no such card\. Repair or uninstall wreck, or set "
         "ORTFLEX_DISABLE_PLUGINS=wreck"
     )
     with pytest.raises(PluginError, match=text):
@@ -133,7 +95,7 @@ def test_two_of_one_name_are_refused_with_both_owners(install: Install) -> None:
     with pytest.raises(PluginError) as caught:
         found.component("losses", "cubed")
     text = str(caught.value)
-    assert "two plugins are called 'cubed' among the losses" in text
+    assert "two plugins of the kind losses are named 'cubed'" in text
     assert "first (first_module:Cubed)" in text
     assert "second (second_module:Cubed)" in text
     assert "ORTFLEX_DISABLE_PLUGINS=" in text
@@ -177,11 +139,11 @@ def test_what_is_of_the_wrong_type_is_refused(install: Install, target: str) -> 
         "class Plain: ...\n"
         "value = 3\n"
         "def function(): ...\n"
-        "from ortflex_core.protocols import Penalty as Other\n"
+        "from ortflex_core.protocols.kinds import Penalty as Other\n"
     )
     install("wrong", code, {"ortflex.losses": {"odd": f"wrong_module:{target}"}})
     with pytest.raises(
-        PluginError, match=r"the loss 'odd' of wrong is .*expected a subclass.*Loss"
+        PluginError, match=r"the loss 'odd' of wrong 1.0 is .*expected a subclass.*Loss"
     ):
         Plugins.discover()["losses"].load("odd")
 
@@ -198,24 +160,27 @@ def test_a_broken_family_concerns_who_has_its_operators(install: Install) -> Non
     make(models.linear(), plugins=found, epochs=1).fit(*regression())
     with pytest.raises(PluginError, match=r"the gradient family 'odd' .* cannot be imported"):
         make(models.linear(), plugins=found, gradients=["odd"])
-    rules, trace = found.rules(), Trace({"": 17, "mine": 1})
+    rules, trace = load_rules(found), Trace({"": 17, "mine": 1})
     x = trace.input("x", TensorProto.FLOAT, (3,))
     (y,) = trace.node("Cube", [x], {}, domain="mine", types=[(x.dtype, x.shape)])
-    with pytest.raises(NoGradientRule, match=r"Cube.*may be in a family.*'odd' .*no\. Mend"):
+    with pytest.raises(NoGradientRule, match=r"Cube.*may be in a family.*'odd' .*no\. Repair"):
         gradients([(y, y)], [x], rules)
 
 
 def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install) -> None:
     code = (
-        "from ortflex_core.autodiff import Rules\n"
+        "from ortflex_core.autodiff.reverse import Rules\n"
         "RULES = Rules()\n"
         "@RULES.rule('MatMul')\n"
         "def matmul(op, node, g): raise ZeroDivisionError('ours')\n"
     )
     install("mine", code, {"ortflex.gradients": {"mine": "mine_module:RULES"}})
     found = Plugins.discover()
-    with pytest.raises(PluginError, match=r"two gradient rules for MatMul.*'matmul' and 'mine'"):
-        make(models.linear(), plugins=found)
+    text = (
+        r"two gradient rules for MatMul.*'matmul' \(from ortflex .*\) and 'mine' \(from mine 1.0\)"
+    )
+    with pytest.raises(PluginError, match=text):
+        make(models.linear(), plugins=found).fit(*regression())
     with pytest.raises(GraphError, match=r"MatMul of the family 'mine' .*ZeroDivisionError: ours"):
         make(models.linear(), plugins=found, gradients=["mine"]).fit(*regression())
     make(models.linear(), plugins=found, gradients=["matmul"], epochs=1).fit(*regression())
@@ -225,8 +190,8 @@ def test_two_rules_for_one_operator_are_an_error_unless_ordered(install: Install
 
 def test_the_case_of_letters_is_the_smallest_mistake() -> None:
     names = ["adam", "adamw", "radam", "rmsprop"]
-    assert nearest("AdamW", names).startswith("did you mean 'adamw'?")
-    assert nearest("RMSProp", names).startswith("did you mean 'rmsprop'?")
+    assert suggest("AdamW", names).startswith("did you mean 'adamw'?")
+    assert suggest("RMSProp", names).startswith("did you mean 'rmsprop'?")
 
 
 def test_unknown_names_are_answered_with_the_nearest() -> None:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core import runtime as runtime_module
 from ortflex_core.errors import OrtflexError, RuntimeUnavailable
-from ortflex_core.runtime import (
+from ortflex_core.runtime import installation as runtime_module
+from ortflex_core.runtime.installation import (
     Distribution,
     Runtime,
     diagnose,
-    installed,
+    find_distributions,
     require_runtime,
     version_tuple,
 )
+from tests import children
 
 STOCK = Distribution("onnxruntime", "1.31.1")
 SESSION = Distribution("onnxruntime-training", "1.16.3")
@@ -41,9 +42,7 @@ def add_distribution(folder: Path, name: str, version: str) -> None:
 
 def run_python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    return children.run([sys.executable, "-c", code], env=environment)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_installed_reads_metadata_only(tmp_path: Path) -> None:
     add_distribution(tmp_path, "onnxruntime-training", "1.16.3")
     add_distribution(tmp_path, "onnxruntime-extensions", "0.14.0")  # another import name
 
-    assert installed([str(tmp_path)]) == [SESSION, STOCK]
+    assert find_distributions([str(tmp_path)]) == [SESSION, STOCK]
 
 
 def test_installed_takes_the_first_of_two_with_the_same_name(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_installed_takes_the_first_of_two_with_the_same_name(tmp_path: Path) -> 
         (tmp_path / version).mkdir()
         add_distribution(tmp_path / version, "onnxruntime", version)
 
-    assert installed([str(tmp_path / "1.31.1"), str(tmp_path / "1.30.0")]) == [STOCK]
+    assert find_distributions([str(tmp_path / "1.31.1"), str(tmp_path / "1.30.0")]) == [STOCK]
 
 
 def test_a_sound_installation_has_no_faults() -> None:
@@ -120,20 +119,20 @@ def test_old_runtime_with_numpy_2(old: Distribution) -> None:
 def test_require_runtime_refuses_with_the_message_and_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runtime_module, "installed", lambda: [SESSION, STOCK])
+    monkeypatch.setattr(runtime_module, "find_distributions", lambda: [SESSION, STOCK])
 
     with pytest.raises(RuntimeUnavailable, match=r"2 distributions provide") as caught:
         require_runtime()
 
     assert isinstance(caught.value, OrtflexError)
-    assert "To mend it: python -m pip uninstall -y" in str(caught.value)
+    assert "To repair it: python -m pip uninstall -y" in str(caught.value)
 
 
 def test_this_environment() -> None:
     runtime = require_runtime()
 
     assert isinstance(runtime, Runtime)
-    assert [Distribution(runtime.distribution, runtime.version)] == installed()
+    assert [Distribution(runtime.distribution, runtime.version)] == find_distributions()
     assert "CPUExecutionProvider" in runtime.providers
     assert runtime.max_opset >= 19
     assert runtime.max_ir >= 9
@@ -164,7 +163,7 @@ def test_what_each_runtime_can_do() -> None:
 def test_torch_is_not_imported_and_nothing_is_printed() -> None:
     code = """
 import sys
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 require_runtime()
 assert "torch" not in sys.modules, "torch"
 assert "onnxruntime.training" not in sys.modules, "left hidden"
@@ -193,7 +192,7 @@ def test_doctor_says_that_there_are_two_before_importing_either(tmp_path: Path) 
     assert done.returncode == 1
     assert "Broken: 2 distributions provide the package 'onnxruntime'" in done.stdout
     assert f"{other} 1.24.1" in done.stdout
-    assert "To mend it: python -m pip uninstall -y" in done.stdout
+    assert "To repair it: python -m pip uninstall -y" in done.stdout
     assert done.stderr == "not imported\n"
 
 
@@ -206,7 +205,7 @@ def test_doctor_says_that_an_import_fails(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "importing it fails: ImportError: libonnxruntime.so: cannot open" in done.stdout
-    assert "To mend it: python -m pip install --force-reinstall --no-deps" in done.stdout
+    assert "To repair it: python -m pip install --force-reinstall --no-deps" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -214,6 +213,7 @@ def test_doctor_says_that_none_is_installed() -> None:
     hide = """
 import importlib.metadata, importlib.util
 import ortflex_plugins.cli.doctor
+
 importlib.metadata.distributions = lambda **_: []
 importlib.util.find_spec = lambda _: None
 """

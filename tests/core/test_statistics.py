@@ -8,7 +8,9 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
+from ortflex_core.errors import ModelError
 from ortflex_core.types import Array
+from tests import models
 from tests.training import make
 
 EPSILON, MOMENTUM = 1e-5, 0.9
@@ -138,3 +140,26 @@ def test_a_file_in_training_mode_is_trained_like_any_other(mode: str) -> None:
     assert states[0].keys() == states[1].keys()
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_a_statistic_that_is_also_a_weight_is_refused_with_a_way_out() -> None:
+    """torch's exporter merges equal tensors: the ones and zeros of a new BatchNormalization."""
+    proto = models.model(
+        [
+            models.helper.make_node("MatMul", ["X", "w"], ["h"]),
+            models.helper.make_node(
+                "BatchNormalization", ["h", "ones", "zeros", "zeros", "ones"], ["Y"]
+            ),
+        ],
+        [models.floats("X", "N", 3)],
+        [models.floats("Y", "N", 2)],
+        {"w": np.ones((3, 2)), "ones": np.ones(2), "zeros": np.zeros(2)},
+    )
+    x = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    y = np.zeros((6, 2), np.float32)
+    with pytest.raises(ModelError, match=r"'ones', 'zeros' are running statistics.*optimize=False"):
+        make(proto, backend="fused").fit(x, y)
+    with pytest.raises(ModelError, match="merged equal tensors"):  # the scale would move with them
+        make(proto, backend="fused", params=["!ones", "!zeros"]).fit(x, y)
+    options = {"params": ["!ones", "!zeros"], "batch_norm": "freeze", "epochs": 1}
+    make(proto, backend="fused", **options).fit(x, y)

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from ortflex_core.host import HostProgram
-from ortflex_core.problem import Problem
-from ortflex_core.program import Program
-from ortflex_core.runtime import require_runtime
-from ortflex_core.step import gathering_program, gradient_factor, step_program
+from ortflex_core.graph.host_scalars import HostProgram
+from ortflex_core.graph.program import Program
+from ortflex_core.problem.problem import Problem
+from ortflex_core.programs.step import gathering_program, gradient_factor, step_program
+from ortflex_core.runtime.installation import require_runtime
 from tests import models
 from tests.gradcheck import runner
 from tests.training import make

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ortflex_core.errors import ConfigError, TrainingDiverged
-from ortflex_core.hookspecs import hook
-from ortflex_core.protocols import Schedule
+from ortflex_core.hooks import hook
+from ortflex_core.protocols.kinds import Schedule
 from ortflex_core.types import Progress
 from tests import models
 from tests.training import Recorder, every_backend, make, regression, same

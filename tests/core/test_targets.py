@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ortflex_core.errors import ModelError
-from ortflex_core.model import Model
-from ortflex_core.parameters import choose, matching
-from ortflex_core.targets import default_output, file_classes, raw_scores
+from ortflex_core.model.model import Model
+from ortflex_core.model.targets import default_output, file_classes, raw_scores
+from ortflex_core.parameters.selection import choose_parameters, matching
 from tests import models
 
 helper = models.helper
@@ -25,7 +25,7 @@ def net(nodes: Any, weights: Any, output: str = "Y", features: int = 4) -> Model
 
 
 def trained(model: Model, params: Any = None) -> list[str]:
-    return [c.name for c in choose(model, [default_output(model)], params) if c.trained]
+    return [c.name for c in choose_parameters(model, [default_output(model)], params) if c.trained]
 
 
 def node(op_type: str, *names: str, **attributes: Any) -> Any:
@@ -55,7 +55,7 @@ def test_matrices_and_biases_are_parameters_and_constants_are_not() -> None:
         },
     )
     assert trained(model) == ["W", "b"]
-    reasons = {c.name: c.reason for c in choose(model, ["Y"], None)}
+    reasons = {c.name: c.reason for c in choose_parameters(model, ["Y"], None)}
     assert reasons["mean"].startswith("a constant of Sub")
     assert reasons["half"].startswith("a single number in Mul")
 
@@ -89,16 +89,18 @@ def test_a_parameter_without_elements_is_none() -> None:
     nodes.append(node("Concat", "z", "e", "Y", axis=1))
     model = net(nodes, {"W": np.ones((4, 3)), "E": np.ones((4, 0))})
     assert trained(model) == ["W"]
-    assert [c.name for c in choose(model, ["Y"], ["*"]) if c.trained] == ["W"]
+    assert [c.name for c in choose_parameters(model, ["Y"], ["*"]) if c.trained] == ["W"]
     with pytest.raises(ModelError, match=r"parameter 'E' has no elements, its shape is \[4, 0\]"):
-        choose(model, ["Y"], ["W", "E"])
+        choose_parameters(model, ["Y"], ["W", "E"])
 
 
 def test_only_what_reaches_the_loss_is_trained() -> None:
     model = Model(models.two_headed())
-    assert [c.name for c in choose(model, ["amount"], None)] == ["shared", "to_amount"]
-    with pytest.raises(ModelError, match="'to_scores' does not reach what the loss sees"):
-        choose(model, ["amount"], ["to_scores"])
+    assert [c.name for c in choose_parameters(model, ["amount"], None)] == ["shared", "to_amount"]
+    with pytest.raises(
+        ModelError, match="'to_scores' does not reach the tensors that the losses read"
+    ):
+        choose_parameters(model, ["amount"], ["to_scores"])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_full_name_wins_over_a_glob_and_an_earlier_glob_over_a_later() -> None
     names = ["W1", "W2", "b1"]
     table = {"W*": "first", "*1": "second", "W2": "own"}
     assert matching(table, names, "penalty") == {"W2": "W2", "W1": "W*", "b1": "*1"}
-    with pytest.raises(ModelError, match="penalty: no trained parameter fits 'V'"):
+    with pytest.raises(ModelError, match="penalty: no trained parameter matches 'V'"):
         matching({"V": 0}, names, "penalty")
 
 

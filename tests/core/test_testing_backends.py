@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.hostengine import HostEngine
-from ortflex_core.protocols import Backend
-from ortflex_core.session import run_once
+from ortflex_core.engines.array_engine import HostEngine
+from ortflex_core.protocols.kinds import Backend
+from ortflex_core.runtime.session import run_arrays
 from ortflex_core.testing import BackendKit
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import cpu
@@ -21,10 +21,7 @@ SHARED = checks(ComponentKit)
 
 
 def by_onnxruntime(program: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    bare = attrs.evolve(
-        program, hosts=(), inputs=(*program.inputs, *(h.spec for h in program.hosts))
-    )
-    return run_once(bare, dict(feeds), {}, cpu())
+    return run_arrays(program, dict(feeds), cpu())
 
 
 @attrs.frozen(kw_only=True)
@@ -109,15 +106,16 @@ class TakesAll(Good):
     def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
         return []
 
-    class engine:
-        steps_per_run = 1
-
+    class engine(HostEngine):
         def __init__(self, problem: Any, execute: Any) -> None: ...
 
         def load(self, state: Any) -> None: ...
 
-        def programs(self) -> Any:
+        def programs(self, *given: Any) -> Any:
             return {}
+
+        evaluate = predict = state = buffers = load_buffers = programs
+        slots = load_slots = counters = close = programs
 
         def run(self, batches: Any, rates: Any) -> Any:
             class Done:
@@ -133,7 +131,106 @@ class NoGraphs(Good):
             return {}
 
 
+class IgnoresClipping(Good):
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        updating = attrs.evolve(problem.updating, clip_norm=None, clip_value=None)
+        return super().build(attrs.evolve(problem, updating=updating), device, runtime)
+
+
+class IgnoresGroups(Good):
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        updating = attrs.evolve(problem.updating, groups=())
+        return super().build(attrs.evolve(problem, updating=updating), device, runtime)
+
+
+class IgnoresConstraints(Good):
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        updating = attrs.evolve(problem.updating, constraints=())
+        return super().build(attrs.evolve(problem, updating=updating), device, runtime)
+
+
+class IgnoresTheReduction(Good):
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        return super().build(attrs.evolve(problem, reduction="mean"), device, runtime)
+
+
+class PredictsWithWeights(Good):
+    """Keeps averages, and uses the weights anyway."""
+
+    class engine(HostEngine):
+        def averages(self) -> Any:
+            return dict(self._weights)
+
+
+class ExportsWeights(Good):
+    """Predicts with averages, and hands out weights as such."""
+
+    class engine(HostEngine):
+        def slots(self) -> Any:
+            means = {f"average/{n}": a for n, a in self._weights.items()}
+            return {n: means.get(n, a) for n, a in super().slots().items()}
+
+
+class HidesThatItDoesNotAccumulate(Good):
+    def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
+        once = attrs.evolve(problem, updating=attrs.evolve(problem.updating, accumulate=1))
+        return HostEngine.reasons(once)
+
+
+class EvaluatesHalf(Good):
+    class engine(HostEngine):
+        def evaluate(self, batch: Any, outputs: Any) -> Any:
+            totals, made = super().evaluate(batch, outputs)
+            return [t / 2 for t in totals], made
+
+
+class LosesTheLastSlot(Good):
+    """Its second slot stays what it was."""
+
+    class engine(HostEngine):
+        def _one(self, batch: Any, rate: Any) -> Any:
+            before = {n: a for n, a in self._slots.items() if n.startswith("v/")}
+            made = super()._one(batch, rate)
+            self._slots |= before
+            return made
+
+
+class DividesByNothing(Good):
+    """A batch without weight is one over nothing."""
+
+    class engine(HostEngine):
+        def _one(self, batch: Any, rate: Any) -> Any:
+            if not all(batch.denominators):
+                self._weights = {n: a * np.nan for n, a in self._weights.items()}
+            return super()._one(batch, rate)
+
+
+class OneLossOfSeveral(Good):
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        terms = [
+            attrs.evolve(t, factor=t.factor if k == 0 else 0.0) for k, t in enumerate(problem.terms)
+        ]
+        return super().build(attrs.evolve(problem, terms=tuple(terms)), device, runtime)
+
+
+def combined(mistake: Any, feature: str, match: str) -> Planted:
+    return Planted("test_composition", mistake, match, {"feature": feature})
+
+
 PLANTED = [
+    combined(IgnoresClipping(), "clip_norm", "is off by"),
+    combined(IgnoresClipping(), "clip_value", "is off by"),
+    combined(IgnoresGroups(), "group_rate", "the step of '.*' is off"),
+    combined(IgnoresGroups(), "group_optimizer", "optimizer"),
+    combined(IgnoresConstraints(), "constraint", "the step of '.*' is off"),
+    combined(IgnoresTheReduction(), "sum", "the loss is off"),
+    combined(PredictsWithWeights(), "averaging", "the (evaluation|prediction) of '.*' is off"),
+    combined(ExportsWeights(), "averaging", "is off by"),
+    combined(HidesThatItDoesNotAccumulate(), "accumulate", "accumulate="),
+    combined(EvaluatesHalf(), "penalty", "the evaluation of '.*' is off"),
+    combined(LosesTheLastSlot(), "adam", "'v/.*' .* is off by"),
+    combined(DividesByNothing(), "batch_without_weight", "batch_without_weight|is off by"),
+    combined(OneLossOfSeveral(), "several_losses", "is off by"),
     Planted("test_available", SaysNothing(), "available gives None, expected a list of reasons"),
     Planted("test_step", ScaledGradients(), "after a step"),
     Planted("test_penalty", LostPenalty(), "after a step with a penalty"),
@@ -145,7 +242,7 @@ PLANTED = [
     Planted("test_what_it_refuses", TakesAll(), "DID NOT RAISE"),
     Planted("test_graphs_and_counters", NoGraphs(), r"programs\(\) is empty"),
 ]
-KNOWN = {"reduction": "mean"}
+KNOWN = {"reduction": "mean", "feature": "penalty"}
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.label)

@@ -10,12 +10,13 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core.autodiff import Rules
+from ortflex_core.autodiff.reverse import Rules
 from ortflex_core.component import number
-from ortflex_core.data import Columns
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.pieces import Pieces
 from ortflex_core.errors import DataError
-from ortflex_core.hookspecs import hook
-from ortflex_core.protocols import DataSource, Metric, Schedule
+from ortflex_core.hooks import hook
+from ortflex_core.protocols.kinds import DataSource, Metric, Schedule
 from ortflex_core.testing import (
     CallbackKit,
     DataSourceKit,
@@ -184,7 +185,7 @@ METRICS = [
     Planted("test_batches", MeanOfMeans(), "batch by batch and all at once"),
     Planted("test_sample_weights", Unweighted(), "weights of 2, 0 and 1"),
     Planted("test_better", Backwards(), "better is 'higher', but right is 0.0"),
-    Planted("test_fresh_start", OneForAll(), "an accumulator beside another one"),
+    Planted("test_fresh_start", OneForAll(), "an accumulator next to another one"),
     Planted("test_result_is_a_number", NumpyNumber(), r"the result is (np\.float64\()?0"),
     Planted("test_a_trainer_reports_it", AskedOften(), "the metric"),
 ]
@@ -239,7 +240,64 @@ class Unexplained(Memory):
         return open(self.path)  # there is no such file
 
 
+class Cut(Pieces):
+    """The rows in two pieces, which are read two rows at a time."""
+
+    sizes = (5, 7)
+    buffer = 4
+    table = np.arange(24.0).reshape(12, 2)
+
+    def rows(self, piece: int, start: int) -> Any:
+        first = sum(self.sizes[:piece])
+        return range(first + start, first + self.sizes[piece])
+
+    def read(self, piece: int, start: int = 0) -> Any:
+        rows = list(self.rows(piece, start))
+        for k in range(0, len(rows), 2):
+            part = rows[k : k + 2]
+            yield Columns(inputs={"X": self.table[part]}, labels={"y": self.table[part, :1]})
+
+    def place(self, piece: int) -> str:
+        return f"piece {piece}"
+
+
+class WrongFrom(Cut):
+    """As many rows as there should be, from another place."""
+
+    def rows(self, piece: int, start: int) -> Any:
+        first = sum(self.sizes[:piece])
+        return range(first, first + self.sizes[piece] - start)
+
+
+class OneLess(Cut):
+    """Right but at odd rows: a reader of pairs that starts at even ones."""
+
+    def rows(self, piece: int, start: int) -> Any:
+        return super().rows(piece, start - start % 2)
+
+
+class Cutting(Memory):
+    pieces: ClassVar[Any] = Cut
+
+    def load(self) -> Any:
+        return self.pieces()
+
+
+class CutWrong(Cutting):
+    pieces = WrongFrom
+
+
+class CutInPairs(Cutting):
+    pieces = OneLess
+
+
+def test_right_pieces_pass() -> None:
+    called(DataSourceKit, "test_pieces", Cutting(), {})
+
+
 SOURCES = [
+    Planted("test_pieces", CutWrong(), "piece 0 from row 1"),
+    Planted("test_pieces", CutInPairs(), "X"),
     Planted("test_columns", WrongOrder(), "X"),
     Planted("test_columns", NoLabels(), "no column is among the labels"),
     Planted("test_rows", ShortLabels(), "different numbers of rows"),
@@ -332,7 +390,98 @@ class Anything:
         self.values = values
 
 
+@attrs.define(kw_only=True)
+class Lookahead:
+    """Every ``every`` steps the weights go half of the way back to where they were."""
+
+    every: int = 3
+    saves: ClassVar[bool] = True
+    count: int = attrs.field(default=0, init=False)
+    slow: Any = attrs.field(default=None, init=False, eq=False)
+
+    @hook
+    def train_start(self, trainer: Any, progress: Any) -> None:
+        if progress.step == 0:
+            self.count, self.slow = 0, trainer.get_state()
+
+    @hook
+    def step_end(self, trainer: Any) -> None:
+        self.count += 1
+        if self.count % self.every == 0:
+            now = trainer.get_state()
+            self.slow = {n: (a + now[n]) / 2 for n, a in self.slow.items()}
+            trainer.set_state(self.slow)
+
+    @hook
+    def checkpoint_saving(self, saved: Any) -> None:
+        count = {"count": self.count} if self.saves else {}
+        saved.put("lookahead", {**count, **{f"slow.{n}": a for n, a in self.slow.items()}})
+
+    @hook
+    def checkpoint_loading(self, saved: Any) -> None:
+        kept = saved.get("lookahead")
+        self.count = kept.pop("count", 0)
+        self.slow = {n.removeprefix("slow."): a for n, a in kept.items()}
+
+
+class ForgetfulLookahead(Lookahead):
+    """What an epoch of three steps cannot show: the count of every three starts again at 0."""
+
+    saves = False
+
+
+@attrs.define(kw_only=True)
+class InRuns:
+    """Moves weights after each run of steps, of which a backend makes one or many at once."""
+
+    @hook
+    def steps_end(self, trainer: Any) -> None:
+        trainer.set_state({n: 0.9 * a for n, a in trainer.get_state().items()})
+
+
+@attrs.define(kw_only=True)
+class CountsRuns:
+    """Moves weights where it may, by how many runs there were."""
+
+    runs: int = 0
+
+    @hook
+    def steps_end(self) -> None:
+        self.runs += 1
+
+    @hook
+    def epoch_end(self, trainer: Any) -> None:
+        factor = 0.99**self.runs
+        trainer.set_state({n: factor * a for n, a in trainer.get_state().items()})
+
+
+def nothing(component: Any, trainer: Any, history: Any) -> None:
+    pass
+
+
+def test_what_counts_steps_passes(tmp_path: Path) -> None:
+    """A callback with weights and a count of its own, rightly saved, passes; its step divides nothing."""
+    for check in ("test_resume", "test_resume_in_mid_epoch", "test_steps_per_run"):
+        known = {"tmp_path": tmp_path / check, "effect": nothing}
+        called(CallbackKit, check, Lookahead(), known)
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 7])
+def test_a_count_that_is_forgotten_is_found(every: int, tmp_path: Path) -> None:
+    """Whatever the number of steps that a callback counts up to, the kit's checkpoint is between."""
+    with pytest.raises(AssertionError, match="step 11"):
+        called(
+            CallbackKit,
+            "test_resume_in_mid_epoch",
+            ForgetfulLookahead(every=every),
+            {"tmp_path": tmp_path},
+        )
+
+
 CALLBACKS = [
+    Planted("test_resume_in_mid_epoch", ForgetfulLookahead(), "step 11"),
+    Planted("test_steps_per_run", InRuns(), "set_state: weights cannot be changed in the hooks"),
+    Planted("test_steps_per_run", CountsRuns(), "steps_per_run='auto' and steps_per_run=1"),
     Planted("test_hooks", Undecorated(), "epoch_end: the decorator @hook is missing"),
     Planted("test_hooks", Misspelt(), "unknown hook 'epoch_ended'"),
     Planted("test_is_frozen", OfItsOwn(), "a copy of a fresh callback is unequal"),
@@ -421,6 +570,10 @@ def half(op: Any, node: Any, g: Any) -> Any:
     return [node.inputs[0] * op.Unsqueeze(g, axes=[1])]
 
 
+def size_only(op: Any, node: Any, g: Any) -> Any:
+    return [2 * node.inputs[0] * op.Unsqueeze(op.Abs(g), axes=[1])]
+
+
 def whole_only(op: Any, node: Any, g: Any) -> Any:
     rows = node.inputs[0].shape[0]
     columns = op.Reshape(g, op.constant([rows if isinstance(rows, int) else -1, 1]))
@@ -448,6 +601,12 @@ FAMILIES = [
     Planted("test_entry_point", family(right), "the family is not registered"),
     Planted(
         "test_every_rule_has_a_case", family(right), "no case calls con.*SquareSum", {"cases": []}
+    ),
+    Planted(
+        "test_gradient",
+        family(size_only),
+        "the gradient of SquareSum by input 0",
+        {"of": "cotangents below 0"},
     ),
     Planted("test_gradient", family(half), "the gradient of SquareSum by input 0"),
     Planted("test_small_cotangent", family(whole_only), "Reshape"),

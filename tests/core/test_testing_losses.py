@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.component import hyper, number
-from ortflex_core.protocols import Loss
+from ortflex_core.protocols.kinds import Loss
 from ortflex_core.testing import LossKit
 from ortflex_core.testing.running import plugins
 from tests.core.planted import (
@@ -73,6 +73,13 @@ class Unweighted(Good):
 
     def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
         return self.slope(op, predicted, expected) * op.ReduceMean(cotangent, keepdims=0)
+
+
+class SizeOfCotangent(Good):
+    """Right for cotangents that are not negative; a factor below 0 has others."""
+
+    def gradient(self, op: Any, predicted: Any, expected: Any, cotangent: Any) -> Any:
+        return self.slope(op, predicted, expected) * op.Abs(cotangent)
 
 
 class Overflowing(Good):
@@ -187,7 +194,8 @@ def documented(text: str | None) -> Good:
 
 
 PLANTED = [
-    Planted("test_value", Twice(), "per_sample beside the reference"),
+    Planted("test_value", Twice(), "per_sample compared with the reference"),
+    Planted("test_gradient", SizeOfCotangent(), "gradient of good and finite differences"),
     Planted("test_gradient", HalfGradient(), "gradient of good and finite differences"),
     Planted("test_sample_weights", Unweighted(), "gradient of good and finite differences"),
     Planted(
@@ -232,8 +240,9 @@ def test_every_check_has_a_planted_mistake() -> None:
 def test_what_is_right_passes(check: str) -> None:
     if check in ("test_entry_point", "test_docstring"):
         squared = plugins().component("losses", "squared_error")
-        return called(LossKit, check, squared, KNOWN)
-    called(LossKit, check, Good(), KNOWN)
+        called(LossKit, check, squared, KNOWN)
+    else:
+        called(LossKit, check, Good(), KNOWN)
 
 
 def test_without_pytest_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.component import hyper, number
-from ortflex_core.protocols import Average, Constraint, Optimizer, Penalty
+from ortflex_core.protocols.kinds import Average, Constraint, Optimizer, Penalty
 from ortflex_core.testing import AverageKit, ConstraintKit, LossKit, OptimizerKit, PenaltyKit
 from ortflex_core.testing.component import ComponentKit
 from tests.core.planted import (
@@ -83,7 +83,27 @@ class BendUnused(Bend):
         return op.Sqrt(weight * weight + 1) - 1
 
 
+def at_rank(bad: int, kind: Any) -> list[Planted]:
+    """A penalty that is twice as large for weights of one rank, by value or by its gradient alone."""
+
+    class ByRank(kind):  # type: ignore[misc]
+        def per_element(self, op: Any, weight: Any) -> Any:
+            return (2 if len(weight.shape) == bad else 1) * kind.per_element(self, op, weight)
+
+    class SlopeByRank(kind):  # type: ignore[misc]
+        def gradient(self, op: Any, weight: Any) -> Any:
+            slope = self.factor * weight / op.Sqrt(weight * weight + 1)
+            return (2 if len(weight.shape) == bad else 1) * slope
+
+    what = "gradient and finite differences" + ("" if bad == 2 else f" at rank {bad}")
+    return [
+        Planted("test_value", ByRank(), "per_element", {"of": f"rank {bad}"}),
+        Planted("test_gradient", SlopeByRank(), what, {"of": f"rank {bad}"}),
+    ]
+
+
 PENALTIES = [
+    *(planted for rank in range(1, 6) for planted in at_rank(rank, Bend)),
     Planted("test_value", BendTwice(), "per_element"),
     Planted("test_gradient", BendGradient(), "gradient and finite differences"),
     Planted("test_weights_of_0_and_100", BendRoot(), "gradient at a weight of 0: inf"),
@@ -113,6 +133,17 @@ class Heavy(Optimizer):
     def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
         v = self.move(op, gradient, slots["v"])
         return weight - rate * v, {"v": v}
+
+
+def heavy_at_rank(bad: int) -> Planted:
+    """An optimizer that takes half a step for weights of one rank."""
+
+    class ByRank(Heavy):
+        def move(self, op: Any, gradient: Any, v: Any) -> Any:
+            factor = 0.5 if len(gradient.shape) == bad else 1.0
+            return factor * Heavy.move(self, op, gradient, v)
+
+    return Planted("test_value", ByRank(), "the weight after step 1", {"of": f"rank {bad}"})
 
 
 def heavy(w: Any, g: Any, rate: float, t: int, slots: Any) -> Any:
@@ -181,6 +212,7 @@ class UnusedBeta(Heavy):
 
 
 OPTIMIZERS = [
+    *map(heavy_at_rank, range(1, 6)),
     Planted("test_value", Dampened(), "the weight after step 1"),
     Planted("test_slots", SumSlot(), r"'new/v' has the shape \(\) of a weight \(3,\)"),
     Planted("test_slots", LostSlot(), r"gives back the slots \[\], declared are \['v'\]"),
@@ -250,11 +282,22 @@ class BoxUnused(Box):
         return op.Clip(weight, -0.5, 0.5)
 
 
+def box_at_rank(bad: int) -> Planted:
+    """A constraint that leaves weights of one rank as they are."""
+
+    class ByRank(Box):
+        def apply(self, op: Any, weight: Any) -> Any:
+            return weight if len(weight.shape) == bad else Box.apply(self, op, weight)
+
+    return Planted("test_value", ByRank(), "apply", {"of": f"rank {bad}"})
+
+
 CONSTRAINTS = [
+    *map(box_at_rank, range(1, 6)),
     Planted("test_value", BoxAbove(), "apply"),
     Planted("test_twice_is_once", BoxHalf(), "allowed already is moved"),
     Planted("test_weights_of_0_and_100", BoxRatio(), "a weight of 0 becomes nan"),
-    Planted("test_shape", BoxLargest(), r"apply gives \(\) of a weight \(4, 3\)"),
+    Planted("test_shape", BoxLargest(), r"apply gives \(\) of a weight \(3,\)"),
     Planted("test_float64", BoxRounded(), "accuracy of float32"),
     Planted("test_backends", BoxFloat32(), "after a step on"),
     Planted("test_determinism", BoxNoisy(), "differs from one run to the next"),

@@ -9,13 +9,13 @@ import attrs
 import numpy as np
 import pytest
 
-from ortflex_core import session, together
 from ortflex_core.component import hyper
-from ortflex_core.errors import OrtflexError
-from ortflex_core.ops import Trace
-from ortflex_core.program import build
-from ortflex_core.protocols import Optimizer
-from ortflex_core.step import step_program
+from ortflex_core.graph.ops import Trace
+from ortflex_core.graph.program import build
+from ortflex_core.programs import flat_parameters
+from ortflex_core.programs.step import step_program
+from ortflex_core.protocols.kinds import Optimizer
+from ortflex_core.runtime import session
 from tests import models
 from tests.gradcheck import run
 from tests.training import make, regression, same
@@ -30,8 +30,8 @@ def trained(**options: Any) -> Any:
     return trainer
 
 
-def layout(trainer: Any, steps: int = 4, scaled: bool = False) -> together.Layout | None:
-    return together.layout(trainer.problem, steps, scaled)
+def layout(trainer: Any, steps: int = 4, scaled: bool = False) -> flat_parameters.Layout | None:
+    return flat_parameters.layout(trainer.problem, steps, scaled)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_as_one_vector_or_one_by_one_the_numbers_are_the_same(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_one = trained(**options)
-    monkeypatch.setattr(together, "_COPIED", 0)
+    monkeypatch.setattr(flat_parameters, "_COPIED", 0)
     monkeypatch.setattr(session, "_cache", OrderedDict())  # has the graphs of that structure
     one_by_one = trained(**options)
     same(as_one.get_state(averaged=True), one_by_one.get_state(averaged=True))
@@ -63,7 +63,7 @@ def test_adam_takes_a_dozen_operators_for_all_parameters(monkeypatch: pytest.Mon
         return Counter(node.op_type for node in nodes)["Sqrt"]
 
     assert roots() == 3
-    monkeypatch.setattr(together, "_COPIED", 0)
+    monkeypatch.setattr(flat_parameters, "_COPIED", 0)
     assert roots() == 3 * 6
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_elementwise_or_not_alike_moves_one_by_one(options: dict[str
 
 
 def test_large_parameters_are_not_copied() -> None:
-    def chosen(width: int) -> together.Layout | None:
+    def chosen(width: int) -> flat_parameters.Layout | None:
         model = models.mlp((6, width, 1))
         trainer = make(model, backend="fused", optimizer="adam", batch_size=10)
         trainer.fit(X, Y)
@@ -99,7 +99,7 @@ def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
     shapes: dict[str, tuple[int, ...]] = {"a": (2, 3), "b": (), "c": (4,), "d": (1, 1)}
     rng = np.random.default_rng(0)
     values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    trace, every = Trace({"": 17}), together.Layout(shapes=shapes)
+    trace, every = Trace({"": 17}), flat_parameters.Layout(shapes=shapes)
     inputs = {name: trace.input(name, np.float32, shape) for name, shape in shapes.items()}
     parts = every.parted(trace, every.joined(trace, inputs) * 2)
     got = run(build(trace, {f"new/{n}": t for n, t in parts.items()}, name="p"), values)
@@ -108,22 +108,33 @@ def test_a_scalar_and_a_matrix_come_back_in_their_shapes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "text"),
+    "names",
     [
-        ({"X": "a", "W1": "a@1"}, "two inputs of the name 'a@1'; if one is the model's, rename it"),
-        ({"b1": "m/W1"}, "two inputs of the name 'm/W1'; if one is the model's, rename it"),
-        ({"X": "new/W1"}, "'new/W1' names both an input and an output; if it is the model's"),
+        {"X": "a", "W1": "a@1", "b1": "gradient/W1", "W2": "label@1"},
+        {"b1": "m/W1", "W1": "v/W1", "W2": "average/b1"},
+        {"X": "new/W1", "W2": "new/m/W1", "Y": "gradient/W1"},
+        {"X": "sample_weight", "Y": "total/0", "b1": "penalty", "W2": "loss0/scale"},
     ],
 )
-def test_names_of_a_model_that_are_the_training_s_own(names: dict[str, str], text: str) -> None:
-    trainer = make(
-        models.renamed(models.mlp(), names),
-        backend={"name": "fused", "steps_per_run": 4},
-        optimizer="adam",
-        batch_size=10,
-    )
-    with pytest.raises(OrtflexError, match=text):
-        trainer.fit(X, Y)
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_model_may_have_the_names_of_the_training_s_values(
+    names: dict[str, str], steps: int
+) -> None:
+    """No name of a model meets one of a slot, a gradient, a cost, a column or a new value."""
+    states = []
+    for model in (models.renamed(models.mlp(), names), models.mlp()):
+        trainer = make(
+            model,
+            backend={"name": "fused", "steps_per_run": steps},
+            optimizer="adam",
+            penalty="l2",
+            averaging="swa",
+            batch_size=10,
+        )
+        trainer.fit(X, Y, sample_weight=np.linspace(0.5, 2, len(X), dtype=np.float32))
+        states.append(trainer.get_state())
+        states[-1]["predicted"] = trainer.predict(X)
+    same(states[0], {names.get(n, n): a for n, a in states[1].items()})
 
 
 def test_other_odd_names_are_names() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ortflex_core import scoring
+from ortflex_core.engines import scores
 from ortflex_core.errors import OrtflexError, Unsupported
 from tests import models
 from tests.training import every_backend, make, plugins, regression
@@ -106,9 +106,12 @@ def test_the_first_line_says_what_is_trained_and_what_is_not(
     trainer = make(models.mlp(), params=["!W2"], epochs=1)
     with caplog.at_level(logging.INFO, "ortflex"):
         trainer.fit(*regression(features=6))
-    first = caplog.messages[0]
-    assert first.startswith("training 5 parameters: W1 [6, 8], b1 [8], b2 [4], W3 [4, 1], b3 [1]")
-    assert "not: W2 (left out by params=)" in first
+    assert caplog.messages[0].startswith(
+        "training 5 parameters, 65 numbers; left out: 1 by params=;"
+    )
+    told = trainer.describe()
+    assert told.startswith("training 5 parameters: W1 [6, 8], b1 [8], b2 [4], W3 [4, 1], b3 [1]")
+    assert "not: W2 (left out by params=)" in told
     assert any(m.startswith("backend example_numpy on cpu") for m in caplog.messages)
 
 
@@ -186,8 +189,8 @@ def test_training_continues_after_divergence_with_a_smaller_rate() -> None:
 
 def test_steps_by_hand_ask_the_loss_for_its_slope_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    slope = scoring.slope
-    monkeypatch.setattr(scoring, "slope", lambda *args: asked.append(args) or slope(*args))
+    slope = scores.slope
+    monkeypatch.setattr(scores, "slope", lambda *args: asked.append(args) or slope(*args))
     x, y = regression(rows=12)
     trainer = make(models.linear(), schedule={"name": "optimal", "alpha": 0.1})
     for _ in range(3):

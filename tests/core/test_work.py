@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.onnx_network import network
-from benchmarks.workloads import WORKLOADS, data
-from ortflex_core import Trainer, work
+from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
+from ortflex_core.programs import cost
+from tests.benchmarks.onnx_network import network
+from tests.benchmarks.workloads import WORKLOADS, data
 
 
 def trained(name: str, **settings: Any) -> Trainer:
@@ -27,7 +28,7 @@ def trained(name: str, **settings: Any) -> Trainer:
 @pytest.mark.parametrize("name", ["W1", "W3", "W5", "W7"])
 def test_operations_are_those_of_the_matrix_products(name: str) -> None:
     # Three times the forward ones: the first layer, which passes nothing on, counts too much.
-    flops = work.step_flops(trained(name, threads=1).problem)
+    flops = cost.step_flops(trained(name, threads=1).problem)
     assert 1.0 <= flops / WORKLOADS[name].flops < 1.55
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import backends, layers, peers_table, profile
-from benchmarks.onnx_network import network
-from benchmarks.workloads import WORKLOADS, data, weights
+from tests.benchmarks import backends, layers, peers_table, profile
+from tests.benchmarks.onnx_network import network
+from tests.benchmarks.workloads import WORKLOADS, data, weights
+
+pytestmark = pytest.mark.once
 
 
 def test_every_row_has_the_versions_and_runs_add_up(
@@ -66,7 +68,7 @@ def test_torch_has_the_same_network() -> None:
     import numpy as np
     import onnxruntime
 
-    from benchmarks.torch_network import forward
+    from tests.benchmarks.torch_network import forward
 
     for workload in WORKLOADS.values():
         session = onnxruntime.InferenceSession(

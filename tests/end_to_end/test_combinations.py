@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from ortflex_core import Trainer
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
 from tests import models
 from tests.training import every_backend, make, plugins, regression
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer
-from tests import models
+from tests import children, models
 from tests.training import every_backend, make, regression, usable
 
 ROOT = Path(__file__).parents[2]
@@ -141,22 +141,20 @@ FORK = """
 def test_a_fork_after_training(backend: str, tmp_path: Path) -> None:
     """Parent and child go on from the same weights to the same bits; a new training works, too."""
     usable(backend)
-    result = subprocess.run(
+    result = children.run(
         [
             *(sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORK), backend),
             *(str(tmp_path / "again.npz"), str(tmp_path / "fresh.npz")),
         ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        start_new_session=True,
+        seconds=120,
     )
     assert result.stdout.endswith("equal\n"), result.stdout
 
 
+@pytest.mark.once
 def test_a_fork_while_a_thread_holds_the_cache(tmp_path: Path) -> None:
     """The child's lock is free, whoever held the parent's."""
     if not hasattr(os, "fork"):
@@ -173,13 +171,11 @@ def test_a_fork_while_a_thread_holds_the_cache(tmp_path: Path) -> None:
                 os._exit(0)
         print(os.waitpid(child, 0)[1])
     """
-    result = subprocess.run(
+    result = children.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
+        seconds=120,
     )
     assert result.stdout == "0\n", result.stderr
 
@@ -197,6 +193,7 @@ def going_on(made: Trainer) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")  # joblib's own
 @pytest.mark.parametrize("kind", ["loky", "threading"])
+@pytest.mark.once
 def test_joblib_workers(kind: str) -> None:
     """They make Trainers of their own, or go on with those that they are sent."""
     joblib = pytest.importorskip("joblib")
@@ -259,17 +256,16 @@ def growth(warm: int, fits: int) -> float:
 @pytest.mark.parametrize(
     ("warm", "fits"), [(60, 90), pytest.param(500, 10_000, marks=pytest.mark.slow)]
 )
+@pytest.mark.once
 def test_memory_does_not_grow_with_the_fits(warm: int, fits: int) -> None:
     """What one fit kept, in bytes, would be here in megabytes; a model of 6 weights needs none."""
     usable("fused")
     code = f"from tests.end_to_end.test_concurrency import growth; print(growth({warm}, {fits}))"
-    result = subprocess.run(
+    result = children.run(
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=3000,
+        seconds=120 if fits < 1000 else 3000,
     )
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 6, f"{result.stdout} MiB more after {fits} fits"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 
 for _module in ("sklearn", "skl2onnx", "matplotlib"):
     pytest.importorskip(_module)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
-from ortflex_core.config import Recipe
+from ortflex_core.config.recipe import Recipe
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training.trainer import Trainer
+from tests.core import public_names
 
 ROOT = Path(__file__).parents[2]
 # The reference is generated, its examples are doctests.
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     *(p for p in sorted((ROOT / "docs").rglob("*.md")) if REFERENCE not in p.parents),
 ]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -86,7 +92,7 @@ def test_python_runs_and_toml_trains(page: Path, workplace: dict[str, object]) -
             continue  # a part of a pyproject.toml
         Path("page.toml").write_text(text, "utf-8")
         recipe = Recipe.load("page.toml", ["epochs=2"], plugins)
-        assert len(recipe.run(recipe.trainer(plugins))) == 2
+        assert len(recipe.run(Trainer.from_recipe(recipe, plugins))) == 2
 
 
 def test_the_example_file_is_the_demo(tmp_path: Path) -> None:
@@ -108,6 +114,50 @@ def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing
+
+
+def script(name: str) -> ModuleType:
+    """A script of the docs build."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_packages_has_every_package_and_runs_one_way() -> None:
+    """A package that is added, or an import that turns around, cannot be left out of the picture."""
+    level = script("draw_architecture").packages()
+    titles = [item.title for item in level.items]
+    folders = {p.parent.name for p in (ROOT / "ortflex_core").glob("*/__init__.py")}
+    assert folders <= set(titles)
+    assert len(titles) == len(set(titles))
+    assert all(above < below for above, below in level.edges)
+    assert (titles.index("graph"), titles.index("protocols")) in level.edges
+    assert titles[-1] == "ortflex"
+
+
+def test_the_reference_describes_every_public_name() -> None:
+    """By signature and docstring, which a name without a directive would lack."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("torch")
+    pages = script("api_pages")
+    for modules in public_names.MODULES.values():
+        for module, names in modules.items():
+            page = pages.page(module, names)
+            loaded = importlib.import_module(module)
+            known = set(names or loaded.__all__) - {"__version__"}
+            missing = [name for name in known if not re.search(rf"\.{name}[`\n]", page)]
+            assert missing == [], module
+
+
+@pytest.mark.slow
+def test_the_pictures_are_those_of_the_code() -> None:
+    drawn = script("draw_architecture")
+    for name, text in drawn.pictures().items():
+        written = (drawn.FOLDER / name).read_text("utf-8")
+        assert written == text, "run python docs/draw_architecture.py"
 
 
 def test_every_example_has_its_place_and_says_its_versions() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import growth
 from ortflex_core import Trainer
+from tests.benchmarks import growth
+
+pytestmark = pytest.mark.once
 
 
 def calls(function: Callable[[], Any]) -> int:

@@ -17,14 +17,12 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer
-from ortflex_core.checkpoint import numbered
+from ortflex_core.checkpoints.checkpoint import list_checkpoints
 from ortflex_core.files import OutputError
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 from tests import models
 from tests.training import make, regression
 
-# Where every environment runs all of a table, this one does too; elsewhere a few will do.
-KILLS = 20 if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1" else 4
 ROOT = Path(__file__).parents[2]
 WORKER = """
 import sys
@@ -40,7 +38,7 @@ def trained(folder: Path) -> Trainer:
     x, y = regression(rows=200, features=6)
     place = folder / "checkpoints"
     options = {"name": "checkpoint", "folder": str(place), "steps": 3, "keep": 2, "best": False}
-    if numbered(place):
+    if list_checkpoints(place):
         trainer = Trainer.resume(place)
     else:
         trainer = make(
@@ -64,15 +62,15 @@ def kill(folder: Path, seconds: float) -> bool:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     began = time.monotonic()
-    before = [p.name for p in numbered(folder / "checkpoints")]
+    before = [p.name for p in list_checkpoints(folder / "checkpoints")]
     # The clock starts when the training does: imports take longer than it.
     while process.poll() is None and time.monotonic() - began < 60:
-        if [p.name for p in numbered(folder / "checkpoints")] != before:
+        if [p.name for p in list_checkpoints(folder / "checkpoints")] != before:
             break
         time.sleep(0.002)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(60)
     return not (folder / "done").exists()
 
 
@@ -83,9 +81,10 @@ def killed_until(kills: int, tmp_path: Path) -> None:
     count = 0
     for attempt in range(10 * kills):
         folder = tmp_path / str(attempt)
-        while kill(folder, float(rng.uniform(0, 0.5))):
+        # Where the machine is busy, every process comes a step further only: then the last one ends.
+        while count < kills and kill(folder, float(rng.uniform(0, 0.5))):
             count += 1
-        again = trained(folder)  # nothing is left to do, or nothing but the end of it
+        again = trained(folder)  # what is left to do, if anything
         got = {**again.get_state(averaged=True), **again.engine.slots()}
         for name, array in wanted.items():
             assert got[name].tobytes() == array.tobytes(), name
@@ -98,7 +97,7 @@ def killed_until(kills: int, tmp_path: Path) -> None:
 @pytest.mark.skipif(
     require_runtime().has_training_agent, reason="once is enough, on the plain runtime"
 )
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_trainings_end_in_the_same_bits(kills: int, tmp_path: Path) -> None:
     killed_until(kills, tmp_path)
 
@@ -128,7 +127,7 @@ def untrained(folder: Path) -> Trainer:
 
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     whole = untrained(tmp_path)
-    before, place = content(tmp_path), numbered(tmp_path / "checkpoints")[-1]
+    before, place = content(tmp_path), list_checkpoints(tmp_path / "checkpoints")[-1]
     sizes = sorted(len(written) for written in before.values())
     whole.fit(*regression(rows=40, features=6))
     for size in (0, sizes[0], sizes[-1]):
@@ -164,12 +163,15 @@ def no_rights() -> Iterator[None]:
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such users here")
 def test_a_read_only_folder_leaves_the_last_checkpoint(nobodys: Path) -> None:
     whole = untrained(nobodys)
-    before, place = content(nobodys), numbered(nobodys / "checkpoints")[-1]
+    before, place = content(nobodys), list_checkpoints(nobodys / "checkpoints")[-1]
     for folder in (nobodys, nobodys / "checkpoints"):
         folder.chmod(0o555)
     with no_rights(), pytest.raises(OutputError, match=r"Permission denied|cannot be written to"):
         whole.save(place)
-    with no_rights(), pytest.raises(OutputError, match=r"cannot be written to|cannot create"):
+    with (
+        no_rights(),
+        pytest.raises(OutputError, match=r"cannot write the checkpoint .*Permission denied"),
+    ):
         whole.save(nobodys / "another" / "place")
     for folder in (nobodys / "checkpoints", nobodys):
         folder.chmod(0o755)
@@ -189,10 +191,12 @@ def test_a_disk_that_does_not_flush_leaves_the_last_checkpoint(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
-        whole.save(numbered(folder / "checkpoints")[-1])
+        whole.save(list_checkpoints(folder / "checkpoints")[-1])
     monkeypatch.setattr(os, "fsync", real)
     assert content(folder) == before
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
-    with pytest.raises(OutputError, match="cannot create the folder"):
+    with pytest.raises(
+        OutputError, match=r"cannot write the checkpoint .*(File exists|Not a directory)"
+    ):
         whole.save(blocked / "checkpoint")

@@ -11,10 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 from tests.end_to_end import test_networks_sequence as sequence
 from tests.end_to_end import test_networks_vision as vision
 from tests.training import make
+
+pytestmark = pytest.mark.once
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript", reason="torch's newer exporter needs onnxscript")

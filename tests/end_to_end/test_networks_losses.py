@@ -86,6 +86,7 @@ class Reference:
 
 @pytest.mark.parametrize("optimizer", RATES)
 @pytest.mark.parametrize("name", slow_but([*vision.NETWORKS, *SMOOTH], QUICK))
+@pytest.mark.sampled
 def test_each_step_from_torchs_weights(name: str, optimizer: str) -> None:
     """A loss is continuous where relu and max-pooling have ties: none has to be set aside."""
     network, model, batches = opened(name)
@@ -100,6 +101,7 @@ def test_each_step_from_torchs_weights(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", RATES)
 @pytest.mark.parametrize("name", slow_but(SMOOTH, {"encoder", "autoencoder"}))
+@pytest.mark.sampled
 def test_smooth_networks_run_freely_beside_torch(name: str, optimizer: str) -> None:
     network, model, batches = opened(name)
     reference = Reference(network, optimizer)

@@ -83,9 +83,13 @@ def _listen(process: Any, first: int, last: int) -> Iterator[Outcome]:
         if event["mib"] > MIB:
             process.kill()  # the peak of a process never falls: the next ones get a new one
             last = current
-    code = process.wait()
-    reader.join()
-    listener.join()
+    try:
+        code = process.wait(SILENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait(SILENCE)
+    reader.join(SILENCE)
+    listener.join(SILENCE)
     if current < last:
         how = how or ("takes too long" if code == -signal.SIGXCPU else f"died with {code}")
         yield _lost(current, how, said)

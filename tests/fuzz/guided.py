@@ -14,8 +14,8 @@ import atheris  # type: ignore[import-not-found,unused-ignore]
 
 with atheris.instrument_imports(include=["ortflex_core"]):
     from ortflex_core.errors import OrtflexError
-    from ortflex_core.model import Model
-    from ortflex_core.modelfile import structure
+    from ortflex_core.model.model import Model
+    from ortflex_core.model.onnx_file import structure
 
 from tests.fuzz import seeds
 from tests.fuzz.mutants import mutated_model

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import json
 import tempfile
 import tomllib
 import zipfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -15,12 +17,14 @@ from random import Random
 import numpy as np
 from onnx import ModelProto
 
-from ortflex_core.toml import to_toml
+from ortflex_core.checkpoints import record
+from ortflex_core.config.toml import to_toml
+from ortflex_core.errors import short_repr
 from tests.fuzz import protobufs, seeds
 from tests.fuzz.values import TEXTS, scrambled, tree, written
 
 TABLES = ("parquet", "arrow")
-KINDS = ("model", "checkpoint", "recipe", "data")
+KINDS = ("model", "checkpoint", "recipe", "data", "run", "number")
 
 
 def write(kind: str, number: int, folder: Path) -> str:
@@ -48,16 +52,20 @@ def _model(rng: Random, folder: Path) -> str:
     return name
 
 
-@functools.cache
-def _saved() -> dict[str, bytes]:
+def _files(make: Callable[[Path], Path], *, empty: bool) -> dict[str, bytes]:
+    """The files of what is made in a folder, those that are empty only where that is asked for."""
     with tempfile.TemporaryDirectory() as folder:
-        place = seeds.checkpoint(Path(folder, "checkpoint"))
+        place = make(Path(folder))
         files = [p for p in sorted(place.rglob("*")) if p.is_file()]
-        return {str(p.relative_to(place)): p.read_bytes() for p in files}
+        return {
+            str(p.relative_to(place)): p.read_bytes() for p in files if empty or p.stat().st_size
+        }
 
 
-def _checkpoint(rng: Random, folder: Path) -> str:
-    files = dict(_saved())
+def _mutate(
+    rng: Random, files: dict[str, bytes], ending: str, change: Mutation, share: float
+) -> str:
+    """Change one of the files; those of an ending by ``change``, so often."""
     name = rng.choice(sorted(files))
     if name.endswith(".json") and rng.random() < 0.8:
         value = json.loads(files[name])
@@ -66,17 +74,46 @@ def _checkpoint(rng: Random, folder: Path) -> str:
         files[name] = written(value).encode()
     elif name.endswith(".onnx"):
         files[name] = mutated_model(rng, files[name])
-    elif name.endswith(".safetensors") and rng.random() < 0.6:
-        files[name] = _tensors(rng, files[name])
+    elif name.endswith(ending) and rng.random() < share:
+        files[name] = change(rng, files[name])
     elif rng.random() < 0.1:
         del files[name]
     else:
         files[name] = scrambled(rng, files[name])
+    return name
+
+
+def _write(files: dict[str, bytes], folder: Path) -> None:
     for path, content in files.items():
-        target = folder / "checkpoint" / path
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
+
+
+@functools.cache
+def _saved() -> dict[str, bytes]:
+    return _files(lambda folder: seeds.checkpoint(folder / "checkpoint"), empty=True)
+
+
+def _checkpoint(rng: Random, folder: Path) -> str:
+    files = dict(_saved())
+    name = _mutate(rng, files, ".safetensors", _tensors, 0.6)
+    if rng.random() < 0.9:
+        _seal(files)
+    _write(files, folder / "checkpoint")
     return name
+
+
+def _seal(files: dict[str, bytes]) -> None:
+    """Put the digests right, or no mutant would get behind them."""
+    try:
+        table = json.loads(files[record.NAME])
+        for name in table["files"]:
+            if name in files:
+                table["files"][name] = hashlib.sha256(files[name]).hexdigest()
+        files[record.NAME] = json.dumps(record.seal(table)).encode()
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return
 
 
 def _tensors(rng: Random, source: bytes) -> bytes:
@@ -165,11 +202,40 @@ def _table(rng: Random) -> bytes:
     source = seeds.table()
     if rng.random() < 0.5:
         return scrambled(rng, source)
+    return _cells(rng, source)
+
+
+def _cells(rng: Random, source: bytes) -> bytes:
+    """A table with other fields, which are odd numbers and texts."""
     fields = source.decode().split(",")
     for _ in range(rng.choice((1, 2, 5))):
         odd = ("1e999", "nan", "-0x1p3", "1_000", '"', "\r", "9" * 5000, *TEXTS)
         fields[rng.randrange(len(fields))] = rng.choice(odd)
     return ",".join(fields).encode("utf-8", "surrogatepass")
+
+
+@functools.cache
+def _finished() -> dict[str, bytes]:
+    """The files of a finished run."""
+    return _files(seeds.finished_run, empty=False)
+
+
+def _run(rng: Random, folder: Path) -> str:
+    files = dict(_finished())
+    name = _mutate(rng, files, ".csv", _cells, 0.8)
+    _write(files, folder / "run")
+    return name
+
+
+def _number(rng: Random, folder: Path) -> str:
+    """No file: arguments; said is which, and what it is."""
+    from tests.fuzz import numbers
+
+    place, value = numbers.drawn(rng)
+    return f"{' '.join(place)} = {short_repr(value)}"
+
+
+Mutation = Callable[[Random, bytes], bytes]
 
 
 def _planted(rng: Random, folder: Path) -> str:
@@ -182,5 +248,7 @@ _WRITERS = {
     "checkpoint": _checkpoint,
     "recipe": _recipe,
     "data": _data,
+    "number": _number,
+    "run": _run,
     "planted": _planted,
 }

@@ -220,6 +220,18 @@ def checkpoint(folder: Path) -> Path:
     return trainer.save(folder)
 
 
+def finished_run(folder: Path) -> Path:
+    """The run folder of ``ortflex train``."""
+    from ortflex_plugins.cli.main import main
+
+    (folder / "model.onnx").write_bytes(all_models()["mlp"])
+    (folder / "data.csv").write_bytes(table())
+    (folder / "train.toml").write_text(RECIPE)
+    place = folder / "run"
+    main(["train", f"{folder}/train.toml", f"output={place}"], standalone_mode=False)
+    return place
+
+
 def arrays() -> dict[str, np.ndarray]:
     """Rows of the models' data."""
     x, y = regression(rows=12, features=3)

@@ -5,27 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 
 from ortflex_core.check import check_model
-from ortflex_core.config import Recipe
-from ortflex_core.data import Columns
-from ortflex_core.equality import random_inputs
+from ortflex_core.config.recipe import Recipe
+from ortflex_core.data.columns import Columns
 from ortflex_core.errors import ModelError
-from ortflex_core.hookspecs import hook
-from ortflex_core.model import Model
-from ortflex_core.ops import FLOATS
-from ortflex_core.runtime import require_runtime
-from ortflex_core.trainer import Trainer
+from ortflex_core.graph.ops import FLOATS
+from ortflex_core.hooks import hook
+from ortflex_core.model.model import Model
+from ortflex_core.opsets.equivalence import random_inputs
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training.trainer import Trainer
 from ortflex_plugins.data.arrow import Arrow
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
 from ortflex_plugins.data.parquet import Parquet
 from ortflex_plugins.pictures import draw
+from ortflex_plugins.pictures.report import report
 from tests import models
+from tests.fuzz import numbers
 from tests.training import plugins
 
 _MOST = 100_000
@@ -104,10 +107,10 @@ def rows() -> dict[str, Any]:
 
 def run_recipe(folder: Path, number: int) -> None:
     recipe = Recipe.load(folder / "train.toml", plugins=plugins())
-    recipe.trainer(plugins())
+    Trainer.from_recipe(recipe, plugins())
     again = folder / "again.toml"
     again.write_text(recipe.resolved(plugins()).to_toml(folder), "utf-8")
-    Recipe.load(again, plugins=plugins()).trainer(plugins())
+    Trainer.from_recipe(Recipe.load(again, plugins=plugins()), plugins())
 
 
 def run_data(folder: Path, number: int) -> None:
@@ -134,6 +137,17 @@ def run_data(folder: Path, number: int) -> None:
     trainer.fit(source)
 
 
+def run_number(folder: Path, number: int) -> None:
+    place, value = numbers.drawn(Random(f"number/{number}"))
+    numbers.train(place, value, folder)
+
+
+def run_folder(folder: Path, number: int) -> None:
+    """``ortflex report`` of a run folder, whose text is then looked at."""
+    page = report(folder / "run")
+    assert "<html" in page
+
+
 def planted(folder: Path, number: int) -> None:
     """Everything that must not happen, for the tests of the harness."""
     if number == 1:
@@ -153,5 +167,7 @@ RUN = {
     "checkpoint": run_checkpoint,
     "recipe": run_recipe,
     "data": run_data,
+    "number": run_number,
+    "run": run_folder,
     "planted": planted,
 }

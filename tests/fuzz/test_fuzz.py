@@ -7,21 +7,21 @@ found this way is kept in tests/core/test_hostile_files.py and tests/plugins/tes
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.fuzz import batch
 from tests.fuzz.mutants import KINDS
 
-# Where every environment runs all of a table, this one does too; elsewhere a few will do.
-FEW = {"model": 140, "checkpoint": 60, "recipe": 50, "data": 50}
-MANY = {"model": 9000, "checkpoint": 3500, "recipe": 3500, "data": 4000}
+COUNT = int(os.environ.get("ORTFLEX_MUTANTS", "100000"))
+"""Mutants of all kinds together, in the slow tests; the others draw one in a hundred of them."""
+PERCENT = {"model": 40, "checkpoint": 15, "recipe": 10, "data": 22, "run": 5, "number": 8}
 ALL = os.environ.get("ORTFLEX_TEST_SAMPLE", "1") == "1"
-FIRST = 1_000_000
-"""Mutants below were looked at while this was written."""
+FIRST = int(os.environ.get("ORTFLEX_MUTANTS_FIRST", "1000000"))
+"""The seed: mutants are numbered. Those below were looked at while this was written."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and time")
 
@@ -40,20 +40,27 @@ def check(kind: str, first: int, count: int) -> None:
     assert sum(o["outcome"] == "fine" for o in outcomes) > count / 50
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_mutants(kind: str) -> None:
-    check(kind, 0, FEW[kind])
+    check(kind, 0, COUNT * PERCENT[kind] // 10_000)
+
+
+@pytest.mark.skipif(ALL, reason="these are among those of all kinds")
+def test_a_few_models() -> None:
+    """The kind that ends processes on some runtimes only."""
+    check("model", 0, COUNT * PERCENT["model"] // 100_000)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ALL, reason="all of them once, in the environment that runs all of a table")
 @pytest.mark.parametrize("kind", KINDS)
-def test_20_000_mutants(kind: str) -> None:
-    check(kind, FIRST, MANY[kind])
+def test_100_000_mutants(kind: str) -> None:
+    check(kind, FIRST, COUNT * PERCENT[kind] // 100)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(ALL, reason="these are among the 20,000")
+@pytest.mark.skipif(ALL, reason="these are among the 100,000")
 def test_models_on_other_runtimes() -> None:
     """Older runtimes end the process over graphs that newer ones refuse."""
     check("model", FIRST, 3000)
@@ -63,15 +70,13 @@ def test_models_on_other_runtimes() -> None:
 @pytest.mark.skipif(not ALL, reason="once is enough")
 def test_mutants_guided_by_the_lines_they_reach(tmp_path: Path) -> None:
     pytest.importorskip("atheris")
-    result = subprocess.run(
+    result = children.run(
         [
             *(sys.executable, "-W", "ignore", "-m", "tests.fuzz.guided", str(tmp_path / "corpus")),
             *("-runs=20000", f"-artifact_prefix={tmp_path}/"),
         ],
         cwd=batch.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1200,
+        seconds=1200,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     assert "Done 20000 runs" in result.stderr

@@ -13,17 +13,19 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, OperatorSetIdProto, TensorProto
 
-from ortflex_core import checkpoint
-from ortflex_core.errors import OrtflexError, nearest, printable
-from ortflex_core.model import Model
-from ortflex_core.modelfile import array_of
-from ortflex_core.toml import parse_override, read_toml, to_toml
-from ortflex_core.vetting import check_tensor
+from ortflex_core.checkpoints import checkpoint, record
+from ortflex_core.config.toml import parse_override, read_toml, to_toml
+from ortflex_core.errors import OrtflexError, printable, suggest
+from ortflex_core.model.model import Model
+from ortflex_core.model.onnx_file import array_of
+from ortflex_core.model.vetting import check_tensor
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npz import Npz
 from ortflex_plugins.pictures.html import text as escaped
 from tests.fuzz import seeds
 from tests.fuzz.mutants import mutated_model
+
+pytestmark = pytest.mark.once
 
 some = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -78,7 +80,10 @@ def test_any_record_of_a_checkpoint(value: Any) -> None:
     import json
 
     saved_as(json.dumps(value))
-    saved_as(json.dumps({"format": checkpoint.FORMAT, "structure": value, "arguments": value}))
+    known = {"format": checkpoint.FORMAT, "structure": value, "arguments": value}
+    saved_as(json.dumps(known))
+    saved_as(json.dumps(record.seal({**known, "position": value, "files": value})))
+    saved_as(json.dumps({**known, "format": 1, "position": value, "callbacks": value}))
 
 
 @some
@@ -112,7 +117,7 @@ def test_any_text_on_a_terminal_and_in_a_page(text: str) -> None:
     assert printable(shown) == shown
     page = escaped(text)
     assert not set(page) & set("<>\"'")
-    assert nearest(text, ["adam", text])
+    assert suggest(text, ["adam", text])
 
 
 tensors = st.builds(

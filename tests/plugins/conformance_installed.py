@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests import children
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,13 +36,10 @@ def run(arguments: Sequence[str], folder: Path, site: Path) -> subprocess.Comple
     paths = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     environment.pop("ORTFLEX_TEST_REPORT", None)
-    return subprocess.run(
+    return children.run(
         [sys.executable, "-m", *arguments],
         cwd=folder,
         env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

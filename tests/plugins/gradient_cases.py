@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.ops import Tensor
+from ortflex_core.graph.ops import Tensor
 from ortflex_core.types import Array
 from tests.gradcheck import data
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx.parser
 
-from ortflex_core import subgraphs
+from ortflex_core.graph import control_flow
 from tests.gradcheck import data
 from tests.plugins.gradient_cases import Case, case
 
@@ -25,7 +25,7 @@ def text(name: str, source: str, **options: Any) -> Case:
         graph = onnx.parser.parse_graph(
             f"g ({formals}) => ({kind} y) {{ {source.replace('FLOAT', kind + '[]')} }}"
         )
-        (y,) = subgraphs.replay(op._trace, graph, list(inputs.values()), {})
+        (y,) = control_flow.replay(op._trace, graph, list(inputs.values()), {})
         return y
 
     return case(name, formula, needs_rank=True, **options)
@@ -127,8 +127,38 @@ _GROWING = """
     y = ConcatFromSequence <axis = 0, new_axis = 1> (list)
 """
 
+# A number of parts that is known at run time only, unless all sizes are.
+_PARTS = """
+    parts = SplitToSequence <axis = 0> (x, k)
+    a = SequenceAt(parts, place)
+    p = Mul(a, a)
+    b = ReduceSum <keepdims = 0> (p)
+    n = SequenceLength(parts)
+    m = CastLike(n, b)
+    whole = ConcatFromSequence <axis = 0> (parts)
+    c = Mul(whole, b)
+    y = Mul(c, m)
+"""
+_ROWS = """
+    parts = SplitToSequence <axis = 1, keepdims = 0> (x)
+    a = SequenceAt(parts, place)
+    whole = ConcatFromSequence <axis = 2, new_axis = 1> (parts)
+    p = Mul(a, a)
+    b = ReduceSum <keepdims = 0> (p)
+    y = Mul(whole, b)
+"""
+
+
+def chunks(size: int) -> str:
+    return f"k = Constant <value = int64 {{{size}}}> ()" + _PARTS
+
 
 CASES = [
+    *(
+        text(f"Sequences-{k}-at{p}", chunks(k), x=_x[:2], place=np.array(p))
+        for k, p in ((1, 1), (1, -2), (2, 0), (2, -1))
+    ),
+    text("Sequences-rows", _ROWS, x=data(2, 3, 2), place=np.array(-2)),
     text("Sequences", _SEQUENCES, x=data(2, 3, seed=5)),
     text("Sequences-growing", _GROWING, x=_x, w=_square),
     *(text(f"If-{c}", _IF, x=_x, c=np.array(c), w=_w) for c in (True, False)),

@@ -56,6 +56,19 @@ RESIZE = [
         [1, 1, 2, 3],
         **{"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"},
     ),
+    # One scale of all axes that the sizes do not fit: the new sizes are rounded, up or down.
+    *(
+        resize(
+            f"kept-{policy}-{mode}-{place}",
+            (1, 1, 3, 5),
+            sizes=[2, 4] if policy == "not_larger" else [4, 9],
+            **{"axes": [2, 3], "keep_aspect_ratio_policy": policy, "since": 18},
+            **{"mode": mode, "coordinate_transformation_mode": place},
+        )
+        for policy in ("not_larger", "not_smaller")
+        for mode in ("nearest", "linear", "cubic")
+        for place in ("half_pixel", "asymmetric")
+    ),
     resize("repeats-half-pixel", (2, 1, 3), sizes=[2, 1, 9]),
     resize("repeats-3d", (1, 1, 2, 1, 2), sizes=[1, 1, 4, 3, 4]),
     resize("batch", (2, 2), [2, 1.5]),
@@ -208,6 +221,12 @@ BLOCKS = [
         "Col2Im-dilations",
         lambda op, x: op.Col2Im(x, [5, 4], [2, 2], dilations=[2, 1]),
         **{"x": data(2, 8, 9), "since": 18, "dtypes": F32},
+    ),
+    case(
+        "Col2Im-given",
+        lambda op, x, size, k: op.Col2Im(x, size, k, strides=[1, 2], pads=[0, 1, 1, 0]),
+        **{"x": data(1, 6, 8), "size": np.array([4, 5]), "k": np.array([2, 3])},
+        **{"since": 18, "dtypes": F32},
     ),
     *(
         case(

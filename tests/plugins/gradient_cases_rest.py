@@ -213,7 +213,6 @@ REST = [
             lambda op, x: op.Det(x),
             x=data(*shape),
             oracle=lambda x: np.linalg.det(x),
-            needs_sizes=True,
             dtypes=F32,
         )
         for shape in ((1, 1), (2, 2), (3, 3), (2, 3, 3))
@@ -224,7 +223,6 @@ REST = [
             lambda op, x, a=axis, o=options: op.DFT(x, axis=a, **o),
             x=data(*shape),
             since=17,
-            needs_sizes=True,
         )
         for label, shape, axis, options in (
             ("complex", (2, 5, 2), 1, {}),
@@ -241,7 +239,38 @@ REST = [
         lambda op, x, w: op.STFT(x, 2, w, 4),
         **{"x": data(2, 9, 1), "w": data(4, low=0.3, high=1)},
         since=17,
-        needs_sizes=True,
+        needs_rank=True,
+    ),
+    # What need not be constant: the step and the length of frames, the axis, the length.
+    case(
+        "STFT-given",
+        lambda op, x, hop, n: op.STFT(x, hop, None, n, onesided=1),
+        **{"x": data(2, 9, 1), "hop": np.array(2), "n": np.array(5)},
+        since=17,
+        needs_rank=True,
+    ),
+    case(
+        "STFT-given-step",
+        lambda op, x, w, hop: op.STFT(x, hop, w),
+        **{"x": data(1, 8, 1), "w": data(3, low=0.3, high=1), "hop": np.array(3)},
+        since=17,
+        needs_rank=True,
+    ),
+    *(
+        case(
+            f"DFT-given-{label}",
+            lambda op, x, a, n=None, o=options: op.DFT(x, n, a, **o),
+            **{"x": data(*shape), "a": np.array(axis), **({"n": np.array(n)} if n else {})},
+            since=20,
+        )
+        for label, shape, axis, n, options in (
+            ("complex", (2, 5, 2), 1, None, {}),
+            ("front", (4, 2, 2), 0, None, {"inverse": 1}),
+            ("counted-back", (2, 5, 1), -2, None, {}),
+            ("onesided", (2, 6, 1), 1, None, {"onesided": 1}),
+            ("onesided-longer", (2, 4, 1), 1, 7, {"onesided": 1}),
+            ("cut", (2, 5, 2), 1, 3, {"inverse": 1}),
+        )
     ),
     *(
         case(

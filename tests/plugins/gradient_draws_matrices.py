@@ -118,7 +118,6 @@ def det(draw: Draw, operator: str) -> Case:
         "Det",
         lambda op, x: op.Det(x),
         {"x": numbers(draw, (*batch, size, size))},
-        needs_sizes=True,
         dtypes=F32,
         oracle=lambda x: np.linalg.det(x),
         torch=lambda x: torch.linalg.det(x),
@@ -142,10 +141,20 @@ def dft(draw: Draw, operator: str) -> Case:
         options = {"inverse": 1, "onesided": 1}
         length = draw(st.sampled_from([None, 2 * size - 2, 2 * size - 1]))
 
-    def formula(op: Any, x: Any) -> Any:
-        return op.DFT(x, *([] if length is None else [op.constant(length)]), axis=axis, **options)
+    arrays = {"x": numbers(draw, (*front, size, *behind, parts))}
+    # An axis that is an input, and a length, need not be constant.
+    since = 20 if kind == "real" else 17
+    if draw(st.booleans()) and kind != "real":
+        since, arrays["at"] = 20, np.array(axis)
+    if length is not None and kind != "real" and draw(st.booleans()):
+        arrays["n"] = np.array(length)
 
-    def in_torch(x: Any) -> Any:
+    def formula(op: Any, x: Any, at: Any = axis, n: Any = length) -> Any:
+        return op.DFT(
+            x, *([] if n is None else [op.constant(n)] if n is length else [n]), axis=at, **options
+        )
+
+    def in_torch(x: Any, at: Any = None, n: Any = None) -> Any:
         z = torch.complex(x[..., 0], x[..., 1] if parts == 2 else torch.zeros_like(x[..., 0]))
         if kind == "real":
             return torch.fft.irfft(z, n=length, dim=axis).unsqueeze(-1)
@@ -158,9 +167,9 @@ def dft(draw: Draw, operator: str) -> Case:
     return drawn(
         f"DFT {kind} {length} {axis}",
         formula,
-        {"x": numbers(draw, (*front, size, *behind, parts))},
-        since=20 if kind == "real" else 17,
-        needs_sizes=True,
+        arrays,
+        since=since,
+        needs_sizes=kind == "real" and length is not None,
         torch=in_torch,
     )
 
@@ -176,15 +185,18 @@ def stft(draw: Draw, operator: str) -> Case:
     if windowed:
         arrays["w"] = numbers(draw, (length,), 0.3, 1.0)
 
-    def formula(op: Any, x: Any, w: Any = None) -> Any:
-        return op.STFT(x, hop, w, length, onesided=onesided)
+    if draw(st.booleans()):
+        arrays |= {"step": np.array(hop), "count": np.array(length)}
 
-    def in_torch(x: Any, w: Any = 1.0) -> Any:
+    def formula(op: Any, x: Any, w: Any = None, step: Any = hop, count: Any = length) -> Any:
+        return op.STFT(x, step, w, count, onesided=onesided)
+
+    def in_torch(x: Any, w: Any = 1.0, step: Any = None, count: Any = None) -> Any:
         z = torch.complex(x[..., 0], x[..., 1] if parts == 2 else torch.zeros_like(x[..., 0]))
         y = torch.fft.fft(z.unfold(1, length, hop) * w, dim=2)
         return torch.view_as_real(y[..., : length // 2 + 1] if onesided else y)
 
-    def oracle(x: Any, w: Any = 1.0) -> Any:
+    def oracle(x: Any, w: Any = 1.0, step: Any = None, count: Any = None) -> Any:
         z = x[..., 0] + (1j * x[..., 1] if parts == 2 else 0)
         frames = np.lib.stride_tricks.sliding_window_view(z, length, axis=1)[:, ::hop]
         y = np.fft.fft(frames * w)
@@ -196,7 +208,7 @@ def stft(draw: Draw, operator: str) -> Case:
         formula,
         arrays,
         since=17,
-        needs_sizes=True,
+        needs_rank=True,
         oracle=oracle,  # onnxruntime 1.16 has no complex signals
         torch=in_torch,
     )

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer
-from ortflex_core.checkpoint import numbered
+from ortflex_core.checkpoints.checkpoint import list_checkpoints
 from ortflex_core.errors import ConfigError
-from ortflex_core.hookspecs import hook
+from ortflex_core.hooks import hook
 from tests import models
 from tests.training import Recorder, every_backend, make, plugins, regression
 
@@ -73,7 +73,7 @@ def test_checkpoints_are_written_when_due_and_old_ones_removed(tmp_path: Path) -
         spec = {"name": "checkpoint", "folder": str(folder), **settings}
         make(models.mlp(), callbacks=[spec, Recorder()], **options).fit(x, y)
         assert (folder / "best").is_dir() == settings.get("best", True)
-        return [int(p.name.removeprefix("step-")) for p in numbered(folder)]
+        return [int(p.name.removeprefix("step-")) for p in list_checkpoints(folder)]
 
     assert steps() == [30, 40, 50]
     assert steps(epochs=2, keep=9) == [20, 40, 50]

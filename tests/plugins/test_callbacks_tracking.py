@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import subprocess
 import sys
 from importlib import util
 from pathlib import Path
@@ -16,8 +15,8 @@ import pytest
 
 from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
-from ortflex_core.hookspecs import hook
-from tests import models
+from ortflex_core.hooks import hook
+from tests import children, models
 from tests.training import make, plugins, regression
 
 
@@ -354,5 +353,5 @@ def test_nothing_is_imported_before_a_training_starts() -> None:
         "import ortflex_plugins.callbacks.mlflow, ortflex_plugins.callbacks.tensorboard\n"
         "print([m for m in ('mlflow', 'tensorboardX', 'sklearn.metrics') if m in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = children.run([sys.executable, "-c", code], check=True)
     assert done.stdout.strip() == "[]"

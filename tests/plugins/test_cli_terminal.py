@@ -45,7 +45,7 @@ def test_keys_given_as_options(command: str) -> None:
     for given in ("--batch-size", "--batch_size", "--batch-size=3"):
         result = CliRunner().invoke(main, [command, "train.toml", given, "3"])
         assert result.exit_code == 2
-        assert "is no option but a key: write batch_size=…" in result.output
+        assert "is not an option but a key: write batch_size=…" in result.output
     result = CliRunner().invoke(main, [command, "train.toml", "--nonsense"])
     assert "No such option" in result.output
 
@@ -57,9 +57,18 @@ def test_missing_files_and_their_neighbours(
     Path("train.toml").write_text('model = "mdel.onnx"\n', "utf-8")
     Path("model.onnx").touch()
     for arguments, text in (
-        (["train", "tran.toml"], "no file 'tran.toml'; did you mean 'train.toml'? Known: train.t"),
-        (["check", "modl.onnx"], "no file 'modl.onnx'; did you mean 'model.onnx'? Known: model.o"),
-        (["train", "train.toml"], "mdel.onnx'; did you mean 'model.onnx'? Known: model.onnx in "),
+        (
+            ["train", "tran.toml"],
+            "file 'tran.toml' does not exist; did you mean 'train.toml'? Known: train.t",
+        ),
+        (
+            ["check", "modl.onnx"],
+            "file 'modl.onnx' does not exist; did you mean 'model.onnx'? Known: model.o",
+        ),
+        (
+            ["train", "train.toml"],
+            "mdel.onnx' does not exist; did you mean 'model.onnx'? Known: model",
+        ),
     ):
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 1

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from ortflex_plugins.cli.main import main
 from tests.plugins.conformance_installed import PYTEST, ROOT, install, run
 
+pytestmark = pytest.mark.once
+
 PAGES = sorted((ROOT / "docs" / "howto").glob("write-a*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 FILE = re.compile(r"# (\S+/\S+\.py)\n")

@@ -16,6 +16,8 @@ from ortflex_plugins.cli.main import main
 from ortflex_plugins.cli.new_plugin import KINDS
 from tests.plugins.conformance_installed import PYTEST, install, run
 
+pytestmark = pytest.mark.once
+
 
 def written(kind: str, folder: Path, name: str = "") -> Path:
     name = name or f"fresh_{kind}"
@@ -48,9 +50,10 @@ def test_every_package_passes_its_own_tests_and_a_wrong_one_does_not(tmp_path: P
     assert failed == named, done.stdout[-5000:] + done.stderr[-2000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])  # type: ignore[index]
     assert passed >= 10 * len(kinds)
-    # No skip hides that a kit had nothing to check.
+    # No skip hides that a kit had nothing to check: two of a callback that ends the training early, one of
+    # data that are read at once.
     skipped = re.search(r"(\d+) skipped", done.stdout)
-    assert skipped is None or int(skipped[1]) <= 2
+    assert skipped is None or int(skipped[1]) <= 3
     listed = run(["ortflex_plugins.cli.main", "plugins"], tmp_path, site).stdout
     assert {kind for kind in kinds if f"fresh_{kind}" in listed} == set(kinds)
 
@@ -92,8 +95,8 @@ def test_what_is_written(tmp_path: Path) -> None:
         (["los", "mine"], "unknown kind of plugin 'los'; did you mean 'loss'?"),
         (["loss", "My-Loss"], "'My-Loss' cannot be the name of a package; .* example 'my_loss'"),
         (["loss", "class"], "'class' cannot be the name of a package; .* example 'my_loss'"),
-        (["loss", "json"], "there is a module 'json' already"),
-        (["loss", "huber"], "there is a loss 'huber' already, from ortflex"),
+        (["loss", "json"], "a module 'json' is already installed"),
+        (["loss", "huber"], "a loss 'huber' is already installed, from ortflex"),
     ],
 )
 def test_what_it_refuses(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -108,7 +111,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     call = ["new-plugin", "loss", "fresh_loss", "--output", str(tmp_path)]
     done = CliRunner().invoke(main, call)
     assert done.exit_code == 1
-    assert "exists and is left as it is" in done.output
+    assert "exists and was not changed" in done.output
     assert not list((tmp_path / "fresh_loss").iterdir())
 
 

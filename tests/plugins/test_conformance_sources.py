@@ -113,7 +113,9 @@ class TestCheckpoint(CallbackKit):
     def effect(self) -> Any:
         def check(component: Any, trainer: Any, history: Any) -> None:
             found = sorted(p.name for p in (trainer.folder / "checkpoints").iterdir())
-            assert found == ["best", "step-000000009", "step-000000012"]
+            # A training that is resumed from an older checkpoint sets newer ones of its run aside.
+            left = [name for name in found if not name.startswith("superseded-")]
+            assert left == ["best", "step-000000009", "step-000000012"]
 
         return check
 

@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from ortflex_core.config import Recipe
-from ortflex_core.data import Columns
+from ortflex_core.config.recipe import Recipe
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.pieces import Pieces, concat_columns, head, rows_of
 from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.hookspecs import hook
-from ortflex_core.pieces import Pieces, head, joined, rows_of
+from ortflex_core.hooks import hook
 from ortflex_core.testing import DataSourceKit
+from ortflex_core.training.trainer import Trainer
 from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, plugins, regression, same
+
+pytestmark = pytest.mark.once
 
 X, Y = regression(rows=100, features=6)
 KINDS = ("npy", "parquet", "arrow")
@@ -70,7 +73,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
 
 
 def read(pieces: Pieces) -> Columns:
-    return joined([c for k in range(len(pieces.sizes)) for c in pieces.read(k)])
+    return concat_columns([c for k in range(len(pieces.sizes)) for c in pieces.read(k)])
 
 
 def test_the_rows_are_those_of_the_files_in_the_order_of_their_names(store: Write) -> None:
@@ -84,7 +87,7 @@ def test_the_rows_are_those_of_the_files_in_the_order_of_their_names(store: Writ
     assert columns.inputs["X"].dtype == np.float32
     for piece, size in enumerate(pieces.sizes):
         for start in {0, size // 2, size - 1}:
-            rest = joined(list(pieces.read(piece, start)))
+            rest = concat_columns(list(pieces.read(piece, start)))
             at = sum(pieces.sizes[:piece])
             assert_array_equal(rest.inputs["X"], X[at + start : at + size])
 
@@ -149,11 +152,11 @@ def test_a_recipe_names_them(store: Write, tmp_path: Path) -> None:
             if progress.step == 20:  # in the second epoch
                 trainer.save(tmp_path / "checkpoint")
 
-    trainer = recipe.trainer(plugins(), callbacks=[Save()])
+    trainer = Trainer.from_recipe(recipe, plugins(), callbacks=[Save()])
     history = recipe.run(trainer)
     assert history["rows"] == [100.0] * 2
     assert history["validation_loss"][1] < history["validation_loss"][0]
-    again = recipe.trainer(plugins())
+    again = Trainer.from_recipe(recipe, plugins())
     again.restore(tmp_path / "checkpoint")
     assert recipe.run(again)["validation_loss"] == history["validation_loss"]
     same(again.get_state(), trainer.get_state(), 0)
@@ -179,7 +182,7 @@ def test_values_that_are_not_finite_are_named_by_their_place(store: Write) -> No
 
 
 def test_backends_are_compared_on_the_first_rows(store: Write) -> None:
-    from ortflex_core.compare import compare
+    from ortflex_core.comparison.comparison import compare
 
     def trainer() -> Any:
         return make(models.mlp(), backend="fused", batch_size=10)
@@ -218,9 +221,7 @@ def test_files_that_vanish_or_shrink_while_they_are_used(store: Write, tmp_path:
     files[0].unlink()
     with pytest.raises(DataError, match=re.escape(str(files[0]))):
         list(pieces.read(last))
-    with pytest.raises(
-        DataError, match=r"not there any more|cannot be read any more: No such file"
-    ):
+    with pytest.raises(DataError, match=r"no longer exists|can no longer be read: No such file"):
         list(pieces.read(last))
 
 
@@ -257,8 +258,8 @@ def shards(folder: Path, **first: Any) -> NpyFolder:
     [
         ({"X": X.astype(np.float64)}, "b/X.npy: has type float64, in {}/a it is float32"),
         ({"X": X[:, :5]}, "b/X.npy: has rows of shape [5], in {}/a they are [6]"),
-        ({"y": None}, "b: there is no y.npy, which {}/a has; Known: X"),
-        ({"z": Y}, "b/z.npy: there is no such file in {}/a"),
+        ({"y": None}, "b: has no y.npy, which {}/a has; Known: X"),
+        ({"z": Y}, "b/z.npy: does not exist in {}/a"),
         ({"y": Y[:50]}, "b: the arrays have different numbers of rows: X has 100, y has 50"),
         ({"X": np.asfortranarray(X)}, "b/X.npy: is in Fortran order"),
         ({"y": np.float32(3)}, "b/y.npy: is a single value, expected one row at least"),
@@ -383,13 +384,13 @@ def test_tensors_of_a_fixed_shape(tables: Write) -> None:
         ({}, {}, {"weight": "w"}, "0.{}: no column 'w'"),
         ({}, {"b": None}, {}, "1.{}: no column 'b', which"),
         ({}, {"a": [1.0, 2.0]}, {}, "1.{}: the column 'a' is double, in"),
-        ({"a": ["p", "q"]}, {}, {}, "0.{}: the column 'a' is string, which cannot stand beside"),
+        ({"a": ["p", "q"]}, {}, {}, "0.{}: the column 'a' is string, which cannot be joined with"),
         ({}, {}, {"columns": ["a"], "target": ["c"]}, "0.{}: no column 'c'"),
         (
             {"b": [1, None]},
             {"b": [1, 2]},
             {},
-            "column 'b': row 1 has no value; fill what is missin",
+            "column 'b': row 1 has no value; fill missing value",
         ),
         (
             {"b": [[1], [1, 2]]},
@@ -422,7 +423,9 @@ def test_types_that_are_no_numbers_and_empty_tables(tables: Write) -> None:
         tables(pa.table({"day": day, "y": [1]}))
     with pytest.raises(DataError, match="column 'day': values of type date32"):
         tables(pa.table({"a": [1], "day": day}), target="day")
-    with pytest.raises(DataError, match="no column is left for the features"):
+    with pytest.raises(
+        DataError, match="no column is left for the features; all are labels or weights"
+    ):
         tables(pa.table({"y": [1]}))
     with pytest.raises(DataError, match="the data are empty: 0 rows"):
         tables(pa.table({"a": pa.array([], pa.int32()), "y": pa.array([], pa.int32())}))

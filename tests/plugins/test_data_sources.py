@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from ortflex_core.data import Columns
+from ortflex_core.data.columns import Columns
 from ortflex_core.errors import ConfigError, DataError
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
@@ -78,7 +79,9 @@ def test_names_and_lengths_are_checked(store: Any, options: Any, arrays: Any, te
 
 
 def test_labels_alone_are_no_data(store: Any) -> None:
-    with pytest.raises(DataError, match="nothing is left for the model's inputs besides y"):
+    with pytest.raises(
+        DataError, match="no column is left for the model's inputs; all are labels or weights: y"
+    ):
         store(y=Y)
 
 
@@ -112,15 +115,15 @@ def test_broken_archives_and_folders(tmp_path: Path) -> None:
     np.save(tmp_path / "one.npy", X)
     with pytest.raises(DataError, match="this holds a single array"):
         Npz(path=str(tmp_path / "one.npy")).load()
-    with pytest.raises(DataError, match=r"expected a folder of \.npy files, there is a file"):
+    with pytest.raises(DataError, match=r"expected a folder of \.npy files, got a file"):
         NpyFolder(path=str(tmp_path / "one.npy")).load()
-    with pytest.raises(DataError, match="there is nothing"):
+    with pytest.raises(DataError, match="got nothing"):
         NpyFolder(path=str(tmp_path / "nowhere")).load()
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected \.npy files"):
         NpyFolder(path=str(tmp_path / "empty")).load()
     (tmp_path / "empty" / "X.npy").write_bytes(b"")
-    with pytest.raises(DataError, match=r"X\.npy: is no whole \.npy file"):
+    with pytest.raises(DataError, match=r"X\.npy: is not a complete \.npy file"):
         NpyFolder(path=str(tmp_path / "empty")).load()
 
 
@@ -194,10 +197,10 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path) -> None:
         ("a,y\n1,2\n", {"target": "z"}, "no column 'z'; Known: a, y"),
         ("alpha,y\n1,2\n", {"columns": ["alfa"]}, "no column 'alfa'; did you mean 'alpha'?"),
         ("a,y\n1,2\n", {"weight": "w"}, "no column 'w'; Known: a, y"),
-        ("a,a,y\n1,2,3\n", {}, "line 1: two columns are called 'a'"),
+        ("a,a,y\n1,2,3\n", {}, "line 1: two columns are named 'a'"),
         ("a,y\n", {}, "expected a header and rows, found only a header"),
         ("", {}, "expected a header and rows, found nothing"),
-        ("y\n1\n", {}, "no column is left for the features"),
+        ("y\n1\n", {}, "no column is left for the features; all are labels or weights"),
     ],
 )
 def test_errors_say_where(tmp_path: Path, text: str, options: Any, message: str) -> None:
@@ -214,3 +217,29 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         Csv(path=str(tmp_path / "latin.csv")).load()
     with pytest.raises(ConfigError, match=r"^data\.delimiter: must be one character, got ';;'$"):
         plugins().component("data", {"name": "csv", "path": "x", "delimiter": ";;"}, "data")
+
+
+@pytest.mark.parametrize("target", ["c7", [f"c{k}" for k in range(50_000)]])
+def test_csv_of_100_000_columns_is_read_in_time_linear_in_them(
+    tmp_path: Path, target: str | list[str]
+) -> None:
+    """Every search among the columns is a look-up: quadratic ones took minutes for this file."""
+    count = 100_000
+    path = tmp_path / "wide.csv"
+    lines = [",".join(f"c{k}" for k in range(count)), ",".join(map(str, range(count)))]
+    path.write_text("\n".join(lines))
+    before = time.process_time()
+    columns = Csv(path=str(path), target=target).load()
+    assert time.process_time() - before < 30
+    taken = {7} if isinstance(target, str) else set(range(50_000))
+    left = [k for k in range(count) if k not in taken]
+    np.testing.assert_array_equal(columns.inputs["X"][0], np.array(left, np.float32))
+
+
+def test_csv_with_a_column_twice_names_it(tmp_path: Path) -> None:
+    """The first that comes again, wherever it is."""
+    path = tmp_path / "twice.csv"
+    for header, name in (("a,b,a,b", "a"), ("a,b,b", "b"), ("a,a,a", "a")):
+        path.write_text(header + "\n" + ",".join("1" * header.count(",") + "1") + "\n")
+        with pytest.raises(DataError, match=f"two columns are named '{name}'"):
+            Csv(path=str(path), target="a").load()

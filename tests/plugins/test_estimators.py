@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 
 
 @parametrize_with_checks([OrtRegressor(), OrtClassifier()])
+@pytest.mark.sampled
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 

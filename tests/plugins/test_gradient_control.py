@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import ModelProto
 
 from ortflex_core import gradient_model
-from ortflex_core.errors import NoGradientRule, NotDifferentiable
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from tests import models
 from tests.training import make, plugins
 
@@ -154,3 +155,58 @@ def test_a_network_with_a_scan_trains() -> None:
     trainer.fit(x, y)
     assert set(trainer.problem.parameters) == {"w_in", "w_state", "w_out"}
     assert trainer.train_losses_[-1] < 0.3 * trainer.train_losses_[0]
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_part_of_a_tensor_of_unknown_size(size: int, chunk: int) -> None:
+    """Every position, and those just outside: the run fails there, as SequenceAt does."""
+    body = f"""k = Constant <value = int64 {{{chunk}}}> ()
+        parts = SplitToSequence <axis = 0> (x, k)  a = SequenceAt(parts, p)  y = Mul(a, a)"""
+    proto = gradient_model(model(body, "float[N, 3] x, int64 p"), "x", plugins=plugins())
+    x = np.arange(1, 1 + 3 * size, dtype=np.float32).reshape(size, 3)
+    parts = np.split(np.arange(size), range(chunk, size, chunk))
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for place in range(-len(parts) - 1, len(parts) + 1):
+        feeds = {"x": x, "p": np.array(place)}
+        if not -len(parts) <= place < len(parts):
+            feeds["cotangent/y"] = np.ones((1, 3), np.float32)
+            with pytest.raises(Exception, match=r"(?i)out of|bounds|range"):
+                session.run(["gradient/x"], feeds)
+            continue
+        feeds["cotangent/y"] = np.ones_like(x[parts[place]])
+        expected = np.zeros_like(x)
+        expected[parts[place]] = 2 * x[parts[place]]
+        np.testing.assert_array_equal(session.run(["gradient/x"], feeds)[0], expected)
+
+
+@pytest.mark.parametrize("count", [0, 3, 200])
+def test_list_that_grows_in_a_loop_of_known_count(count: int) -> None:
+    """0 iterations leave the list as it is; many are written out, for there is no other way."""
+    body = f"""n = Constant <value = int64 {{{count}}}> ()  first = SequenceConstruct(w)
+        list = Loop(n, , first) <
+            body = b (int64 i, bool go, seq(float[]) l) => (bool on, seq(float[]) m) {{
+                on = Identity(go)  t = Gather(x, i)  s = Mul(t, t)  m = SequenceInsert(l, s)
+            }}
+        > y = ConcatFromSequence <axis = 0, new_axis = 1> (list)"""
+    proto = gradient_model(model(body), "x" if count else "w", plugins=plugins())
+    x = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float32)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    g = np.random.default_rng(1).standard_normal((count + 1, 3)).astype(np.float32)
+    feeds = {"x": x, "w": np.ones(3, np.float32), "cotangent/y": g}
+    (found,) = session.run(None, {i.name: feeds[i.name] for i in session.get_inputs()})[1:]
+    expected = np.zeros_like(x)
+    expected[:count] = 2 * x[:count] * g[1:]
+    np.testing.assert_allclose(found, expected if count else g[0], rtol=1e-6)
+
+
+def test_list_in_a_loop_of_unknown_count_is_refused() -> None:
+    body = """one = Constant <value = int64 {1}> ()  parts = SplitToSequence <axis = 0> (x, one)
+        n = SequenceLength(parts)
+        y = Loop(n, , x) <
+            body = b (int64 i, bool go, float[N, 3] s) => (bool on, float[N, 3] t) {
+                on = Identity(go)  e = SequenceAt(parts, i)  t = Mul(s, e)
+            }
+        >"""
+    with pytest.raises(GraphError, match="number of iterations"):
+        gradient_model(model(body), "x", plugins=plugins())

@@ -13,10 +13,12 @@ import pytest
 from click.testing import CliRunner
 from onnx import ModelProto
 
-from ortflex_core.errors import OrtflexError, nearest, printable
+from ortflex_core.errors import OrtflexError, printable, suggest
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make, plugins
+
+pytestmark = pytest.mark.once
 
 EVIL = {
     "coef": "../../up/\x1b]0;title\x07\x1b[2J\r\n[red]<script>alert(1)</script>\u202e",
@@ -135,10 +137,10 @@ def test_pictures_are_well_formed(folder: Path) -> None:
 def test_suggestions_do_not_compare_endless_names() -> None:
     """Comparing takes the square of the length: a minute for names of 64 KiB."""
     known = [f"{k}{'n' * 65536}" for k in range(200)]
-    assert len(nearest("n" * 65536, known)) < 25_000
-    assert len(nearest("nn", known)) < 25_000
-    assert nearest("adm", ["adam", *known]).startswith("did you mean 'adam'?")
-    assert nearest("x", map(str, range(150))).endswith("and 50 more")
+    assert len(suggest("n" * 65536, known)) < 25_000
+    assert len(suggest("nn", known)) < 25_000
+    assert suggest("adm", ["adam", *known]).startswith("did you mean 'adam'?")
+    assert suggest("x", map(str, range(150))).endswith("and 50 more")
     with pytest.raises(OrtflexError, match="unknown parameter"):
         make(evil(), params=["n" * 65536])
 

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
-from ortflex_core.registry import Registry
-from ortflex_core.runtime import require_runtime
+from ortflex_core.registry import Entry, Registry
+from ortflex_core.runtime.installation import require_runtime
 from ortflex_plugins.devices.cpu import Cpu
 from ortflex_plugins.layers import OnnxFunction
 from ortflex_plugins.layers.splitting import split
@@ -156,12 +156,13 @@ class Elsewhere(Cpu):
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The device ``cuda`` is the stand-in; returns its log."""
-    plain = Registry.load
+    plain = Registry.loaded
 
-    def load(self: Registry, name: str) -> Any:
-        return Elsewhere if (self.kind, name) == ("devices", "cuda") else plain(self, name)
+    def loaded(self: Registry, entry: Entry) -> Any:
+        stands_in = (self.kind, entry.name) == ("devices", "cuda")
+        return Elsewhere if stands_in else plain(self, entry)
 
-    monkeypatch.setattr(Registry, "load", load)
+    monkeypatch.setattr(Registry, "loaded", loaded)
     Elsewhere.log.clear()
     return Elsewhere.log
 

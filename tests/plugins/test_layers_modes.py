@@ -24,8 +24,10 @@ def normalized(momentum: float = 0.9, copies: bool = False) -> onnx.ModelProto:
     names = ["scale", "shift", "mean", "var"]
     weights = {
         "kernel": RNG.standard_normal((3, 2, 3, 3)) / 4,
-        **{"scale": np.array([1.0, 0.5, 2.0]), "shift": np.array([0.1, 0.2, -0.3])},
-        **{"mean": np.array([0.0, 0.1, -0.1]), "var": np.array([1.0, 0.7, 1.3])},
+        "scale": np.array([1.0, 0.5, 2.0]),
+        "shift": np.array([0.1, 0.2, -0.3]),
+        "mean": np.array([0.0, 0.1, -0.1]),
+        "var": np.array([1.0, 0.7, 1.3]),
         "W": RNG.standard_normal((3, 4)),
     }
     first = []

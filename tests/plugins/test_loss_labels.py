@@ -9,10 +9,11 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core.errors import DataError
-from ortflex_core.protocols import Loss
+from ortflex_core.protocols.kinds import Loss
 from ortflex_core.types import TensorSpec
 from ortflex_plugins.losses.absolute_error import AbsoluteError
 from ortflex_plugins.losses.elastic import Elastic
+from ortflex_plugins.losses.hinge import Hinge
 from ortflex_plugins.losses.huber import Huber
 from ortflex_plugins.losses.log_loss import LogLoss
 from ortflex_plugins.losses.softmax_cross_entropy import SoftmaxCrossEntropy
@@ -57,6 +58,22 @@ def test_float_labels_take_the_prediction_s_type_and_keep_its_symbols(loss: Loss
         (LogLoss(on="probabilities"), spec(F32, "N", 3), None, r"takes two columns \[B, 2\]"),
         (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(F32, 15), r"y.astype\(numpy.int64\)"),
         (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(I64, 15, 1), r"y.reshape\(-1\)"),
+        (
+            SquaredError(),
+            spec(F32, "N", 10),
+            spec(I64, 15),
+            r"For class numbers \[N\] use softmax_cross_entropy",
+        ),
+        (Hinge(), spec(F32, "N", 10), spec(I64, 15, 1), "numbers .* use softmax_cross_entropy"),
+        (LogLoss(), spec(F32, "N", 10), spec(I64, 15), "numbers .* use softmax_cross_entropy"),
+        (
+            Huber(),
+            spec(F32, "N", 10, 4, 4),
+            spec(I64, 15, 4, 4),
+            r"For class numbers \[N, 4, 4\] use softmax_cross_entropy",
+        ),
+        (SquaredError(), spec(F32, "N", 10), spec(F32, 15), "shapes are never broadcast$"),
+        (SquaredError(), spec(F32, "N", 10), spec(I64, 15, 9), "shapes are never broadcast$"),
         (SoftmaxCrossEntropy(), spec(F32, "N", 3), spec(F32, 15), r"y.astype\(numpy.int64\)"),
         (
             SoftmaxCrossEntropy(),

@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.protocols import Loss
+from ortflex_core.protocols.kinds import Loss
 from ortflex_core.types import TensorSpec
 from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
@@ -574,9 +574,9 @@ def test_what_does_not_fit_is_refused(loss: Loss, predicted: Any, given: Any, te
 @pytest.mark.parametrize(
     ("loss", "predicted", "labels", "text"),
     [
-        (KullbackLeibler(), spec(None, 2), [[0.5, 1.5]], "They are shares of the classes"),
+        (KullbackLeibler(), spec(None, 2), [[0.5, 1.5]], "They are fractions of the classes"),
         (CosineEmbedding(), spec(None, 2, 3), [1.0, 0.0], "1 belongs together, -1 does not"),
-        (Dice(), spec(None, 2), [[0.5, -0.5]], "They are shares of a position"),
+        (Dice(), spec(None, 2), [[0.5, -0.5]], "They are fractions of a position"),
         (Dice(over="classes"), spec(None, 3, 2), [[0, 3]], "at least 0 and at most 2"),
     ],
 )

@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 from ortflex_core import Trainer
-from ortflex_core.config import Recipe
+from ortflex_core.config.recipe import Recipe
 from ortflex_core.errors import ConfigError, DataError
-from ortflex_core.protocols import Metric
+from ortflex_core.protocols.kinds import Metric
 from ortflex_plugins.metrics.f1 import F1
 from ortflex_plugins.metrics.roc_auc import RocAuc
 from ortflex_plugins.metrics.sklearn import SklearnMetric
@@ -103,9 +103,7 @@ def test_f1_of_two_classes_is_scikit_learn_s(shape: Any, batch: int) -> None:
 
 def test_f1_of_many_classes_needs_an_average() -> None:
     state = F1().start()
-    with pytest.raises(
-        DataError, match=r"takes two classes, there are 0, 1, 2, …; choose average="
-    ):
+    with pytest.raises(DataError, match=r"takes two classes, got 0, 1, 2, …; choose average="):
         state.update(np.array([0, 1, 2]), np.eye(3), None)
     with pytest.raises(ValueError, match=r"F1.average must be one of 'binary', 'macro'"):
         F1(average="none")  # type: ignore[arg-type]
@@ -295,13 +293,13 @@ metrics = ["sklearn.accuracy_score", { name = "sklearn.f1_score", average = "mac
 callbacks = [{ name = "early_stopping", monitor = "validation_sklearn.accuracy_score" }]
 """)
     recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
-    trainer = recipe.trainer(plugins())
+    trainer = Trainer.from_recipe(recipe, plugins())
     history = recipe.run(trainer)
     columns = [c for c in history.columns if "sklearn" in c]
     f1 = "sklearn.f1_score(average=macro)"
     assert columns == ["validation_sklearn.accuracy_score", f"validation_{f1}"]
     (tmp_path / "again.toml").write_text(recipe.resolved(plugins()).to_toml(tmp_path))
-    again = Recipe.load(tmp_path / "again.toml", plugins=plugins()).trainer(plugins())
+    again = Trainer.from_recipe(Recipe.load(tmp_path / "again.toml", plugins=plugins()), plugins())
     assert again.setup.metrics == trainer.setup.metrics
     folder = trainer.save(tmp_path / "checkpoint")
     assert Trainer.resume(folder, plugins=plugins()).setup.metrics == trainer.setup.metrics
@@ -321,9 +319,9 @@ def test_scores_say_which_way_they_are_better() -> None:
         ("sklearn.confusion_matrix", "has no score 'confusion_matrix'"),
         ("sklearn.silhouette_score", "has no score 'silhouette_score'"),
         ({"name": "sklearn.f1_score", "averag": "macro"}, "got 'averag'; did you mean 'average'"),
-        ({"name": "sklearn"}, r"metrics\[0\].score: is missing"),
+        ({"name": "sklearn"}, r"metrics\[0\].score: a value is missing"),
         ("sklern.f1_score", "unknown metric 'sklern'; did you mean 'sklearn'"),
-        ("accuracy.balanced", "the metric 'accuracy' has no 'balanced'"),
+        ("accuracy.balanced", "the metric 'accuracy' has no member 'balanced'"),
     ],
 )
 def test_mistakes_are_named(spec: Any, text: str) -> None:
@@ -338,7 +336,9 @@ def test_what_a_function_finds_wrong_is_said() -> None:
     with pytest.raises(DataError, match=r"sklearn.f1_score\(average=best\): .*'average'"):
         streamed(metric, np.array([0, 1]), np.array([0, 1]), None)
     several = SklearnMetric(score="f1_score", arguments={"average": None})
-    with pytest.raises(DataError, match=r"gives \(2,\) numbers, expected a single one"):
+    with pytest.raises(
+        DataError, match=r"returns an array of shape \(2,\), expected a single number"
+    ):
         streamed(several, np.array([0, 1]), np.array([0, 1]), None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import ortflex_plugins.onnxcustom as api
 from ortflex_core.errors import ConfigError, DataError, ModelError, Unsupported
 from ortflex_core.registry import Plugins
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 from ortflex_plugins.onnxcustom import (
     ConvergenceError,
     ConvergenceWarning,
@@ -26,7 +25,7 @@ from ortflex_plugins.onnxcustom import (
     add_loss_output,
     onnx_rename_weights,
 )
-from tests import models
+from tests import children, models
 from tests.plugins.onnxcustom_regression import BOTH, NAMES, ROWS, W, X, Y, fitted, trainer
 
 RNG = np.random.default_rng(12)
@@ -302,7 +301,7 @@ def test_weights_and_gradients_have_their_shapes(training: bool) -> None:
         function.forward([X, coef[:, 0], intercept], training)
     if training:
         function.forward([X, coef, intercept], True)
-        with pytest.raises(DataError, match=r"'Y' has shape \[1, 1\], the output \[33, 1\]"):
+        with pytest.raises(DataError, match=r"'Y' has shape \[1, 1\], the output has \[33, 1\]"):
             function.backward([Y[:1]])
 
 
@@ -333,5 +332,5 @@ def test_the_logging_of_the_process_is_left_alone() -> None:
         "assert native_session().__name__ == 'TrainingSession'\n"
         "assert (root.level, list(root.handlers)) == before, (root.level, root.handlers)\n"
     )
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    done = children.run([sys.executable, "-c", lines])
     assert done.returncode == 0, done.stderr

@@ -13,15 +13,21 @@ import pytest
 from onnx import helper
 
 from ortflex_core.errors import ConfigError, DataError, ModelError
-from ortflex_core.runtime import require_runtime
+from ortflex_core.runtime.installation import require_runtime
 from ortflex_plugins.onnxcustom import (
+    AbsoluteLearningLoss,
     DerivativeOptions,
+    ElasticLearningLoss,
     ElasticLearningPenalty,
+    LearningRateSGD,
+    LearningRateSGDNesterov,
+    NegLogLearningLoss,
     OrtDataLoader,
     SquareLearningLoss,
     add_loss_output,
     get_ort_device,
     get_train_initializer,
+    numpy_to_ort_value,
     onnx_derivative,
     onnx_rename_weights,
     ort_device_to_string,
@@ -358,3 +364,69 @@ def test_opsets_beyond_the_runtime_are_not_asked_for() -> None:
     loss = SquareLearningLoss()
     loss.build_onnx_function(10_000, "cpu", None)
     assert loss.loss_grad_onnx_.opset_import[0].version == require_runtime().max_opset
+
+
+PARTS = {
+    "penalty": ElasticLearningPenalty(l1=0.1, l2=0.2),
+    "rate": LearningRateSGD(0.1),
+    "nesterov": LearningRateSGDNesterov(0.1, nesterov=True, momentum=0.5),
+    "momentum": LearningRateSGDNesterov(0.1, nesterov=False, momentum=0.5),
+    "squared": SquareLearningLoss(),
+    "absolute": AbsoluteLearningLoss(),
+    "elastic": ElasticLearningLoss(),
+    "log": NegLogLearningLoss(),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_graph_of_every_part_is_a_valid_file(name: str) -> None:
+    """Whatever part of an optimizer: its graphs pass onnx's own check, shapes of inputs included."""
+    part = copy.deepcopy(PARTS[name])
+    arguments: dict[str, tuple[Any, ...]] = {"penalty": (3,), "rate": (3,), "nesterov": (3,)}
+    arguments |= {"momentum": (3,)}
+    part.build_onnx_function(15, "cpu", *arguments.get(name, (None,)))
+    saved = part.save_onnx_graph(bytes)
+    assert saved
+    for content in saved.values():
+        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (2, 3, 2), (2, 1, 2, 3)])
+def test_weights_of_any_rank_are_moved_by_one_graph(shape: tuple[int, ...]) -> None:
+    """The graphs take vectors, so that their files are valid; weights keep their shapes."""
+    rng = np.random.default_rng(3)
+    weight, gradient, velocity = (rng.normal(size=shape).astype(np.float32) for _ in range(3))
+    rate = LearningRateSGDNesterov(0.1, nesterov=True, momentum=0.5)
+    rate.build_onnx_function(15, "cpu", 1)
+    rate.init_learning_rate()
+    values = [numpy_to_ort_value(a.copy()) for a in (weight, gradient, velocity)]
+    rate.update_weights(0, "cpu", values[0], values[1], 1, values[2])
+    z = 0.5 * velocity - 0.1 * gradient
+    np.testing.assert_allclose(values[2].numpy(), z, rtol=1e-5, atol=1e-6)
+    wanted = weight + 0.5 * z - 0.1 * gradient
+    np.testing.assert_allclose(values[0].numpy(), wanted, rtol=1e-5, atol=1e-6)
+    assert values[0].numpy().shape == shape
+    penalty = ElasticLearningPenalty(l1=0.1, l2=0.2)
+    penalty.build_onnx_function(15, "cpu", 1)
+    loss = numpy_to_ort_value(np.array([2], np.float32))
+    own = numpy_to_ort_value(weight.copy())
+    total = penalty.penalty_loss("cpu", loss, own).numpy()
+    cost = 2 + (0.1 * np.abs(weight) + 0.2 * weight**2).sum()
+    np.testing.assert_allclose(total, [cost], rtol=1e-5)
+    penalty.update_weights(0, "cpu", own)
+    np.testing.assert_allclose(own.numpy(), 0.6 * weight - 0.1 * np.sign(weight), rtol=1e-5)
+
+
+def test_module_paths_of_the_older_documentation_import() -> None:
+    """Every module path that the older package's pages name, and its version."""
+    from ortflex_plugins import onnxcustom
+    from ortflex_plugins.onnxcustom.training.optimizers import OrtGradientOptimizer
+    from ortflex_plugins.onnxcustom.training.optimizers_partial import (
+        OrtGradientForwardBackwardOptimizer,
+    )
+    from ortflex_plugins.onnxcustom.utils import orttraining_helper
+
+    assert OrtGradientOptimizer is onnxcustom.OrtGradientOptimizer
+    assert OrtGradientForwardBackwardOptimizer is onnxcustom.OrtGradientForwardBackwardOptimizer
+    assert orttraining_helper.add_loss_output is onnxcustom.add_loss_output
+    assert onnxcustom.__version__

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ortflex_core.host import Host
-from ortflex_core.protocols import Optimizer
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.protocols import Optimizer, calls
 from ortflex_plugins.optimizers.adam import Adam
 from ortflex_plugins.optimizers.adamw import AdamW
 from ortflex_plugins.optimizers.lamb import Lamb
@@ -49,7 +49,7 @@ class Stepper:
 
         def formula(op: Any, weight: Any, gradient: Any, **slots: Any) -> Mapping[str, Any]:
             rate, step = Host.symbol("rate"), Host.symbol("step")
-            new, kept = twin.update(op, weight, gradient, rate, step, slots)
+            new, kept = calls.update(twin, op, weight, gradient, rate, step, slots)
             assert set(kept) == set(optimizer.slots)
             return {"new": new, **{f"new/{name}": slot for name, slot in kept.items()}}
 

@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core.errors import Unsupported
-from ortflex_core.host import Host
-from ortflex_core.protocols import Optimizer
-from ortflex_core.step import gradient_factor
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.programs.step import gradient_factor
+from ortflex_core.protocols.kinds import Optimizer
 from ortflex_plugins.optimizers.adadelta import Adadelta
 from ortflex_plugins.optimizers.adagrad import Adagrad
 from ortflex_plugins.optimizers.adamax import Adamax

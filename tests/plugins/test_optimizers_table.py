@@ -156,6 +156,7 @@ def near(state: dict[str, Any], wanted: dict[str, Any], dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.sampled
 def test_fifty_steps_are_torch_s_bind_once_and_keep_the_type(
     optimizer: str, loss: str, dtype: Any
 ) -> None:
@@ -181,6 +182,7 @@ def test_fifty_steps_are_torch_s_bind_once_and_keep_the_type(
 @every_backend
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("optimizer", RATES)
+@pytest.mark.sampled
 def test_every_other_backend_makes_the_same_steps_or_says_why_not(
     backend: str, optimizer: str, dtype: Any
 ) -> None:

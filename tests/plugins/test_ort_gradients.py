@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -17,12 +16,13 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ortflex_core import compose, gradient_model
-from ortflex_core.runtime import Runtime, require_runtime
+from ortflex_core import gradient_model
+from ortflex_core.programs import stages
+from ortflex_core.runtime.installation import Runtime, require_runtime
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.ort_gradients_rewrites import RULES
 from ortflex_plugins.backends.ort_gradients_table import TABLE
-from tests import builder_worker
+from tests import builder_worker, children
 from tests.models import floats, model
 from tests.plugins.ort_gradient_cases import CASES, Case, graph, ints, pos, problem, rn
 from tests.training import make
@@ -39,7 +39,7 @@ def rewritten(name: str) -> Any:
     """The graph that is differentiated instead of the case's model."""
     case = CASES[name]
     posed = problem(case.model, case.parameters)
-    return compose.forward_program(posed, ort_gradients.rewrite(posed, OLD))
+    return stages.forward_program(posed, ort_gradients.rewrite(posed))
 
 
 def weights(case: Case) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def by_builder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     source, target = folder / "jobs", folder / "results"
     source.write_bytes(pickle.dumps(jobs))
     command = [sys.executable, builder_worker.__file__, how, str(source), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = children.run(command, seconds=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return how, pickle.loads(target.read_bytes())
 
@@ -209,7 +209,13 @@ def test_every_operator_that_is_trusted_or_rewritten_has_a_case() -> None:
     tried = {node.op_type for case in CASES.values() for node in case.model.graph.node}
     made = {n.op_type for name in CASES for n in rewritten(name).proto().graph.node}
     always = {"AveragePool", "Identity", "Split"}  # rewritten wherever it is right
-    assert {operator for _, operator in TABLE} - (tried & made) - always == set()
+    # What the installed runtime is too old for is expanded before the builder sees it.
+    first: dict[tuple[str, str], int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        key = (schema.domain, schema.name)
+        first[key] = min(schema.since_version, first.get(key, schema.since_version))
+    newer = {operator for key in TABLE if first[key] > INSTALLED.max_opset for operator in key[1:]}
+    assert {operator for _, operator in TABLE} - (tried & made) - always == newer
     assert set(RULES) - tried == set()
 
 

@@ -26,6 +26,8 @@ from ortflex_plugins.pictures.scene import Item, Level
 from tests import models
 from tests.training import make
 
+pytestmark = pytest.mark.once
+
 NASTY = "</script><script>alert(1)</script>&\"'\x00\x1b\u202e\ud7ff]]>" + "n/" * 40_000
 
 
@@ -110,7 +112,7 @@ def test_an_operator_nobody_knows_is_red() -> None:
     )
     item = named(draw(model).level, "Mystery")
     assert item.kind == "no rule"
-    assert "there is no gradient rule for Mystery" in item.tip
+    assert "no gradient rule for Mystery" in item.tip
     assert "#fecaca" in draw(model).svg()
 
 
@@ -367,6 +369,34 @@ def test_a_graph_that_cannot_be_checked_is_drawn_plain() -> None:
     assert named(picture.level, "Neg").kind == "plain"
 
 
+def with_types() -> ModelProto:
+    """A model of nodes whose attributes are types: of a tensor, a sequence, an optional."""
+    made = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 5] x) => (float[N, 1] y) <float[5, 1] w = {1, 2, 3, 4, 5}>
+        { y = MatMul(x, w)  none = Optional()  more = Optional()  some = Optional() }"""
+    )
+    tensor = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [2])
+    sequence = onnx.helper.make_sequence_type_proto(tensor)
+    optional = onnx.helper.make_optional_type_proto(sequence)
+    for node, kind in zip(list(made.graph.node)[1:], (tensor, sequence, optional), strict=True):
+        node.attribute.append(onnx.helper.make_attribute("type", kind))
+    return made
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_attributes_that_are_types_are_drawn(check: bool) -> None:
+    """A type is neither a number nor a list: attributes of every kind have a text."""
+    model = with_types()
+    if not check:  # drawn plain, as no model that could be trained
+        model.opset_import[0].version = 3
+    picture = draw(model)
+    assert ("without the colours" in picture.note) is not check
+    tips = [item.tip for item in picture.level.items if item.title == "Optional"]
+    assert len(tips) == 3
+    assert all("type=TypeProto" in str(tip) for tip in tips)
+
+
 # ---------------------------------------------------------------------- the command
 
 
@@ -375,10 +405,12 @@ def test_the_command_draws_models_and_steps(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(models.linear(), "model.onnx")
+    onnx.save(with_types(), "types.onnx")
     np.savez("data.npz", X=np.zeros((4, 5), np.float32), y=np.zeros((4, 1), np.float32))
     Path("train.toml").write_text('model="model.onnx"\ndata="data.npz"\nloss="huber"\n')
     for arguments, title in (
         (["model.onnx"], "model.onnx"),
+        (["types.onnx"], "types.onnx"),
         (["train.toml"], "model.onnx"),
         (["train.toml", "--training"], "One step of training"),
         (["model.onnx", "--training", "--loss", "elastic"], "One step of training"),
@@ -391,4 +423,4 @@ def test_the_command_draws_models_and_steps(
     assert Path("model.svg").exists()
     missing = CliRunner().invoke(main, ["graph", "nothing.onnx"])
     assert missing.exit_code == 1
-    assert "there is no file 'nothing.onnx'" in missing.output
+    assert "the file 'nothing.onnx' does not exist" in missing.output

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 
 from ortflex_core.errors import ConfigError
-from ortflex_plugins.cli.main import main
 from ortflex_plugins.pictures import charts
 from ortflex_plugins.pictures.measure import Measures, histogram
 from ortflex_plugins.pictures.report import report
 from tests import models
+from tests.plugins.commands import ortflex, prepare
 from tests.training import make, regression
+
+pytestmark = pytest.mark.once
 
 RECIPE = """
 model = "model.onnx"
@@ -34,10 +35,6 @@ output = "run"
 progress = false
 """
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x00\x1b" + "n/" * 40_000
-
-
-def ortflex(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
 
 
 class Page(HTMLParser):
@@ -59,10 +56,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a finished training in ``run``."""
-    onnx.save(models.linear(), tmp_path / "model.onnx")
-    x, y = regression()
-    np.savez(tmp_path / "data.npz", X=x, y=y)
-    (tmp_path / "train.toml").write_text(RECIPE)
+    prepare(tmp_path, RECIPE)
     monkeypatch.chdir(tmp_path)
     result = ortflex("train", "train.toml")
     if "no backend" in result.output:
@@ -141,7 +135,7 @@ def test_measures_of_later_epochs_stand_at_their_epochs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("history.csv", "epoch,loss\n1,much\n", "is no History: could not convert"),
+        ("history.csv", "epoch,loss\n1,much\n", "is not a History: could not convert"),
         ("measures.json", "{", "is not JSON"),
         ("measures.json", "[]", "expected an object, got list"),
         ("measures.json", '{"weights": [{"name": 1}]}', "a histogram is broken: KeyError"),
@@ -157,7 +151,7 @@ def test_broken_files_are_named(folder: Path, name: str, content: str, says: str
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     result = ortflex("report", str(tmp_path))
     assert result.exit_code == 1
-    assert "is no run folder: expected a folder with recipe.toml" in result.output
+    assert "is not a run folder: expected a folder with recipe.toml" in result.output
 
 
 # ---------------------------------------------------------------------- measures

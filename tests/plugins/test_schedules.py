@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ortflex_core.errors import ConfigError
-from ortflex_core.protocols import Schedule, ScheduleContext
+from ortflex_core.protocols.kinds import Schedule, ScheduleContext
 from ortflex_core.types import Progress
 from ortflex_plugins.schedules.constant import Constant
 from ortflex_plugins.schedules.cosine import Cosine

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from ortflex_core import Trainer
-from ortflex_core.config import Recipe
+from ortflex_core.config.recipe import Recipe
 from ortflex_core.errors import ConfigError
-from ortflex_core.hookspecs import hook
-from ortflex_core.protocols import Schedule, ScheduleContext
+from ortflex_core.hooks import hook
+from ortflex_core.protocols.kinds import Schedule, ScheduleContext
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Progress
 from ortflex_plugins.schedules.chained import Chained
@@ -180,11 +180,11 @@ schedules = [{ name = "warmup", length = 3, start = 0.5 }, "cosine"]
     (tmp_path / "train.toml").write_text(text)
     recipe = Recipe.load(tmp_path / "train.toml", plugins=plugins())
     wanted = Sequential(schedules=(Warmup(length=3, start=0.5), Cosine()), milestones=(3,))
-    trainer = recipe.trainer(plugins())
+    trainer = Trainer.from_recipe(recipe, plugins())
     assert trainer.schedule == wanted
     (tmp_path / "again.toml").write_text(recipe.resolved(plugins()).to_toml(tmp_path))
     again = Recipe.load(tmp_path / "again.toml", plugins=plugins())
-    assert again.trainer(plugins()).schedule == wanted
+    assert Trainer.from_recipe(again, plugins()).schedule == wanted
 
 
 @pytest.mark.parametrize(

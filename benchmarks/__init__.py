@@ -1,1 +1,0 @@
-"""What a training step costs, beside others who do the same: ``python -m benchmarks``."""

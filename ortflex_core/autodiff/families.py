@@ -1,0 +1,63 @@
+"""The gradient rules of all installed families, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ortflex_core.autodiff.rules import RuleTable
+from ortflex_core.entries import DISABLE, Entry, warn_once
+from ortflex_core.errors import BrokenPlugin, PluginError, describe_error
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime.session import use_library
+
+
+def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
+    """Return the rules of all installed families.
+
+    Args:
+        plugins: the installed plugins.
+        first: names of families; where several families have a rule for an operator, the rule of the
+            family that is named first is taken, then that of the distributions that ``plugins`` prefers.
+
+    Raises:
+        PluginError: a family of ``first`` is unknown or cannot be loaded. Any other family that cannot
+            be loaded is left out, with one warning in a process.
+
+    >>> load_rules(Plugins.discover()).lookup("", "Relu", 17)[0]
+    True
+    """
+    registry = plugins["gradients"]
+    asked = [registry.entry(name) for name in first]
+    preferred = [e for owner in plugins.prefer for e in registry if e.owner == owner]
+    families, broken, owners = {}, {}, {}
+    for entry in registry:
+        name = registry.ask_for(entry)
+        try:
+            family = registry.loaded(entry)
+            _load_kernels(entry, family.libraries)
+        except PluginError as error:
+            if entry in asked:
+                raise
+            warn_once(f"the gradient rules of {name!r} are left out: {error}")
+            broken[name] = str(error)  # for the message about an operator without a rule
+        else:
+            families[name] = family
+            owners[name] = f"{entry.distribution} {entry.version}"
+    for owner in {entry.owner for entry in registry.off}:
+        broken[owner] = f"{DISABLE} switches off the gradient rules of {owner}"
+    order = dict.fromkeys(map(registry.ask_for, [*asked, *preferred]))
+    return RuleTable(families, [n for n in order if n in families], broken, owners)
+
+
+def _load_kernels(entry: Entry, libraries: Iterable[Any]) -> None:
+    for library in libraries:
+        try:
+            use_library(library() if callable(library) else library)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a function of a plugin may raise anything
+            raise BrokenPlugin(
+                f"the kernels of {entry.described} cannot be loaded: {describe_error(error)}. "
+                f"{entry.remedy}"
+            ) from error

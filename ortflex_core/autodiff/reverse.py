@@ -1,0 +1,383 @@
+"""Reverse-mode differentiation of a traced graph.
+
+The walk is here, the calculus is in plugins: a rule gets ``op``, a view of its node and one
+cotangent per output, and returns one entry per input (see :class:`ortflex_core.autodiff.Rules`). Only
+what lies between ``wrt`` and the roots is visited.
+
+Source of the shape of it: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), §3.2;
+the table of rules with one shared ``unbroadcast`` is autograd's idea.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from ortflex_core.autodiff.cotangents import full, unbroadcast
+from ortflex_core.autodiff.rules import Gradient as Gradient
+from ortflex_core.autodiff.rules import Rule as Rule
+from ortflex_core.autodiff.rules import Rules as Rules
+from ortflex_core.autodiff.rules import RuleTable as RuleTable
+from ortflex_core.errors import (
+    GraphError,
+    NoGradientRule,
+    NotDifferentiable,
+    OrtflexError,
+    PluginError,
+    describe_error,
+)
+from ortflex_core.graph.inference import schema_of
+from ortflex_core.graph.ops import Node, Ops, Tensor, Trace
+from ortflex_core.opsets import function_bodies
+from ortflex_core.types import dtype_name, shape_text
+
+_UNDEFINED = onnx.TensorProto.UNDEFINED
+
+
+class NodeView:
+    """What a rule sees of its node."""
+
+    __slots__ = ("_node", "_rules", "_wanted", "inputs", "outputs", "trace")
+
+    def __init__(self, trace: Trace, node: Node, wanted: frozenset[int], rules: RuleTable) -> None:
+        self.trace = trace
+        self._node = node
+        self._wanted = wanted
+        self._rules = rules
+        # Any, not Tensor | None: a rule knows which inputs its operator may leave out.
+        self.inputs: tuple[Any, ...] = node.inputs
+        self.outputs = node.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the operator, with the schema's default; None if it has neither."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        proto = self._node.attributes.get(name)
+        if proto is None:
+            schema = schema_of(self.trace, self._node)
+            declared = schema.attributes.get(name) if schema is not None else None
+            proto = declared.default_value if declared is not None else None
+            if proto is None or proto.type == onnx.AttributeProto.UNDEFINED:
+                return None
+        value = onnx.helper.get_attribute_value(proto)
+        return value.decode() if isinstance(value, bytes) else value
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name."""
+        return self._node.op_type
+
+    @property
+    def captures(self) -> Mapping[str, Tensor]:
+        """Outer values that the node's subgraphs read, by the names they have there.
+
+        A rule answers for them after its inputs, in this order.
+        """
+        return self._node.captures
+
+    def input(self, index: int) -> Any:
+        """An input, or None where the node leaves it out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def needs(self, index: int) -> bool:
+        """Whether the gradient of this input (or, counted on, this capture) is needed."""
+        return index in self._wanted
+
+    def more_outputs(self, count: int) -> tuple[Tensor, ...]:
+        """The node's outputs, optional ones included, up to ``count``."""
+        self.outputs = self.trace.more_outputs(self._node, count)
+        return self.outputs
+
+    def replace(self, attributes: Mapping[str, Any], more: Sequence[Tensor]) -> None:
+        """Let the node compute ``more`` outputs: its subgraphs are replaced by larger ones."""
+        self._node.attributes = {**self._node.attributes, **attributes}
+        self._node.outputs = self.outputs = (*self._node.outputs, *more)
+        for index, output in enumerate(more, start=len(self.outputs) - len(more)):
+            output.node, output.index = self._node, index
+
+    def differentiate(
+        self, roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Gradients by ``wrt`` in the graph of the roots (or a subgraph); None without a gradient."""
+        return _along(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
+
+    def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
+        """The rule's answers by way of the same outputs, computed from the inputs by other means.
+
+        For an operator that the standard defines by simpler ones: ``outputs`` are traced from
+        ``inputs`` with those, and differentiated by their rules.
+        """
+        pairs = [(y, g) for y, g in zip(outputs, gs, strict=False) if g is not None]
+        distinct = list({id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}.values())
+        found = dict(zip(map(id, distinct), _along(pairs, distinct, self._rules), strict=True))
+        # An input that is used in two places is listed once: its gradient is that of both.
+        return [
+            found.pop(id(i), None) if k in self._wanted else None for k, i in enumerate(self.inputs)
+        ]
+
+
+def gradients(
+    roots: Sequence[tuple[Tensor, Tensor | None]],
+    wrt: Sequence[Tensor],
+    rules: RuleTable,
+) -> list[Tensor]:
+    """Gradients of Σ⟨seed, root⟩ with respect to ``wrt``, each of its tensor's shape.
+
+    Args:
+        roots: pairs (tensor, seed); a seed has the shape of its root or broadcasts to it, and
+            None stands for 1.
+        wrt: the tensors to differentiate by.
+        rules: where the gradient rules come from.
+
+    Raises:
+        NoGradientRule: an operator on the way has no rule.
+        NotDifferentiable: every way from one of ``wrt`` ends in an operator without a gradient.
+        GraphError: one of ``wrt`` does not reach a root at all.
+    """
+    if not roots:
+        raise GraphError("nothing to differentiate: expected at least one root, got none")
+    nodes = _between(roots[0][0].trace, [root for root, _ in roots], wrt)
+    collected, stopped = _walk(roots, wrt, nodes, rules)
+    op = roots[0][0].trace.op
+    out = []
+    for tensor in wrt:
+        total = _total(collected.get(id(tensor)))
+        if total is None:
+            raise _unreached(tensor, nodes, stopped)
+        out.append(full(op, total, tensor))
+    return out
+
+
+def _along(
+    roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor], rules: RuleTable
+) -> list[Tensor | None]:
+    """Gradients by ``wrt``, each taken as independent of the others; None without a gradient."""
+    nodes = _between(roots[0][0].trace, [root for root, _ in roots], wrt, cut=True)
+    collected, _ = _walk(roots, wrt, nodes, rules)
+    return [_total(collected.get(id(tensor))) for tensor in wrt]
+
+
+def _walk(
+    roots: Sequence[tuple[Tensor, Tensor | None]],
+    wrt: Sequence[Tensor],
+    nodes: Sequence[Node],
+    rules: RuleTable,
+) -> tuple[dict[int, list[Tensor]], dict[int, Node]]:
+    """Contributions to the gradient of each of ``wrt``, and the nodes where others ended."""
+    trace = roots[0][0].trace
+    op = trace.op
+    live = set(map(id, wrt))
+    for node in nodes:
+        live.update(map(id, node.outputs))
+    collected: dict[int, list[Tensor]] = {}
+    asked = set(map(id, wrt))
+    for root, seed in roots:
+        if id(root) in live:
+            collected.setdefault(id(root), []).append(
+                op.constant(1.0, root.dtype) if seed is None else seed
+            )
+    stopped: dict[int, Node] = {}
+    for node in reversed(nodes):
+        arrived = [_total(collected.get(id(o))) for o in node.outputs]
+        # A complete cotangent is dropped, unless it was requested: an inner tensor.
+        for output in node.outputs:
+            if id(output) not in asked:
+                collected.pop(id(output), None)
+        if all(g is None for g in arrived):
+            continue
+        arguments = (*node.inputs, *node.captures.values())
+        leading = [k for k, i in enumerate(arguments) if i is not None and id(i) in live]
+        known, rule = rules.lookup(node.domain, node.op_type, trace.opsets.get(node.domain, 1))
+        wanted = frozenset(
+            k for k in leading if (rule is not None or not known) and _varies(arguments[k], rules)
+        )
+        view = NodeView(trace, node, wanted, rules)
+        try:
+            answers: Sequence[Gradient] = ()
+            if not known or (rule and wanted):
+                answers = _by_rule_or_body(op, view, node, rule, arrived)
+            passed = _answered(op, node, arguments, wanted, answers, rules)
+        except NoGradientRule as error:  # The operator has a rule, but not in this form.
+            if error.complete:  # an operator inside a subgraph, which was named there
+                raise
+            form = f" {error}" if known else ""
+            text = _no_rule(trace, node, wrt, rules, form)
+            raise NoGradientRule(text, complete=True) from None
+        except OrtflexError:
+            raise
+        except Exception as error:  # a rule is code of a plugin
+            family = rules.source(node.domain, node.op_type)
+            raise GraphError(
+                f"the gradient rule for {node.op_type} of the family {family} fails on the node "
+                f"{_label(node)}: {describe_error(error)}"
+            ) from error
+        for argument, gradient in passed:
+            collected.setdefault(id(argument), []).append(gradient)
+        through = {id(argument) for argument, _ in passed}
+        ends = {id(arguments[k]) for k in leading} - through
+        stopped.update(dict.fromkeys(ends, node))
+    return collected, stopped
+
+
+def _by_rule_or_body(
+    op: Ops, view: NodeView, node: Node, rule: Rule | None, gs: Sequence[Tensor | None]
+) -> Sequence[Gradient]:
+    """A rule's answers; if it does not support this form, those by way of the function body."""
+    refusal = NoGradientRule("")
+    if rule is not None:
+        try:
+            return rule(op, view, *gs)
+        except NoGradientRule as error:
+            if error.complete:
+                raise
+            refusal = error
+    outputs = function_bodies.expanded(view.trace, node)
+    if outputs is None:
+        raise refusal
+    view.trace.by_body.append(node)
+    return view.through(outputs, *gs)
+
+
+def _varies(argument: Tensor | None, rules: RuleTable) -> bool:
+    """Whether a value changes by small steps; an undeclared operator may return any type."""
+    return argument is not None and (
+        argument.is_float or argument.dtype == _UNDEFINED or _quantized(argument, rules)
+    )
+
+
+def _quantized(argument: Tensor, rules: RuleTable) -> bool:
+    """Whether whole numbers stand for real ones, so that a gradient may go straight through."""
+    node = argument.node
+    return node is not None and argument.index == 0 and rules.rounds(node.domain, node.op_type)
+
+
+def _answered(
+    op: Ops,
+    node: Node,
+    arguments: Sequence[Tensor | None],
+    wanted: frozenset[int],
+    answers: Sequence[Gradient],
+    rules: RuleTable,
+) -> list[tuple[Tensor, Tensor]]:
+    """Pairs (input, its gradient) of a rule's answers, broadcasting undone."""
+    out = []
+    for k in sorted(wanted):
+        argument = arguments[k]
+        if k >= len(answers):
+            raise PluginError(
+                f"the gradient rule for {node.op_type} returns {len(answers)} gradients for "
+                f"{len(arguments)} inputs; return None for an input without a gradient"
+            )
+        answer = answers[k]
+        if callable(answer) and not isinstance(answer, Tensor):
+            answer = answer()
+        if answer is None or argument is None:
+            continue
+        if argument.dtype not in (answer.dtype, _UNDEFINED) and not _quantized(argument, rules):
+            raise PluginError(
+                f"the gradient rule for {node.op_type} gives input {k} a gradient of type "
+                f"{dtype_name(answer.dtype)}, but the input is {dtype_name(argument.dtype)}"
+            )
+        out.append((argument, unbroadcast(op, answer, argument)))
+    return out
+
+
+def _between(
+    trace: Trace, roots: Sequence[Tensor], wrt: Sequence[Tensor], *, cut: bool = False
+) -> list[Node]:
+    """The nodes that depend on ``wrt`` and that a root depends on, in the order of the trace.
+
+    With ``cut`` what lies before one of ``wrt`` does not count.
+    """
+    needed: set[int] = set()
+    ends = set(map(id, wrt)) if cut else set()
+    pending = [root.node for root in roots if root.node is not None and id(root) not in ends]
+    while pending:
+        node = pending.pop()
+        if id(node) not in needed:
+            needed.add(id(node))
+            pending.extend(
+                a.node for a in node.arguments if a.node is not None and id(a) not in ends
+            )
+    reached = set(map(id, wrt))
+    found = []
+    for node in trace.nodes:
+        if id(node) in needed and any(id(a) in reached for a in node.arguments):
+            found.append(node)
+            reached.update(map(id, node.outputs))
+    return found
+
+
+def _total(parts: list[Tensor] | None) -> Tensor | None:
+    if not parts:
+        return None
+    return functools.reduce(lambda a, b: a + b, parts)
+
+
+def _label(node: Node) -> str:
+    return f"{node.name!r} ({node.op_type})" if node.name else node.op_type
+
+
+def _path(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
+    """How a parameter comes to the node: 'W -> MatMul -> Foo'."""
+    came: dict[int, tuple[int, str]] = {id(t): (0, t.hint or "parameter") for t in wrt}
+    for other in trace.nodes:
+        source = next((a for a in other.arguments if id(a) in came), None)
+        if source is not None:
+            for output in other.outputs:
+                came.setdefault(id(output), (id(source), _label(other)))
+        if other is node:
+            break
+    steps: list[str] = []
+    here = id(node.outputs[0])
+    while here in came:
+        here, text = came[here]
+        steps.append(text)
+    return " -> ".join(reversed(steps))
+
+
+def _no_rule(
+    trace: Trace, node: Node, wrt: Iterable[Tensor], rules: RuleTable, form: str = ""
+) -> str:
+    opset = trace.opsets.get(node.domain, 1)
+    elsewhere = "".join(
+        f" It may be in a family that is not installed: {e}." for e in rules.broken.values()
+    )
+    return (
+        f"no gradient rule for the operator {node.op_type}{form} of {node.domain or 'ai.onnx'} "
+        f"opset {opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the "
+        "parameters before it (params=['*', '!name']), or write a rule: an entry point of "
+        f"'ortflex.gradients' with about ten lines (docs/howto/write-a-gradient-rule.md).{elsewhere}"
+    )
+
+
+def _wall(node: Node, reached: set[int]) -> str:
+    """The node, and what gave it numbers that do not vary, where these are what stops the gradient."""
+    for argument in node.arguments:
+        maker = argument.node
+        if id(argument) in reached and maker is not None and not argument.is_float:
+            return f"{_label(node)} of the {dtype_name(argument.dtype)} of {_label(maker)}"
+    return _label(node)
+
+
+def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node]) -> Exception:
+    """Why a tensor got no gradient: it leads nowhere, or every way ends at a wall."""
+    label = tensor.hint or repr(tensor)
+    reached = {id(tensor)}
+    walls: list[Node] = []
+    if id(tensor) in stopped:
+        walls.append(stopped[id(tensor)])
+    for node in nodes:
+        if any(id(a) in reached for a in node.arguments):
+            reached.update(map(id, node.outputs))
+            walls.extend(stopped[id(o)] for o in node.outputs if id(o) in stopped)
+    if walls:
+        names = ", ".join(dict.fromkeys(_wall(w, reached) for w in walls))
+        return NotDifferentiable(
+            f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every way from it to the "
+            f"output ends at an operator that has none ({names})"
+        )
+    return GraphError(f"{label!r} does not reach the output, so it has no gradient")

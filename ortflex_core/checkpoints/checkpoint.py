@@ -1,0 +1,416 @@
+"""Checkpoints: a training in a folder, from which another process continues with the same bits.
+
+A folder has ``state.safetensors`` (weights, optimizer slots, running statistics, the values of
+callbacks), ``checkpoint.json`` (the position of the training, its arguments, and digests of all
+other files) and ``model`` (the user's file). Nothing in it is ever executed. It is written under
+another name, flushed to the disk and moved into its place (:mod:`ortflex_core.checkpoints.folders`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.checkpoints import folders, record
+from ortflex_core.checkpoints.record import FORMAT, Record, Size
+from ortflex_core.checkpoints.saved import Saved
+from ortflex_core.data import digests
+from ortflex_core.errors import CheckpointError
+from ortflex_core.files import OutputError
+from ortflex_core.types import Array
+
+__all__ = [
+    "FORMAT",
+    "Checkpoint",
+    "Record",
+    "Saved",
+    "Size",
+    "Written",
+    "is_there",
+    "list_checkpoints",
+    "read",
+    "write",
+]
+
+_log = logging.getLogger("ortflex")
+
+_STATE, _MODEL = "state.safetensors", "model"
+_GRAPH = "model.onnx"
+_OWN = (record.NAME, _STATE, _MODEL)
+_OF_SYSTEMS = (".DS_Store", "Thumbs.db", "desktop.ini")
+_TRIES = 100
+
+
+@attrs.frozen(kw_only=True)
+class Written:
+    """The model in a checkpoint of this training: later ones link to it, as long as it is that file.
+
+    ``marks`` tell by device, inode, size and time whether a file was replaced.
+    """
+
+    folder: Path
+    digests: Mapping[str, str]
+    marks: Mapping[str, tuple[int, ...]]
+
+
+@attrs.frozen(kw_only=True)
+class Checkpoint:
+    """The content of a checkpoint's folder; ``seal`` is the sha256 of its record."""
+
+    folder: Path
+    seal: str
+    record: Record
+    arrays: Mapping[str, Array]
+    written: Written | None = None
+
+    @property
+    def model(self) -> Path:
+        """The user's model, with the weights the training started from."""
+        return self.folder / _MODEL / _GRAPH
+
+    def part(self, kind: str) -> dict[str, Array]:
+        """The arrays of a kind: ``parameter``, ``slot`` or ``buffer``."""
+        return {
+            name.removeprefix(f"{kind}/"): array
+            for name, array in self.arrays.items()
+            if name.startswith(f"{kind}/")
+        }
+
+    def saved(self) -> Saved:
+        """The values that callbacks stored."""
+        out = Saved(str(self.folder / record.NAME))
+        arrays = self.part("callback")
+        for owner, values in self.record.callbacks.items():
+            own = {
+                key.removeprefix(f"{owner}/"): array
+                for key, array in arrays.items()
+                if key.startswith(f"{owner}/")
+            }
+            out.put(owner, {**values, **own})
+        return out
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write(
+    folder: Path,
+    content: Record,
+    parts: Mapping[str, Mapping[str, Array]],
+    saved: Saved,
+    export: Callable[[Path], Any],
+    before: Written | None = None,
+) -> Written:
+    """Write a checkpoint; an existing one is replaced when the new one is complete.
+
+    Args:
+        folder: the target; its parent is created, a symbolic link is followed.
+        content: the content of checkpoint.json; ``callbacks`` come from ``saved``, ``files`` are added.
+        parts: arrays by kind: ``parameter``, ``slot``, ``buffer``.
+        saved: the values of callbacks.
+        export: writes the user's model to a path.
+        before: a checkpoint with the same model, which is linked instead of written again.
+
+    Raises:
+        OutputError: the folder is not a checkpoint, the disk is full or the folder cannot be written
+            to; the earlier checkpoint is unchanged.
+    """
+    target = folders.resolve(folder)
+    try:
+        with folders.replacing(target, _foreign) as fresh:
+            model = fresh / _MODEL
+            model.mkdir()
+            known = {} if before is None else _link_model(before, model)
+            if not known:
+                export(model / _GRAPH)
+                folders.flush(*model.iterdir(), model)
+                known = {file.name: digests.of_file(file) for file in model.iterdir()}
+            plain, arrays = saved.split()
+            arrays |= {f"{kind}/{n}": a for kind, group in parts.items() for n, a in group.items()}
+            _save_arrays(arrays, fresh / _STATE)
+            files = {f"{_MODEL}/{name}": digest for name, digest in known.items()}
+            files[_STATE] = digests.of_file(fresh / _STATE)
+            table = attrs.asdict(attrs.evolve(content, callbacks=plain, files=files))
+            text = json.dumps(record.seal(table), indent=1)
+            (fresh / record.NAME).write_text(text, encoding="utf-8")
+            folders.flush(fresh / _STATE, fresh / record.NAME, fresh)
+            marks = _marks(model)
+    except OSError as error:
+        if isinstance(error, OutputError) and not isinstance(error.__cause__, OSError):
+            raise
+        cause = error.__cause__ if isinstance(error, OutputError) else error
+        raise OutputError(
+            f"cannot write the checkpoint {str(folder)!r}: {_reason(cause)}. "
+            f"{_what_is_there(target)}"
+        ) from error
+    return Written(folder=target, digests=known, marks=marks)
+
+
+def _reason(error: BaseException | None) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _what_is_there(folder: Path) -> str:
+    for place in (folder, folders.previous(folder)):
+        if (place / record.NAME).is_file():
+            return f"The checkpoint in {str(place)!r} was not changed"
+    return "No checkpoint was written"
+
+
+def _save_arrays(arrays: Mapping[str, Array], path: Path) -> None:
+    import safetensors
+    from safetensors.numpy import save_file
+
+    try:
+        save_file({n: np.asarray(a, order="C") for n, a in arrays.items()}, path)
+    except safetensors.SafetensorError as error:  # of a full disk, too
+        raise OSError(str(error)) from error
+
+
+def _link_model(before: Written, model: Path) -> dict[str, str]:
+    """Link to the model of another checkpoint and return its digests; nothing if that is impossible."""
+    try:
+        for name in before.digests:
+            os.link(before.folder / _MODEL / name, model / name)
+        linked = _marks(model) == before.marks
+    except OSError:  # it was removed, or links are not possible here
+        linked = False
+    if linked:
+        folders.flush(model)
+        return dict(before.digests)
+    for path in model.iterdir():
+        path.unlink()
+    return {}
+
+
+def _marks(model: Path) -> dict[str, tuple[int, ...]]:
+    found = {path.name: path.stat() for path in model.iterdir()}
+    return {n: (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for n, s in found.items()}
+
+
+def _foreign(folder: Path, partial: bool) -> str | None:
+    """What in a folder was not written by :func:`write`; None for no folder and an empty one.
+
+    With ``partial`` the folder may be one that was never finished.
+    """
+    try:
+        mode = os.lstat(folder).st_mode
+        if not stat.S_ISDIR(mode):
+            return "a file has that name"
+        names = {path.name for path in folder.iterdir()} - set(_OF_SYSTEMS)
+        inner = {p.name: p for p in (folder / _MODEL).iterdir()} if _MODEL in names else {}
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        return f"{_MODEL!r} in it is not a folder"
+    if others := sorted(names - set(_OWN)):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return f"that folder holds {others[0]!r}{more}, which is not part of a checkpoint"
+    if not names:
+        return None
+    unfinished = partial and record.NAME not in names
+    if not (folder / record.NAME).is_file() and not unfinished:
+        return f"that folder has no {record.NAME}, so it is not a checkpoint"
+    for name, path in inner.items():
+        if not (path.is_file() or unfinished) or not name.removeprefix(".").startswith(_GRAPH):
+            return f"that folder holds '{_MODEL}/{name}', which is not part of a checkpoint"
+    if unfinished or _is_record(folder, _STATE in names):
+        return None
+    return f"its {record.NAME} is not that of a checkpoint"
+
+
+def _is_record(folder: Path, otherwise: bool) -> bool:
+    """Whether checkpoint.json is that of a checkpoint; ``otherwise`` if it is damaged."""
+    try:
+        table = json.loads((folder / record.NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return otherwise
+    return isinstance(table, dict) and {"format", "structure"} <= set(table)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def read(folder: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint; of a folder with several, ``step-<number>``, the newest that is complete.
+
+    In a folder with several, damaged ones are left out with a warning. Other processes may replace
+    or remove checkpoints meanwhile.
+
+    Raises:
+        CheckpointError: the folder has no checkpoint, or it is damaged or of another format; the
+            message names the file and the complete checkpoints next to it.
+    """
+    given = Path(folder)
+    for _ in range(_TRIES):
+        seen = _seen(given)
+        try:
+            return _read(given)
+        except CheckpointError:
+            if _seen(given) == seen:
+                raise
+    return _read(given)
+
+
+def is_there(found: Checkpoint) -> bool:
+    """Whether the folder still has the checkpoint that was read from it."""
+    try:
+        return digests.of_file(found.folder / record.NAME) == found.seal
+    except OSError:
+        return False
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints ``step-<number>`` of a folder, the oldest first."""
+    return sorted(p for p in _found(folder, "step-*") if p.name.removeprefix("step-").isdecimal())
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return list(folder.glob(pattern))
+    except OSError:  # another process is replacing the folder
+        return []
+
+
+def _read(given: Path) -> Checkpoint:
+    if (given / record.NAME).is_file():
+        try:
+            return _load(given)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {_whole_ones(given)}") from error
+    if (folders.previous(given) / record.NAME).is_file():
+        return _load(folders.previous(given))
+    damaged: list[str] = []
+    for place in reversed(_several(given)):
+        try:
+            found = _load(place)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            _log.warning(
+                "the checkpoint %r is used, which is complete; problems of later ones: %s",
+                str(place),
+                "; ".join(damaged),
+            )
+        return found
+    if damaged:
+        raise CheckpointError(
+            f"none of the checkpoints in {str(given)!r} can be used: {'; '.join(damaged)}"
+        )
+    what = ""
+    if any((given / name).exists() for name in (_STATE, _MODEL)):
+        what = f". {_whole_ones(given)}"
+    raise CheckpointError(
+        f"{str(given)!r} is not a checkpoint: it has no {record.NAME}; give the folder that "
+        f"Trainer.save or the checkpoint callback wrote{what}"
+    )
+
+
+def _several(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the oldest first; the old one of a step that was being replaced."""
+    out = [
+        path for path in list_checkpoints(folder) if any((path / name).exists() for name in _OWN)
+    ]
+    there = set(out)
+    for path in _found(folder, "step-*.previous"):
+        usual = path.with_name(path.name.removesuffix(".previous"))
+        if usual not in there and (path / record.NAME).is_file():
+            out.append(path)
+    return sorted(out)
+
+
+def _seen(given: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """A stamp that changes when a folder, or one of several in it, is replaced."""
+    out: list[tuple[str, tuple[int, ...]]] = []
+    for place in (given, folders.previous(given), *_several(given)):
+        try:
+            found = place.stat()
+        except (OSError, ValueError):
+            continue
+        out.append((str(place), (found.st_dev, found.st_ino, found.st_mtime_ns)))
+    return out
+
+
+def _whole_ones(damaged: Path) -> str:
+    """The complete checkpoints next to a damaged one, for a message."""
+    near = [folders.previous(damaged), *_several(damaged.parent), damaged.parent / "best"]
+    whole = []
+    for place in near:
+        if place != damaged and (place / record.NAME).is_file():
+            try:
+                _load(place)
+            except CheckpointError:
+                continue
+            whole.append(repr(str(place)))
+    if not whole:
+        return "No complete checkpoint is next to it"
+    return f"Complete checkpoints next to it: {', '.join(whole)}"
+
+
+def _load(place: Path) -> Checkpoint:
+    seal = _seal(place)
+    content = record.read(place)
+    written = None
+    if content.files is not None:
+        files = dict(_verified(place, content.files))
+        state = files.pop(_STATE, None)
+        if state is None or f"{_MODEL}/{_GRAPH}" not in files:
+            raise CheckpointError(
+                f"the checkpoint {str(place)!r} is broken: it lists too few files"
+            )
+        known = {name.removeprefix(f"{_MODEL}/"): digest for name, digest in files.items()}
+        try:
+            marks = {n: m for n, m in _marks(place / _MODEL).items() if n in known}
+        except OSError as error:
+            raise CheckpointError(f"{str(place)!r} cannot be read: {error}") from error
+        written = Written(folder=place, digests=known, marks=marks)
+    arrays = _read_arrays(place)
+    if _seal(place) != seal:  # parts of two, each of them whole
+        raise CheckpointError(f"{str(place)!r} was replaced by another process while it was read")
+    return Checkpoint(folder=place, seal=seal, record=content, arrays=arrays, written=written)
+
+
+def _seal(place: Path) -> str:
+    try:
+        return digests.of_file(place / record.NAME)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{str(place / record.NAME)!r} cannot be read: {error}") from error
+
+
+def _verified(place: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The files of a checkpoint with their digests, each compared.
+
+    Raises:
+        CheckpointError: one is missing or has changed.
+    """
+    for name, digest in files.items():
+        path = place / name
+        try:
+            now = digests.of_file(path)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+        if now != digest:
+            raise CheckpointError(
+                f"{str(path)!r} is damaged: its sha256 differs from the recorded one"
+            )
+        yield name, digest
+
+
+def _read_arrays(place: Path) -> dict[str, Array]:
+    from safetensors.numpy import load_file
+
+    path = place / _STATE
+    try:
+        arrays: dict[str, Array] = load_file(path)
+    except Exception as error:  # SafetensorError, OSError, KeyError for types numpy lacks
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+    return arrays

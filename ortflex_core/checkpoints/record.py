@@ -1,0 +1,264 @@
+"""``checkpoint.json``: its content, sealed by a digest, and the valid range of every value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from ortflex_core.construct import explain, make_converter
+from ortflex_core.errors import CheckpointError, printable
+from ortflex_core.types import Position, Progress
+
+FORMAT = 2
+"""What is written; format 1 (of 0.1.0) is read as well, and has nothing to verify it by."""
+NAME = "checkpoint.json"
+
+_MOST = 2**63
+_LINE = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
+
+
+@attrs.frozen(kw_only=True)
+class Size:
+    """The usual batch and the whole batches an epoch, if known; how steps are compiled depends on them."""
+
+    rows: int
+    epoch_steps: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """The content of checkpoint.json.
+
+    ``arguments`` are those of the Trainer, components as tables; ``unnamed`` are the arguments whose
+    objects no file can name. ``versions`` are those of the distributions with plugins in use. ``files``
+    has the sha256 of every other file of the checkpoint, ``frozen`` a digest of every initializer that
+    is not trained; both are None in format 1.
+    """
+
+    format: int
+    structure: str
+    arguments: dict[str, Any]
+    unnamed: tuple[str, ...]
+    versions: dict[str, str]
+    runtime: str
+    backend: str | None
+    size: Size | None
+    fits: int
+    manual: Progress
+    position: Position | None
+    callbacks: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    files: dict[str, str] | None = None
+    frozen: dict[str, str] | None = None
+
+
+# ------------------------------------------------------------------ what the data say of themselves
+
+
+@attrs.frozen(kw_only=True)
+class _Column:
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@attrs.frozen(kw_only=True)
+class _Arrays:
+    kind: Literal["arrays"]
+    columns: dict[str, _Column] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Pieces:
+    kind: Literal["pieces"]
+    pieces: int
+    sizes: int
+    buffer: int
+    columns: dict[str, _Column] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Spot:
+    turn: int
+    item: int
+    offset: int
+    state: Any
+
+
+@attrs.frozen(kw_only=True)
+class _Batches:
+    kind: Literal["batches"]
+    buffer: int
+
+
+@attrs.frozen(kw_only=True)
+class _Drawn(_Batches):
+    spot: _Spot
+    check: int
+    epoch: int
+    window: int
+    taken: int
+
+
+def _place_class(data: Mapping[str, Any]) -> type:
+    if data.get("kind") == "batches":
+        return _Drawn if "spot" in data else _Batches
+    return _Pieces if data.get("kind") == "pieces" else _Arrays
+
+
+# ------------------------------------------------------------------ writing and reading
+
+
+def seal(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as JSON, with the digest of its content.
+
+    Raises:
+        TypeError, ValueError: JSON cannot represent a value.
+    """
+    content = json.loads(json.dumps({k: v for k, v in table.items() if k != "digest"}))
+    return {**content, "digest": _digest(content)}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read(folder: Path) -> Record:
+    """The record of a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, is damaged, has another format or an invalid value.
+    """
+    path = folder / NAME
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{str(path)!r} is broken: expected a table, got {_shown(table)}")
+    digest = table.pop("digest", None)
+    if digest is not None and digest != _digest(table):
+        raise CheckpointError(f"{str(path)!r} is damaged: it has another sha256 than when written")
+    written = table.get("format")
+    if isinstance(written, bool) or written not in (1, FORMAT):
+        raise CheckpointError(
+            f"{str(path)!r} has the format {_shown(written)}; this version reads formats 1 and {FORMAT}: "
+            "use the version of ortflex that wrote it"
+        )
+    if written == FORMAT and digest is None:
+        raise CheckpointError(f"{str(path)!r} is damaged: it lacks its digest")
+    try:
+        record: Record = _CONVERTER.structure(table, Record)
+        problems = [*_missing(table), *_problems(record)]
+    except Exception as error:  # cattrs raises groups
+        problems = explain(error, NAME)
+    if problems:
+        lines = "; ".join(printable(p, lines=False) for p in problems[:5])
+        raise CheckpointError(f"the checkpoint {str(folder)!r} is broken: {lines}")
+    return record
+
+
+def _missing(table: Mapping[str, Any]) -> Iterator[str]:
+    """Keys without a value that a file must have, although the class has a default."""
+    position = table["position"]
+    parts: list[tuple[str, Any, type]] = [
+        (NAME, table, Record),
+        ("manual", table["manual"], Progress),
+    ]
+    if position is not None:
+        parts.append(("position", position, Position))
+        parts.append(("position.progress", position["progress"], Progress))
+    later = ("files", "frozen") if table["format"] == 1 else ()
+    for place, part, cls in parts:
+        names = [field.name for field in attrs.fields(cls) if field.name not in later]
+        yield from (f"{place}: {name} is missing" for name in names if name not in part)
+
+
+def _problems(record: Record) -> Iterator[str]:
+    """The problems of values that have the right types."""
+    if record.format == FORMAT:
+        if record.files is None or record.frozen is None:
+            yield f"{NAME}: the digests of files and frozen weights are missing"
+        for name in record.files or ():
+            inside = name.removeprefix("model/")
+            if name != "state.safetensors" and (inside == name or not _plain(inside)):
+                yield f"{NAME}.files: {_shown(name)} is not a file of a checkpoint"
+    for place, number, least in _counts(record):
+        if not least <= number < _MOST:
+            expected = f"a count >= {least}" if least else "a count"
+            yield f"{place} is {_shown(number)}, expected {expected}"
+    for place, value in _measures(record):
+        if not (math.isfinite(value) and value >= 0):
+            yield f"{place} is {_shown(value)}, expected a finite number >= 0"
+    position = record.position
+    if position is None:
+        return
+    for name, cost in (("loss", position.loss), ("penalty", position.penalty)):
+        if not math.isfinite(cost):
+            yield f"position.{name} is {_shown(cost)}, expected a finite number"
+    if not position.seed or any(s < 0 for s in position.seed):
+        yield f"position.seed is {_shown(position.seed)}, expected counts"
+    for k, line in enumerate(position.records):
+        if missing := [name for name in _LINE if name not in line]:
+            yield f"position.records[{k}] lacks {missing[0]!r}"
+    if len(position.records) != position.progress.epoch:
+        yield (
+            f"position.records has {len(position.records)} lines, but {position.progress.epoch} "
+            "epochs are finished"
+        )
+    for where, progress in (("manual", record.manual), ("position.progress", position.progress)):
+        if progress.history:
+            yield f"{where}.history is not empty"
+    if position.data is not None:
+        try:
+            _CONVERTER.structure(position.data, _place_class(position.data))
+        except Exception as error:  # cattrs raises groups
+            yield from explain(error, "position.data")
+
+
+def _plain(name: str) -> bool:
+    return bool(name) and name not in (".", "..") and not any(c in name for c in "/\\\0")
+
+
+def _counts(record: Record) -> Iterator[tuple[str, int, int]]:
+    """Every whole number of a record, with its place and the least that it may be."""
+    yield "fits", record.fits, 0
+    if record.size is not None:
+        yield "size.rows", record.size.rows, 1
+        if record.size.epoch_steps is not None:
+            yield "size.epoch_steps", record.size.epoch_steps, 0
+    yield from _of_progress("manual", record.manual)
+    if record.position is not None:
+        yield from _of_progress("position.progress", record.position.progress)
+        yield "position.steps", record.position.steps, 0
+        yield "position.rows", record.position.rows, 0
+        yield "position.at_once", record.position.at_once, 1
+
+
+def _of_progress(place: str, progress: Progress) -> Iterator[tuple[str, int, int]]:
+    for name in ("step", "epoch", "rows", "epochs", "steps_per_epoch", "rows_per_epoch"):
+        value = getattr(progress, name)
+        if value is not None:
+            yield f"{place}.{name}", value, 0
+
+
+def _measures(record: Record) -> Iterator[tuple[str, float]]:
+    """Every figure of a record that has to be finite and not negative."""
+    if record.position is not None:
+        yield "position.seconds", record.position.seconds
+        if not math.isnan(record.position.rate):  # before the first step there is no rate
+            yield "position.rate", record.position.rate
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return printable(text if len(text) <= 80 else f"{text[:80]}…", lines=False)
+
+
+_CONVERTER = make_converter(tuple)

@@ -1,0 +1,8 @@
+"""One recipe on every backend, step by step, and where two of them differ.
+
+May import: training and everything before it. The command ``ortflex compare`` prints it.
+"""
+
+from ortflex_core.comparison.comparison import Comparison, Result, compare
+
+__all__ = ["Comparison", "Result", "compare"]

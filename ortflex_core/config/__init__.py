@@ -1,0 +1,27 @@
+"""A training as a file: TOML and arguments into a :class:`Recipe`.
+
+Owns: the keys of ``train.toml``, their help, and every check that needs no model.
+
+May import: reference and the packages before it.
+
+Add here: an argument of the Trainer, in :class:`Arguments`
+(:mod:`~ortflex_core.config.arguments`); recipes and the reference then have it, and
+``python -m tests.core.trainer_signature`` writes it into the Trainer.
+"""
+
+from ortflex_core.config.arguments import Arguments, device_spec, kinds_of_plugins, plain_help
+from ortflex_core.config.parts import Parts, to_plain
+from ortflex_core.config.recipe import Recipe, key_choices
+from ortflex_core.config.toml import to_toml
+
+__all__ = [
+    "Arguments",
+    "Parts",
+    "Recipe",
+    "device_spec",
+    "key_choices",
+    "kinds_of_plugins",
+    "plain_help",
+    "to_plain",
+    "to_toml",
+]

@@ -1,0 +1,376 @@
+"""The arguments of a training: one list, from which Trainer, recipes and the reference come.
+
+Each field of :class:`Arguments` has its type, its default, what it means, what a file may hold and
+what is wrong with a value. A default may be the name of a plugin, as any value may be: it is data
+that the registry looks up, and no code here or elsewhere in the core asks for that name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import MOST, expected_count, is_count
+from ortflex_core.errors import ConfigError, short_repr
+from ortflex_core.problem.groups import GROUP_KEYS, table_problems
+
+MOST_THREADS = 1024
+"""Inside an operator; sessions never have more threads than there are processors."""
+MOST_SEED = 2**63 - 1
+COMPONENT = "a name, or a table with the key name and parameters"
+"""What a file may hold where one component is expected."""
+_COMPONENTS = "a list of names or tables"
+
+Check = Callable[[str, Any], Iterable[str]]
+"""What is wrong with the value of an argument of that name, one line each."""
+
+
+# ---------------------------------------------------------------------- how values are kept
+
+
+def immutable(value: Any) -> Any:
+    """Lists as tuples at any depth, so that lists of arguments compare however they were made.
+
+    >>> immutable({"milestones": [3, 6]})
+    {'milestones': (3, 6)}
+    """
+    if isinstance(value, Mapping):
+        return {key: immutable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(immutable(inner) for inner in value)
+    return value
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """The parts of a list; a name, a table or an object alone is a list of one."""
+    alone = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
+    return (immutable(given),) if alone else tuple(immutable(part) for part in given)
+
+
+def _texts(given: Any) -> Any:
+    """One name or several as a tuple; what is neither stays as it is, for the check to refuse."""
+    return several(given) if isinstance(given, Iterable) else given
+
+
+# ---------------------------------------------------------------------- what is wrong with values
+
+
+def names(argument: str, given: Any) -> list[str]:
+    """One name or several.
+
+    Raises:
+        ConfigError: something else.
+    """
+    problems = list(_check_names(argument, found := _texts(given)))
+    if problems:
+        raise ConfigError(problems)
+    return list(found)
+
+
+def _check_names(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
+        given = list(value) if isinstance(value, tuple) else value
+        yield f"{name}: expected a name or a list of names, got {given!r}"
+
+
+def _check_names_or(*others: Any) -> Check:
+    def check(name: str, value: Any) -> Iterator[str]:
+        if not any(value is other for other in others):
+            yield from _check_names(name, value)
+
+    return check
+
+
+def _check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> Iterator[str]:
+    if not is_count(value, least, most):
+        yield f"{name}: {expected_count(value, least, most)}"
+
+
+def _check_threads(name: str, value: Any) -> Iterator[str]:
+    if not (isinstance(value, str) and value == "auto"):
+        for line in _check_count(name, value, most=MOST_THREADS):
+            yield line.replace("expected an", "expected 'auto' or an")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real, finite number, of Python or numpy, and no boolean."""
+    real = isinstance(value, int | float | np.integer | np.floating)
+    # isfinite fails for integers beyond
+    return real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _check_positive(name: str, value: Any) -> Iterator[str]:
+    if value is not None and not (is_number(value) and value > 0):
+        yield f"{name}: expected a finite number > 0, got {short_repr(value)}"
+
+
+def _check_choice(*choices: str) -> Check:
+    def check(name: str, value: Any) -> Iterator[str]:
+        if not (isinstance(value, str) and value in choices):
+            yield f"{name}: expected {' or '.join(map(repr, choices))}, got {short_repr(value)}"
+
+    return check
+
+
+def _check_dropout(name: str, value: Any) -> Iterator[str]:
+    named = isinstance(value, str) and value in ("file", "off")
+    if not (named or (is_number(value) and 0 <= value < 1)):
+        yield f"{name}: expected 'file', 'off' or a number >= 0 and < 1, got {short_repr(value)}"
+
+
+def _check_flag(name: str, value: Any) -> Iterator[str]:
+    if not isinstance(value, bool | np.bool_):
+        yield f"{name}: expected True or False, got {short_repr(value)}"
+
+
+def _check_flag_or_none(name: str, value: Any) -> Iterator[str]:
+    return iter(()) if value is None else _check_flag(name, value)
+
+
+def _check_nothing(name: str, value: Any) -> Iterator[str]:
+    """The registry or the model decides."""
+    return iter(())
+
+
+# ---------------------------------------------------------------------- the list
+
+
+def argument(
+    help: str,
+    default: Any = attrs.NOTHING,
+    *,
+    kind: str = "",
+    of: str = "",
+    keep: Callable[[Any], Any] = immutable,
+    check: Check = _check_nothing,
+) -> Any:
+    """A field of :class:`Arguments` or of a class with more keys.
+
+    Args:
+        help: what it means, in one line of text; names and code in double backticks.
+        default: without one it has to be given.
+        kind: what a file may hold, where the annotation does not say it.
+        of: the kind of plugins whose names it takes.
+        keep: the form in which a value is kept.
+        check: what is wrong with a value that is kept.
+    """
+    metadata = {"help": help, "kind": kind, "of": of, "check": check}
+    return attrs.field(default=default, converter=keep, metadata=metadata)
+
+
+def plain_help(field: attrs.Attribute[Any]) -> str:
+    """What an argument means, for files and terminals, where text has no markup."""
+    return str(field.metadata["help"]).replace("``", "")
+
+
+@attrs.frozen(kw_only=True)
+class Arguments:
+    """What a training is told, the model and the plugins aside.
+
+    ``Trainer`` takes these as keywords, a :class:`~ortflex_core.config.Recipe` has them as keys,
+    and the estimators' parameters of the same names mean the same. ``tests/core/test_arguments.py``
+    compares them; ``python -m tests.core.trainer_signature`` writes the Trainer's signature.
+
+    Nothing is checked when the list is made: :meth:`problems` says all that is wrong at once.
+    """
+
+    loss: Any = argument(
+        "what is minimised: one loss, ``{tensor: loss}``, or a list of tables that may also have "
+        "``predicted``, ``expected``, ``weight`` and ``factor``; without a tensor it is on the only "
+        "float output",
+        kind=COMPONENT + ", {tensor = loss}, or a list of tables",
+        of="losses",
+    )
+    params: str | Iterable[str] | None = argument(
+        "what is trained: names, globs and ``!glob``; by default every parameter that is found",
+        None,
+        keep=_texts,
+        check=_check_names_or(None),
+    )
+    penalty: Any = argument(
+        "what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``",
+        None,
+        kind=COMPONENT + ", or {glob of parameters = penalty}",
+        of="penalties",
+    )
+    # Plain gradient descent: comparisons see gradients in the weights that it moves.
+    optimizer: Any = argument("how weights move", "sgd", kind=COMPONENT, of="optimizers")
+    learning_rate: float | None = argument(
+        "how far weights move; by default the optimizer's own", None, check=_check_positive
+    )
+    schedule: Any = argument(
+        "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
+    )
+    groups: Sequence[Mapping[str, Any]] = argument(
+        "parameters (``params``: names, globs) with a ``rate`` (a factor), an ``optimizer`` or a "
+        "``penalty`` of their own, ``frozen``, or trained from ``start_epoch`` on; the first group "
+        "that fits takes a parameter",
+        (),
+        kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
+        check=table_problems,
+    )
+    clip_norm: float | None = argument(
+        "bound of the Euclidean norm of all gradients together", None, check=_check_positive
+    )
+    clip_value: float | None = argument(
+        "bound of every element of a gradient", None, check=_check_positive
+    )
+    accumulate: int = argument(
+        "how many batches make a step; their gradients are those of one large batch",
+        1,
+        check=_check_count,
+    )
+    constraint: Any = argument(
+        "where weights may be: one constraint on all, or ``{parameter glob: constraint}``",
+        None,
+        kind=COMPONENT + ", or {glob of parameters = constraint}",
+        of="constraints",
+    )
+    averaging: Any = argument(
+        "a mean of the weights along the way, which predictions, evaluations and exports then use",
+        None,
+        kind=COMPONENT,
+        of="averages",
+    )
+    device: Any = argument(
+        "where the training runs: a device's name; ``name:1`` is the second of its kind",
+        "cpu",
+        kind=COMPONENT,
+        of="devices",
+    )
+    backend: Any = argument(
+        "what runs the steps; ``auto`` takes the first that supports the problem",
+        "auto",
+        kind=COMPONENT,
+        of="backends",
+    )
+    batch_size: int = argument(
+        "rows a step; reduced to the number of rows where there are fewer", 32, check=_check_count
+    )
+    epochs: int = argument("passes over the data", 10, check=_check_count)
+    shuffle: bool = argument("a new random order every epoch", True, check=_check_flag)
+    seed: int = argument(
+        "of everything random", 0, check=partial(_check_count, least=0, most=MOST_SEED)
+    )
+    reduction: Literal["mean", "sum"] = argument(
+        "``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l",
+        "mean",
+        check=_check_choice("mean", "sum"),
+    )
+    metrics: Any = argument(
+        "one or several, evaluated on the validation data and by ``Trainer.evaluate``",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="metrics",
+    )
+    callbacks: Any = argument(
+        "what else happens during the training: one or several, by name, or objects with hooks",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="callbacks",
+    )
+    classes: Sequence[Any] | None = argument(
+        "class labels in the order of the scores; by default the file's, where it has them", None
+    )
+    reinitialize: bool | str | Iterable[str] = argument(
+        "True, or names and globs of parameters that start from new random values",
+        False,
+        keep=_texts,
+        check=_check_names_or(True, False),
+    )
+    check_finite: bool = argument(
+        "refuse data with NaN or infinity (checked once an array)", True, check=_check_flag
+    )
+    batch_norm: Literal["train", "freeze"] = argument(
+        "``train`` updates the running statistics where they are initializers",
+        "train",
+        check=_check_choice("train", "freeze"),
+    )
+    dropout: Literal["file", "off"] | float = argument(
+        "``file`` trains with the file's ratios; ``off``, or a ratio for all",
+        "file",
+        check=_check_dropout,
+    )
+    threads: int | Literal["auto"] = argument(
+        "threads inside an operator; ``auto`` is one for a step under 50 million operations, for "
+        "which more are slower, and otherwise one for every processor",
+        "auto",
+        check=_check_threads,
+    )
+    gradients: str | Iterable[str] = argument(
+        "families of gradient rules that come first where two define an operator",
+        (),
+        keep=_texts,
+        check=_check_names,
+    )
+    prefer: str | Iterable[str] = argument(
+        "distributions whose plugins are meant where several have the name, the first of them "
+        "first; ``my-package/adam`` says it for one name",
+        (),
+        keep=_texts,
+        check=_check_names,
+    )
+    free_batch: bool = argument(
+        "train a model with a fixed batch dimension on batches of any size, where its graph treats "
+        "every row alike; the export keeps the file's size unless told otherwise",
+        False,
+        check=_check_flag,
+    )
+    progress: bool | None = argument(
+        "a progress bar; by default on terminals only", None, check=_check_flag_or_none
+    )
+
+    def problems(self) -> dict[str, list[str]]:
+        """What is wrong with the values that need no plugin and no model, by argument."""
+        return wrong({f.name: getattr(self, f.name) for f in attrs.fields(Arguments)})
+
+
+def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What is wrong with some of the values, one line each, by argument.
+
+    >>> wrong({"epochs": 0, "seed": 1})
+    {'epochs': ['epochs: expected an integer >= 1, got 0']}
+    """
+    fields = [f for f in attrs.fields(Arguments) if f.name in values]
+    lines = {f.name: list(f.metadata["check"](f.name, values[f.name])) for f in fields}
+    return {name: found for name, found in lines.items() if found}
+
+
+def kinds_of_plugins() -> dict[str, str]:
+    """The arguments that plugins are chosen with, each with the kind of them."""
+    fields = attrs.fields(Arguments)
+    return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
+
+
+ASSUMED_LOSS = "squared_error"
+"""The loss of a look at a model for which no loss was named; data, as a default is."""
+
+
+def default(name: str) -> Any:
+    """What an argument is where it is not given.
+
+    >>> default("epochs")
+    10
+    """
+    return getattr(attrs.fields(Arguments), name).default
+
+
+def device_spec(spec: Any) -> Any:
+    """A device with a number as a table.
+
+    >>> device_spec("cuda:1")
+    {'name': 'cuda', 'index': 1}
+    """
+    if isinstance(spec, str) and ":" in spec:
+        name, _, index = spec.partition(":")
+        if not index.isdigit():
+            raise ConfigError(f"device: expected a number after the colon, got {spec!r}")
+        return {"name": name, "index": int(index)}
+    return spec

@@ -1,0 +1,285 @@
+"""The parts of a recipe: which key takes which kind of component, built and spelled out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.config.arguments import device_spec, kinds_of_plugins
+from ortflex_core.errors import ConfigError, Problems, suggest
+from ortflex_core.files import is_there, no_file
+from ortflex_core.problem import groups, losses
+from ortflex_core.problem.problem import PenaltyTerm
+from ortflex_core.protocols.kinds import DataSource
+from ortflex_core.registry import Plugins
+
+_KINDS = {**kinds_of_plugins(), "validation": "data"}
+_SINGLE = ("optimizer", "schedule", "device")
+_LISTS = ("metrics", "callbacks")
+_LOSS_KEYS = ("predicted", "expected", "weight", "factor")
+
+
+@attrs.frozen
+class Parts:
+    """Reads the values of a recipe's keys with the plugins that are installed."""
+
+    plugins: Plugins
+
+    def problems(self, name: str, value: Any) -> list[str]:
+        """What is wrong with the value of a key, one line each."""
+        found = Problems()
+        if name == "model":
+            if not is_there(value) or Path(value).is_dir():
+                found.extend([f"model: {no_file(value)}"])
+        else:
+            found.collect(lambda: self.build(name, value))
+        return found.lines
+
+    def build(self, name: str, value: Any) -> Any:
+        """The object or objects that a key's value stands for; other values as they are.
+
+        Raises:
+            OrtflexError: unknown names and parameters, each with its path.
+        """
+        if name in _SINGLE:
+            return self.plugins.component(_KINDS[name], self._device(name, value), name)
+        if name == "backend":
+            return value if value == "auto" else self.plugins.component("backends", value, name)
+        if name in _LISTS:
+            return self._each(name, value)
+        if name == "loss":
+            return self._losses(value)
+        if name == "penalty":
+            return self._penalties(value)
+        if name in ("data", "validation"):
+            return self._source(name, value)
+        if name == "averaging":
+            return value if value is None else self.plugins.component("averages", value, name)
+        if name == "constraint":
+            return self._constraints(value)
+        if name == "groups":
+            return self._groups(value)
+        return value
+
+    def spell_out(self, name: str, value: Any) -> Any:
+        """A key's value as names and tables with every parameter, ready for a file.
+
+        Raises:
+            OrtflexError: as :meth:`build`, and objects that no file can name.
+        """
+        made = self.build(name, value)
+        if name == "loss":
+            return self._spell_losses(value, made)
+        if name == "penalty":
+            return self._spell_penalties(value, made)
+        if name in _LISTS:
+            return tuple(self._spell(name, m, v) for m, v in zip(made, value, strict=True))
+        if name in (*_SINGLE, "backend", "data", "validation", "averaging"):
+            return self._spell(name, made, value)
+        if name == "constraint":
+            single = value is None or not isinstance(made, dict)
+            return (
+                self._spell(name, made, value)
+                if single
+                else {k: self._spell(name, m, None) for k, m in made.items()}
+            )
+        if name == "groups":
+            return tuple(self._spell_group(*pair) for pair in zip(value, made, strict=True))
+        return value
+
+    def as_table(self, name: str, text: str) -> dict[str, Any]:
+        """A name as a table; a path as the table of the source that reads it."""
+        if name in ("data", "validation"):
+            return {"name": self._reader(name, text), "path": text}
+        if name == "device":
+            given = self._device(name, text)
+            return dict(given) if isinstance(given, Mapping) else {"name": text}
+        return {"name": text}
+
+    # ------------------------------------------------------------------ single components
+
+    def _device(self, name: str, value: Any) -> Any:
+        return device_spec(value) if name == "device" else value
+
+    def _each(self, name: str, values: Any) -> list[Any]:
+        found = Problems()
+        out = []
+        for k, value in enumerate(values):
+            if name == "callbacks" and not isinstance(value, str | Mapping):
+                out.append(value)
+                continue
+            path = f"{name}[{k}]"
+            out.append(found.collect(partial(self.plugins.component, name, value, path)))
+        found.raise_all()
+        return out
+
+    def _spell(self, name: str, made: Any, given: Any) -> Any:
+        if not isinstance(made, Component):
+            return given
+        kind = _KINDS.get(name, name)
+        table = to_plain(self.plugins.described(kind, made))
+        if self.plugins.component(kind, table, name) != made:
+            # None in place of another default, or an object that its fields do not tell apart.
+            raise ConfigError(f"{name}: {made!r} cannot be written to a file")
+        return table
+
+    # ------------------------------------------------------------------ updates
+
+    def _constraints(self, value: Any) -> Any:
+        if value is None:
+            return None
+        get = partial(self.plugins.component, "constraints")
+        if not isinstance(value, Mapping) or "name" in value:
+            return get(value, "constraint")
+        return {pattern: get(v, f"constraint.{pattern}") for pattern, v in value.items()}
+
+    def _groups(self, value: Any) -> list[dict[str, Any]]:
+        found = Problems()
+        found.extend(groups.table_problems("groups", value))
+        out = []
+        for k, table in enumerate(value if not found.lines else ()):
+            made = dict(table)
+            if "optimizer" in table:
+                path = f"groups[{k}].optimizer"
+                get = partial(self.plugins.component, "optimizers", table["optimizer"], path)
+                made["optimizer"] = found.collect(get)
+            if "penalty" in table:
+                made["penalty"] = found.collect(partial(self._penalties, table["penalty"]))
+            out.append(made)
+        found.raise_all()
+        return out
+
+    def _spell_group(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+        out = dict(given)
+        if "optimizer" in made:
+            out["optimizer"] = self._spell("optimizer", made["optimizer"], given["optimizer"])
+        if "penalty" in made:
+            out["penalty"] = self._spell_penalties(given["penalty"], made["penalty"])
+        return out
+
+    # ------------------------------------------------------------------ data
+
+    def _source(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if name == "validation" and isinstance(value, int | float) and not isinstance(value, bool):
+            if not 0 < value < 1:
+                raise ConfigError(f"validation: expected a fraction > 0 and < 1, got {value!r}")
+            return float(value)
+        if isinstance(value, str):
+            value = self.as_table(name, value)
+        made: DataSource = self.plugins.component("data", value, name)
+        path = getattr(made, "path", None)
+        if isinstance(path, str) and "://" not in path and not is_there(path):
+            raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
+        return made
+
+    def _reader(self, name: str, path: str) -> str:
+        """The source that reads a path: called as its ending, or that of the files in a folder."""
+        ending = Path(path).suffix.removeprefix(".").lower()
+        if is_there(path) and Path(path).is_dir():
+            inside = {file.suffix.removeprefix(".").lower() for file in Path(path).iterdir()}
+            known = sorted(ending for ending in inside if ending in self.plugins["data"])
+            if len(known) > 1:
+                raise ConfigError(
+                    f"{name}: the folder {path!r} has .{known[0]} and .{known[1]} files; choose a "
+                    "source: {name = …, path = …}"
+                )
+            if known:
+                return known[0]
+            whole = [
+                called for called, source in self.plugins["data"].classes() if source.whole_folder
+            ]
+            if len(whole) == 1:
+                return whole[0]
+            raise ConfigError(
+                f"{name}: the endings of the files in {path!r} name no data source; choose a source: "
+                "{name = …, path = …}"
+            )
+        if not is_there(path) and "://" not in path:
+            raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
+        if ending not in self.plugins["data"]:
+            raise ConfigError(
+                f"{name}: no data source is called {ending!r}, the ending of {path!r}; "
+                f"{suggest(ending, self.plugins['data'].names())}. "
+                "Choose one: {name = …, path = …}"
+            )
+        if self.plugins["data"].load(ending).whole_folder:
+            raise ConfigError(
+                f"{name}: {path!r} is a single array; give the folder of .{ending} files it is in"
+            )
+        return ending
+
+    # ------------------------------------------------------------------ losses and penalties
+
+    def _losses(self, spec: Any) -> list[Any]:
+        tables = losses.loss_tables(spec)
+        found = Problems()
+        out = []
+        for k, (_, table) in enumerate(tables):
+            path = f"loss[{k}]" if len(tables) > 1 else "loss"
+            if "object" in table:
+                out.append(table["object"])
+                continue
+            found.extend(_wrong_extras(table, path))
+            own = {key: v for key, v in table.items() if key not in _LOSS_KEYS}
+            out.append(found.collect(partial(self.plugins.component, "losses", own, path)))
+        found.raise_all()
+        return out
+
+    def _spell_losses(self, spec: Any, made: list[Any]) -> Any:
+        tables = []
+        for (_, given), loss in zip(losses.loss_tables(spec), made, strict=True):
+            extras = {key: given[key] for key in _LOSS_KEYS if key in given}
+            tables.append({**self._spell("losses", loss, given), **extras})
+        if isinstance(spec, Mapping) and "name" not in spec:
+            return dict(zip(spec, tables, strict=True))
+        if isinstance(spec, list | tuple):
+            return tuple(tables)
+        return tables[0]
+
+    def _penalties(self, spec: Any) -> tuple[PenaltyTerm, ...]:
+        # Each pattern stands for itself: which parameters it fits is the model's business.
+        names = ["*"]
+        if isinstance(spec, Mapping) and "name" not in spec:
+            table = spec.get("by_parameter", spec)
+            names = list(table) if isinstance(table, Mapping) else []
+        return losses.penalty_terms(spec, names, self.plugins)
+
+    def _spell_penalties(self, spec: Any, made: tuple[PenaltyTerm, ...]) -> Any:
+        if spec is None:
+            return None
+        tables = {
+            pattern: self._spell("penalties", term.penalty, None)
+            for term in made
+            for pattern in term.parameters
+        }
+        if isinstance(spec, Mapping) and "name" not in spec:
+            return {"by_parameter": tables}
+        return tables["*"]
+
+
+def _wrong_extras(table: Mapping[str, Any], path: str) -> list[str]:
+    out = [
+        f"{path}.{key}: expected a tensor's name, got {table[key]!r}"
+        for key in ("predicted", "expected", "weight")
+        if key in table and not isinstance(table[key], str)
+    ]
+    factor = table.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        out.append(f"{path}.factor: expected a number, got {factor!r}")
+    return out
+
+
+def to_plain(value: Any) -> Any:
+    """Nested components and sequences as what TOML has; what is None is left out."""
+    if isinstance(value, Mapping):
+        return {str(k): to_plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return tuple(to_plain(v) for v in value)
+    return value

@@ -1,0 +1,254 @@
+"""A training as a file: TOML into a Recipe, with every error at once; and back into TOML."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import typing
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from ortflex_core.config.arguments import Arguments, argument, plain_help, wrong
+from ortflex_core.config.parts import Parts
+from ortflex_core.config.toml import parse_override, read_toml, to_toml
+from ortflex_core.construct import convert, field_types
+from ortflex_core.errors import ConfigError, Problems, suggest
+from ortflex_core.registry import Plugins
+
+if TYPE_CHECKING:
+    from ortflex_core.types import History
+
+
+_SOURCE = (
+    "a path, read by the source of its ending's name, or a table with the key name and parameters"
+)
+_FIRST = ("model", "data", "loss", "validation", "output")
+
+
+def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """What a file begins with, then the arguments in the order of their list."""
+    known = {field.name: field for field in fields}
+    return [known[name] for name in dict.fromkeys([*_FIRST, *known])]
+
+
+@attrs.frozen(kw_only=True, field_transformer=_in_order)
+class Recipe(Arguments):
+    """Everything a training needs, by name; the keys of train.toml.
+
+    These are the arguments of the :class:`~ortflex_core.Trainer`, the model's file, the data and
+    where the results go. Components are names, tables ``{name=…, parameter=…}`` or objects.
+
+    >>> recipe = Recipe(model="model.onnx", data="data.npz", loss="squared_error")
+    >>> recipe.optimizer, recipe.epochs
+    ('sgd', 10)
+    """
+
+    model: str = argument("the .onnx file; its weights are where training starts", kind="a path")
+    data: Any = argument("what to train on", kind=_SOURCE)
+    validation: Any = argument(
+        "what to evaluate after every epoch; a fraction of the rows is held out",
+        None,
+        kind="a fraction, or " + _SOURCE,
+    )
+    output: str | None = argument(
+        "the run folder; by default runs/<time>-<model> in the current folder", None, kind="a path"
+    )
+
+    # ------------------------------------------------------------------ reading
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        overrides: Sequence[str] = (),
+        plugins: Plugins | None = None,
+    ) -> Recipe:
+        """Read a TOML file and apply ``key=value`` overrides.
+
+        Relative paths in the file are relative to its folder, those in overrides to the current
+        folder; in the Recipe all are absolute.
+
+        Raises:
+            ConfigError: everything that is wrong, one line each:
+                ``optimizer.bta1: unknown parameter; did you mean 'beta1'? Known: …``.
+        """
+        table = read_toml(path)
+        parts = Parts(plugins or Plugins.discover())
+        _absolute(table, Path(path).parent)
+        problems = Problems()
+        for text in overrides:
+            problems.collect(partial(_override, table, text, parts))
+        _absolute(table, Path())
+        recipe = problems.collect(lambda: cls.from_mapping(table, parts.plugins))
+        problems.raise_all()
+        return recipe  # type: ignore[no-any-return]
+
+    @classmethod
+    def from_mapping(cls, table: Mapping[str, Any], plugins: Plugins | None = None) -> Recipe:
+        """Check a mapping of keys.
+
+        Raises:
+            ConfigError: everything that is wrong, one line each.
+        """
+        plugins = plugins or Plugins.discover()
+        fields = {f.name: f for f in attrs.fields(cls)}
+        problems = [f"{k}: unknown key; {suggest(k, fields)}" for k in table if k not in fields]
+        annotations = field_types(cls)
+        values: dict[str, Any] = {}
+        for name, field in fields.items():
+            if name in table:
+                problems += convert(table[name], annotations[name], name, plugins, values, name)
+            elif field.default is attrs.NOTHING:
+                problems.append(f"{name}: is missing; {plain_help(field)}")
+        values = {name: fields[name].converter(value) for name, value in values.items()}
+        ranges = wrong(values)
+        problems += [line for lines in ranges.values() for line in lines]
+        found = Problems()
+        preferred = found.collect(partial(plugins.preferring, values.get("prefer", ())))
+        problems += found.lines
+        parts = Parts(preferred or plugins)
+        for name, value in values.items():
+            if name not in ranges:
+                problems += parts.problems(name, value)
+        if problems:
+            raise ConfigError(problems)
+        return cls(**values)
+
+    # ------------------------------------------------------------------ writing
+
+    def resolved(self, plugins: Plugins | None = None) -> Recipe:
+        """The same recipe with every component parameter and the learning rate spelled out.
+
+        Raises:
+            ConfigError: a name or a parameter is wrong.
+        """
+        parts = Parts((plugins or Plugins.discover()).preferring(self.prefer))
+        problems = Problems()
+        spelled = {
+            field.name: problems.collect(
+                partial(parts.spell_out, field.name, getattr(self, field.name))
+            )
+            for field in attrs.fields(Recipe)
+        }
+        problems.raise_all()
+        if spelled["learning_rate"] is None:
+            spelled["learning_rate"] = parts.build("optimizer", self.optimizer).default_rate
+        return Recipe(**spelled)
+
+    def to_toml(self, folder: str | os.PathLike[str] | None = None) -> str:
+        """The recipe as a file; paths are relative to ``folder``, where the file will be.
+
+        Raises:
+            ConfigError: an object that has no name in the registry.
+        """
+        problems = Problems()
+        lines = []
+        for field in attrs.fields(Recipe):
+            value = getattr(self, field.name)
+            lines += textwrap.wrap(
+                plain_help(field), 98, initial_indent="# ", subsequent_indent="# "
+            )
+            if value is None:
+                lines += [f"# {field.name} is not set", ""]
+                continue
+            if folder is not None:
+                value = _relative(field.name, value, Path(folder))
+            try:
+                lines += [f"{field.name} = {to_toml(value)}", ""]
+            except TypeError as error:
+                problems.extend([f"{field.name}: {error}; choose it by its name"])
+        problems.raise_all()
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------ running
+
+    def trainer(self, plugins: Plugins | None = None, callbacks: Sequence[Any] = ()) -> Any:
+        """Deprecated: use :meth:`Trainer.from_recipe <ortflex_core.Trainer.from_recipe>`."""
+        import ortflex_core
+
+        text = "Recipe.trainer(plugins, callbacks) is now Trainer.from_recipe(recipe, plugins, callbacks)"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return ortflex_core.Trainer.from_recipe(self, plugins, callbacks)
+
+    def run(self, trainer: Any) -> History:
+        """Train on the recipe's data, validate on its validation data.
+
+        Raises:
+            DataError: the data cannot be read or do not fit.
+            OrtflexError: as :meth:`ortflex_core.Trainer.fit`.
+        """
+        parts = Parts(trainer.plugins)
+        data = parts.build("data", self.data)
+        validation = parts.build("validation", self.validation)
+        history: History = trainer.fit(data, validation_data=validation)
+        return history
+
+
+_PATHS = ("model", "data", "validation", "output")
+
+
+def _map_path(value: Any, change: Callable[[str], str]) -> Any:
+    """Change a path, or the ``path`` of a table; addresses with a scheme are nobody's folder."""
+    if isinstance(value, str):
+        return value if "://" in value else change(value)
+    if isinstance(value, Mapping) and isinstance(value.get("path"), str):
+        return {**value, "path": _map_path(value["path"], change)}
+    return value
+
+
+def _absolute(table: dict[str, Any], folder: Path) -> None:
+    for name in _PATHS:
+        if name in table:
+            table[name] = _map_path(table[name], lambda path: os.path.abspath(folder / path))
+
+
+def _relative(name: str, value: Any, folder: Path) -> Any:
+    if name not in _PATHS:
+        return value
+
+    def change(path: str) -> str:
+        try:
+            return Path(os.path.relpath(path, folder)).as_posix()
+        except ValueError:  # on another drive
+            return path
+
+    return _map_path(value, change)
+
+
+def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
+    """Put the value of ``key=value`` into the table; a name on the way becomes a table."""
+    keys, value = parse_override(text)
+    if keys[0] in _PATHS and isinstance(value, str):
+        value = _map_path(value, os.path.abspath) if len(keys) == 1 or keys[-1] == "path" else value
+    inner: Any = table
+    for k, key in enumerate(keys[:-1]):
+        below = inner.get(key)
+        if below is None and k == 0:
+            field = getattr(attrs.fields(Recipe), key, None)
+            below = None if field is None or field.default is attrs.NOTHING else field.default
+        if isinstance(below, str):
+            below = parts.as_table(key, below)
+        if below is None:
+            below = {}
+        if not isinstance(below, dict):
+            raise ConfigError(f"{text}: {'.'.join(keys[: k + 1])} is {below!r}, not a table")
+        inner[key] = below
+        inner = below
+    inner[keys[-1]] = value
+
+
+def key_choices(key: str) -> list[str]:
+    """The texts that a key takes; none where any will do.
+
+    >>> key_choices("reduction"), key_choices("epochs")
+    (['mean', 'sum'], [])
+    """
+    annotation = field_types(Recipe)[key]
+    nested = [annotation, *typing.get_args(annotation)]
+    literals = [a for a in nested if typing.get_origin(a) is Literal]
+    return [text for literal in literals for text in typing.get_args(literal)]

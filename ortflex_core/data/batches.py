@@ -1,0 +1,284 @@
+"""Batches: rows of checked columns, in the form that engines take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, overload
+
+import numpy as np
+
+from ortflex_core.data.digests import of_columns
+from ortflex_core.errors import DataError
+from ortflex_core.types import Array
+
+Following = Callable[[], np.random.Generator | None]
+"""Makes the generator of the epoch that comes after one."""
+
+
+class Lasting(dict[str, Array]):
+    """Columns that do not change during the training, so that a device may keep copies."""
+
+
+class Batch:
+    """Some rows of checked columns.
+
+    Attributes:
+        columns: arrays by the name of the graph input they feed.
+        rows: which rows, as an index array; None means all of them, in order.
+        size: how many rows.
+        denominators: one number per loss term: what its Σ w·l is divided by under "mean".
+    """
+
+    __slots__ = ("columns", "denominators", "rows", "size")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Array],
+        rows: Array | None,
+        size: int,
+        denominators: Sequence[float],
+    ) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.size = size
+        self.denominators = denominators
+
+    def copy(self, name: str, out: Array) -> None:
+        """Write a column's rows into ``out``, which has their shape and type."""
+        column = self.columns[name]
+        if self.rows is None:
+            out[...] = column
+        else:
+            # The mode skips a bounds check and a buffer; the rows are ours and in range.
+            column.take(self.rows, axis=0, out=out, mode="clip")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a column's rows."""
+        return (self.size, *self.columns[name].shape[1:])
+
+    def array(self, name: str) -> Array:
+        """A column's rows."""
+        column = self.columns[name]
+        return column if self.rows is None else column[self.rows]
+
+
+class Block(Sequence[Batch]):
+    """Several batches of the same size, their rows side by side.
+
+    Attributes:
+        columns: arrays by the name of the graph input they feed.
+        rows: the row numbers of all batches, one batch after the other.
+        size: rows a batch.
+        denominators: for every batch, one number per loss term.
+    """
+
+    __slots__ = ("columns", "denominators", "rows", "size")
+
+    def __init__(
+        self,
+        columns: Mapping[str, Array],
+        rows: Array,
+        size: int,
+        denominators: Sequence[Sequence[float]],
+    ) -> None:
+        self.columns = columns
+        self.rows = rows
+        self.size = size
+        self.denominators = denominators
+
+    def __len__(self) -> int:
+        return len(self.denominators)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | list[Batch]:
+        if isinstance(index, slice):
+            return [self[k] for k in range(*index.indices(len(self)))]
+        k = range(len(self))[index]
+        rows = self.rows[k * self.size : (k + 1) * self.size]
+        return Batch(self.columns, rows, self.size, self.denominators[k])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one batch of a column."""
+        return (self.size, *self.columns[name].shape[1:])
+
+    def copy(self, name: str, out: Array) -> None:
+        """Write the rows of all batches into ``out``."""
+        self.columns[name].take(self.rows, axis=0, out=out, mode="clip")
+
+
+def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
+    """Refuse to go on with data that come in another order.
+
+    Raises:
+        DataError: the training to go on with had data of another kind.
+    """
+    was = place.get("kind", kind)
+    if was != kind:
+        names = {
+            "arrays": "arrays, or data that fit into the shuffle buffer",
+            "pieces": "files that are read piece by piece",
+            "batches": "an iterable of batches",
+        }
+        raise DataError(
+            f"the training to go on with had {names.get(was, repr(was))}, now it is given "
+            f"{names[kind]}: the rows would come in another order; give the same data"
+        )
+
+
+class Source(Protocol):
+    """Batches, epoch after epoch."""
+
+    waited: float
+    """Seconds that steps waited for data that a thread reads."""
+
+    @property
+    def steps(self) -> int | None:
+        """Batches an epoch, None if unknown."""
+
+    @property
+    def rows(self) -> int | None:
+        """Rows an epoch, None if unknown."""
+
+    def epoch(
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+        more: Following | None = None,
+    ) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch, shuffled by ``rng`` if there is one, without the first ``start``.
+
+        They come in groups of ``at_once`` equal ones where that is possible, else one by one. The
+        iterator is closed if the training ends first. ``more`` is given if another epoch
+        follows: a source that reads ahead may begin with it.
+        """
+
+    def sample(self) -> Batch:
+        """A batch to inspect; it is still drawn later."""
+
+    def close(self) -> None:
+        """End the source: the training is over, even if ``more`` announced another epoch."""
+
+    def place(self) -> dict[str, Any]:
+        """The position of the batches drawn last, as JSON for a checkpoint."""
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Before the first epoch: continue after the batch that was drawn last at that position.
+
+        Raises:
+            DataError: the place is that of other data.
+        """
+
+
+class ArrayBatches:
+    """Batches of columns in memory (or mapped into it), shuffled without replacement.
+
+    Args:
+        columns: checked columns by graph input.
+        denominators: per loss term, one number for every row, or an array with one per row.
+        batch_size: rows a batch; the last one may be shorter.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Array],
+        denominators: Sequence[float | Array],
+        batch_size: int,
+    ) -> None:
+        self.waited = 0.0  # arrays in memory cause no waiting
+        self.columns = columns
+        self.rows = len(next(iter(columns.values())))
+        self.batch_size = min(batch_size, self.rows)
+        self._denominators = denominators
+        self._starts = range(0, self.rows, self.batch_size)
+        self._said: dict[str, dict[str, Any]] = {}
+        self._fixed: list[list[float]] | None = None
+        if all(isinstance(d, float) for d in denominators):
+            nothing = np.zeros(0, np.int64)
+            self._fixed = [self._summed(d, nothing) for d in denominators]
+
+    @property
+    def steps(self) -> int:
+        """Batches an epoch."""
+        return len(self._starts)
+
+    def sample(self) -> Batch:
+        """A batch to inspect."""
+        return next(self.epoch(None))[0]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def place(self) -> dict[str, Any]:
+        """The kind of data, for a checkpoint; the position of a training is a number of batches."""
+        self._said = self._said or of_columns(self.columns)
+        return {"kind": "arrays", "columns": self._said}
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Refuse the position of another kind of source, which has another order."""
+        refuse_other_kind(place, "arrays")
+
+    def epoch(
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+        more: Following | None = None,
+    ) -> Iterator[Sequence[Batch]]:
+        """Every row once; in the given order without ``rng``. The first ``start`` batches are left out.
+
+        Batches come in groups of ``at_once`` equal ones; what is left over comes one by one.
+        """
+        order = np.arange(self.rows) if rng is None else rng.permutation(self.rows)
+        size = self.batch_size
+        uniform = self._fixed is not None
+        per_batch = self._fixed or [self._summed(d, order) for d in self._denominators]
+        whole = [d[0] for d in per_batch]
+        full = self.rows // size
+        grouped = full - full % at_once if at_once > 1 else 0
+        wholes = [whole] * at_once if grouped else []
+        # Groups have the same bounds wherever a training continues.
+        first = min(start + -start % at_once, grouped)
+
+        def single(k: int) -> tuple[Batch]:
+            rows = order[k * size : (k + 1) * size]
+            denominators = whole if uniform and k < full else [d[k] for d in per_batch]
+            return (Batch(self.columns, rows, len(rows), denominators),)
+
+        yield from map(single, range(start, first))
+        for k in range(first, grouped, at_once):
+            rows = order[k * size : (k + at_once) * size]
+            below: Sequence[Sequence[float]] = wholes
+            if not uniform:
+                below = list(zip(*(d[k : k + at_once] for d in per_batch), strict=True))
+            yield Block(self.columns, rows, size, below)
+        yield from map(single, range(max(start, grouped), len(self._starts)))
+
+    def _summed(self, denominator: float | Array, order: Array) -> list[float]:
+        if isinstance(denominator, float):
+            sizes = [min(self.batch_size, self.rows - s) for s in self._starts]
+            return [denominator * n for n in sizes]
+        return np.add.reduceat(denominator[order], np.asarray(self._starts)).tolist()  # type: ignore[no-any-return]
+
+
+def whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
+    """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
+    if size == 1:
+        yield from groups
+        return
+    waiting: list[Batch] = []
+    for group in groups:
+        if len(group) > 1:
+            yield group
+            continue
+        waiting.extend(group)
+        if len(waiting) == size:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting

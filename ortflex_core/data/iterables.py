@@ -1,0 +1,317 @@
+"""Batches from an iterable, a function that returns one, or a torch DataLoader.
+
+Such a source reports its own position: a function of ``(epoch, start)`` is called with another start,
+an object with ``state_dict()`` and ``load_state_dict()`` is given its state again, a list has its batches
+in order. With any other source a training is resumed at the end of an epoch only.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import expected_count, is_count
+from ortflex_core.data.batches import Batch, Following, refuse_other_kind
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.items import Items, Spot
+from ortflex_core.data.pieces import Making
+from ortflex_core.data.prefetch import Prefetch
+from ortflex_core.data.shuffle_buffer import Cursor, Part, batches, draw_key, whole, windows
+from ortflex_core.errors import ConfigError, DataError
+from ortflex_core.types import Array
+
+
+def _count(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value, 0):
+        raise ConfigError(f"Batches.{attribute.name}: {expected_count(value, 0)}")
+
+
+@attrs.frozen
+class Batches:
+    """Batches from an iterable or a function, with a shuffle buffer and a background thread.
+
+    ``source`` is an iterable of ``(X, y)``, ``(X, y, sample_weight)`` or mappings with these keys, or
+    a function that returns one: of nothing, of ``epoch``, or of ``(epoch, start)``, which leaves out
+    the first ``start`` batches; ``epoch`` counts from 0 how often the data were gone through.
+
+    Args:
+        source: the iterable or the function.
+        buffer: rows that are held and mixed before batches of the Trainer's ``batch_size`` are made
+            of them; 0 takes the batches as they are, in their order. See
+            :mod:`ortflex_core.data.shuffle_buffer` for the order.
+        prefetch: how many batches (or buffers) a thread draws ahead of the steps; 0 draws each one
+            when it is needed, in the thread that trains.
+
+    Raises:
+        ConfigError: ``buffer`` or ``prefetch`` is not a count.
+        TypeError: ``source`` cannot be iterated or called.
+
+    >>> def draw(epoch, start):
+    ...     for k in range(start, 100):
+    ...         rng = np.random.default_rng([epoch, k])
+    ...         yield rng.random((32, 5)), rng.random((32, 1))
+    >>> Batches(draw, buffer=1000).prefetch
+    2
+    """
+
+    source: Iterable[Any] | Callable[..., Iterable[Any]]
+    buffer: int = attrs.field(default=0, validator=_count, kw_only=True)
+    prefetch: int = attrs.field(default=2, validator=_count, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if not callable(self.source) and not hasattr(self.source, "__iter__"):
+            raise TypeError(
+                f"Batches: expected an iterable or a function, got {type(self.source).__name__}"
+            )
+
+
+class IterableBatches:
+    """Batches of an iterable, as they are or mixed in a shuffle buffer.
+
+    An iterable is gone through once an epoch; ``limit`` is the batches of an epoch of an endless one,
+    which then goes on where it was.
+
+    Attributes:
+        first: the first batch.
+        waited: seconds that steps waited for data that a thread draws.
+    """
+
+    rows: int | None = None
+
+    def __init__(
+        self,
+        given: Batches,
+        convert: Callable[[Any, Any, Any], Columns],
+        limit: int | None,
+        batch_size: int,
+        labelled: bool = True,
+    ) -> None:
+        self._given = given
+        self._convert = convert
+        self._limit = limit
+        self._size = batch_size
+        self._items = Items(given.source, labelled)
+        self._left: Part | None = None
+        self._making: Making | None = None
+        self._kept: Mapping[str, Any] | None = None
+        self._now: tuple[Spot, int, int, int] | None = None
+        self.waited = 0.0
+        self.steps = limit
+        if limit is None and not given.buffer and hasattr(given.source, "__len__"):
+            self.steps = len(given.source)  # type: ignore[arg-type]  # it has __len__
+        first = self._items.peek()
+        if first is None:
+            raise DataError("the data are empty: the iterable gives no batches")
+        self.first = convert(*first)
+
+    def use(self, making: Making) -> None:
+        """From now on batches are prepared for this problem."""
+        self._making = making
+
+    def sample(self) -> Batch:
+        """A batch to inspect; it is still drawn later."""
+        assert self._making is not None
+        return whole(self._making.part(self.first, "batch 0"))
+
+    def close(self) -> None:
+        """Close the source; a thread that draws ahead ends with its epoch."""
+
+    # ------------------------------------------------------------------ where it is
+
+    def place(self) -> dict[str, Any]:
+        """The position of the batch (or buffer) in use, for a checkpoint.
+
+        Raises:
+            DataError: the source's own state is not JSON.
+        """
+        out: dict[str, Any] = {"kind": "batches", "buffer": self._given.buffer}
+        if self._now is None:
+            return out
+        spot, epoch, window, taken = self._now
+        state = spot.state
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"the state_dict() of {type(self._given.source).__name__} cannot be kept in a "
+                f"checkpoint, which holds JSON alone: {error}"
+            ) from error
+        kept = {"turn": spot.turn, "item": spot.item, "offset": spot.offset, "state": state}
+        out |= {"spot": kept, "check": checksum(spot.columns or {})}
+        return {**out, "epoch": epoch, "window": window, "taken": taken}
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Go on from a place at the next epoch.
+
+        Raises:
+            DataError: the training had data of another kind, or another buffer.
+        """
+        refuse_other_kind(place, "batches")
+        buffer = self._given.buffer
+        if place.get("buffer", buffer) != buffer:
+            raise DataError(
+                f"the training to go on with had buffer = {place['buffer']}, now it is {buffer}: the "
+                "rows would come in another order; give the same buffer"
+            )
+        self._kept = place if "spot" in place else None
+
+    def _return(self, kept: Mapping[str, Any], same_epoch: bool) -> None:
+        """Continue with the row that was next when ``kept`` was written."""
+        spot = Spot(**kept["spot"])
+        if not same_epoch and self._limit is None and not self._items.keeps_state:
+            self._items.go_to(Spot(turn=spot.turn + 1))
+            return
+        self._items.go_to(spot)
+        part = self._next()
+        if part is None or checksum(part.columns) != kept["check"]:
+            what = "ends before it" if part is None else "that batch differs from the earlier one"
+            raise DataError(
+                f"the iterable is to go on at batch {spot.item}, but {what}: without "
+                "the same batches the training cannot go on exactly. Give the same data, seeded if "
+                "they are random, or fit a Trainer without a checkpoint"
+            )
+        if same_epoch and self._given.buffer:  # the whole buffer is needed again
+            self._left = part.cut(spot.offset, part.rows)
+            return
+        self._drop(part, spot.offset + kept["taken"])
+        if not same_epoch and self._limit is None:
+            while self._items.draw() is not None:
+                pass  # the rest of the epoch that is over
+            self._left = None
+            self._items.turn_over()
+
+    def _drop(self, part: Part | None, rows: int) -> None:
+        while part is not None and rows >= part.rows:
+            rows -= part.rows
+            part = self._next() if rows else None
+        self._left = part.cut(rows, part.rows) if part is not None else None
+
+    # ------------------------------------------------------------------ epochs
+
+    def epoch(
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+        more: Following | None = None,
+    ) -> Iterator[Sequence[Batch]]:
+        """The batches of one epoch; without a buffer the order is the source's business.
+
+        Raises:
+            DataError: the source is used up, or a batch does not fit.
+        """
+        kept, self._kept = self._kept, None
+        buffer, size = self._given.buffer, self._size
+        mid = kept is not None and bool(start)
+        window, taken = (kept["window"], kept["taken"]) if kept is not None and mid else (0, 0)
+        budget: int | None = None
+        if self._limit is not None:
+            budget = self._limit * size - window * buffer if buffer else self._limit - start
+        parts = self._parts(kept, mid, budget)
+        if not buffer:
+            with closing(self._drawn(lambda: parts)) as drawn:
+                for part in drawn:
+                    self._now = (part.mark, number, 0, part.rows)
+                    yield (whole(part),)
+            return
+        key, done = draw_key(rng), start
+        with closing(self._drawn(lambda: windows(parts, buffer, window, key))) as drawn:
+            cursor = Cursor(drawn, taken)
+            for group in batches(cursor, size, at_once, start):
+                done += len(group)
+                held, mark = next(
+                    (m for m in cursor.marks if m[0] == done * size // buffer), cursor.marks[-1]
+                )
+                self._now = (mark, number, held, done * size - held * buffer)
+                yield group
+
+    def _drawn(self, make: Callable[[], Iterator[Any]]) -> Any:
+        ahead = self._given.prefetch
+        return _Waiting(self, Prefetch(make, ahead)) if ahead else make()
+
+    def _parts(
+        self, kept: Mapping[str, Any] | None, mid: bool, budget: int | None
+    ) -> Iterator[Part]:
+        """The rows of an epoch, a batch of the source at a time; cut at the end of the budget."""
+        if kept is not None:
+            self._return(kept, mid)
+        some, again = mid, False
+        while budget is None or budget > 0:
+            part, self._left = self._left or self._next(), None
+            if part is not None:
+                some = True
+                if budget is not None and not self._given.buffer:
+                    budget -= 1
+                elif budget is not None:
+                    if part.rows > budget:
+                        part, self._left = part.cut(0, budget), part.cut(budget, part.rows)
+                    budget -= part.rows
+                yield part
+                continue
+            self._items.turn_over()
+            if some:
+                return
+            if again:
+                raise DataError(
+                    "the iterable is used up after one epoch; give a list, an object that can be "
+                    "iterated again, or a function that returns a new iterator"
+                )
+            again = True
+
+    def _next(self) -> Part | None:
+        assert self._making is not None
+        spot = self._items.spot()
+        item = self._items.draw()
+        if item is None:
+            return None
+        given = self._convert(*item)
+        part = self._making.part(given, f"batch {spot.item}", spot)
+        # The source may reuse the memory of this batch for the next one.
+        columns = {
+            name: array.copy() if any(np.may_share_memory(array, g) for _, g in given) else array
+            for name, array in part.columns.items()
+        }
+        return attrs.evolve(part, columns=columns, mark=attrs.evolve(spot, columns=columns))
+
+
+class _Waiting:
+    """What a thread draws, with the time that it was waited for."""
+
+    def __init__(self, owner: IterableBatches, ahead: Prefetch[Any]) -> None:
+        self._owner = owner
+        self._ahead = ahead
+        self._before = owner.waited
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._ahead)
+        finally:
+            self._owner.waited = self._before + self._ahead.waited
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ahead.close()
+
+
+def checksum(columns: Mapping[str, Array]) -> int:
+    """A number that differs for other rows.
+
+    >>> checksum({"X": np.zeros(3)}) == checksum({"X": np.zeros(3)}) != checksum({"X": np.ones(3)})
+    True
+    """
+    out = 0
+    for name in sorted(columns):
+        out = zlib.crc32(
+            np.ascontiguousarray(columns[name]).tobytes(), zlib.crc32(name.encode(), out)
+        )
+    return out

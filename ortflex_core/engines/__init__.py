@@ -1,0 +1,34 @@
+"""What backends share: buffers, evaluation, the state in host memory, and the choice of a backend.
+
+May import: programs and the packages before it.
+
+Add here: what two backends would otherwise write twice.
+"""
+
+from ortflex_core.engines.array_engine import HostEngine
+from ortflex_core.engines.buffers import (
+    DataBuffers,
+    ReadLosses,
+    Scalar,
+    Scales,
+    Twins,
+    averaged,
+    check_state,
+    start_average,
+)
+from ortflex_core.engines.evaluator import Evaluator
+from ortflex_core.engines.last_good import first_not_finite
+
+__all__ = [
+    "DataBuffers",
+    "Evaluator",
+    "HostEngine",
+    "ReadLosses",
+    "Scalar",
+    "Scales",
+    "Twins",
+    "averaged",
+    "check_state",
+    "first_not_finite",
+    "start_average",
+]

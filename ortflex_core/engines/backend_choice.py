@@ -1,0 +1,145 @@
+"""Which backend trains a problem: what each says against it, and what is said of one that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ortflex_core.entries import OURS, warn_once
+from ortflex_core.errors import BrokenPlugin, OrtflexError, Unsupported, describe_error, short_repr
+from ortflex_core.problem.problem import Problem
+from ortflex_core.protocols.kinds import Backend, Device, Engine
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime.installation import Runtime
+
+_ENGINE = (*Engine.__annotations__, *(n for n in vars(Engine) if not n.startswith("_")))
+
+
+def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
+    """The one that is named, or all that can be loaded, the highest priority first."""
+    if spec != "auto":
+        return [plugins.component("backends", spec)]
+    found: list[Backend] = []
+    for name in plugins["backends"].names():
+        try:
+            backend = plugins.component("backends", name)
+            if not isinstance(backend.priority, int | float):
+                text = f"priority is {short_repr(backend.priority)}, expected a number"
+                raise BrokenPlugin(f"{whose(plugins, 'backends', backend)}: {text}", backend)
+        except OrtflexError as error:
+            # A broken plugin must not keep the others from training.
+            warn_once(f"a backend is left out: {error}")
+        else:
+            found.append(backend)
+    if not found:
+        # The name of one that was switched off says so.
+        for entry in plugins["backends"].off:
+            plugins.component("backends", entry.name)
+        raise Unsupported("there is no backend; `ortflex plugins` lists what is installed")
+    return sorted(found, key=lambda b: -b.priority)
+
+
+def against(
+    plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
+) -> list[str]:
+    """The reasons of a backend against a problem, or against the installed runtime.
+
+    Raises:
+        BrokenPlugin: the backend fails to say, or says something else than reasons.
+    """
+    label = whose(plugins, "backends", backend)
+    return reasons(
+        backend, lambda: backend.available(runtime), f"{label} fails in available"
+    ) or reasons(
+        backend, lambda: backend.supports(problem, device, runtime), f"{label} fails in supports"
+    )
+
+
+def reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
+    """A list of sentences from a plugin.
+
+    Raises:
+        BrokenPlugin: it raises anything of its own, or gives something else.
+    """
+    try:
+        given = ask()
+    except (OrtflexError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # of a plugin that the user may not have asked for
+        raise BrokenPlugin(f"{failing}: {describe_error(error)}", culprit) from error
+    if not isinstance(given, list | tuple) or not all(isinstance(r, str) for r in given):
+        kind = type(given).__name__
+        raise BrokenPlugin(
+            f"{failing}: it gives {kind}, expected a list of reasons (texts)", culprit
+        )
+    return list(given)
+
+
+def engine(
+    plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
+) -> Engine:
+    """The engine of a backend for a problem.
+
+    Raises:
+        BrokenPlugin: the backend raises something of its own, or makes no engine.
+        OrtflexError: what the backend raises on purpose.
+    """
+    failing = f"{whose(plugins, 'backends', backend)} fails in build"
+    try:
+        made = backend.build(problem, device, runtime)
+        missing = [name for name in _ENGINE if not hasattr(made, name)]
+    except (OrtflexError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        raise BrokenPlugin(f"{failing}: {describe_error(error)}", backend) from error
+    if missing:
+        raise BrokenPlugin(
+            f"{failing}: it gives {type(made).__name__}, expected an Engine; it has no "
+            f"{', '.join(missing)}",
+            backend,
+        )
+    return made
+
+
+def chosen(
+    plugins: Plugins,
+    backends: Sequence[Backend],
+    problem: Problem,
+    device: Device,
+    runtime: Runtime,
+) -> tuple[Backend, Engine]:
+    """The first backend that supports a problem, and its engine.
+
+    One that fails is passed over with a warning where there are others, as one that refuses is.
+
+    Raises:
+        Unsupported: there is none; each one's reasons are given.
+        BrokenPlugin: the only one fails.
+    """
+    told_of: list[str] = []
+    for backend in backends:
+        own = plugins["backends"].entry_of(backend)
+        try:
+            found = against(plugins, backend, problem, device, runtime)
+            if not found:
+                return backend, engine(plugins, backend, problem, device, runtime)
+        except OrtflexError as error:
+            broken = isinstance(error, BrokenPlugin) and error.culprit is backend
+            # What ours raise on purpose is about the problem, and true of every backend.
+            if len(backends) == 1 or (not broken and own is not None and own.owner == OURS):
+                raise
+            warn_once(f"a backend is passed over: {error}")
+            found = [str(error)]
+        name = backend.name or (own.name if own is not None else type(backend).__name__)
+        told_of.extend(f"  {name}: {reason}" for reason in found)
+    what = "no backend can" if len(backends) != 1 else f"{backends[0].name} cannot"
+    raise Unsupported(f"{what} train this here ({runtime}):\n" + "\n".join(told_of))
+
+
+def whose(plugins: Plugins, kind: str, component: Any) -> str:
+    """A component in a sentence, with the distribution that it is from."""
+    entry = plugins[kind].entry_of(component)
+    if entry is not None:
+        return entry.described
+    cls = type(component)
+    return f"{cls.__module__}.{cls.__qualname__}"

@@ -1,0 +1,206 @@
+"""Memory that engines share: data buffers, weights in two versions, scalars and the scales of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ortflex_core.data.batches import Batch
+from ortflex_core.engines.last_good import first_not_finite
+from ortflex_core.errors import DataError, suggest
+from ortflex_core.graph.ports import Key, Port
+from ortflex_core.problem.problem import Problem
+from ortflex_core.protocols.kinds import Device, Value
+from ortflex_core.runtime.binder import HostVector
+from ortflex_core.types import Array, TensorSpec, numpy_dtype, shape_text
+
+
+class DataBuffers:
+    """One fixed buffer per data input for batches of one shape; rows are copied straight into it."""
+
+    def __init__(self, device: Device, specs: Iterable[TensorSpec], batch: Batch) -> None:
+        self._device = device
+        self.values: dict[str, Value] = {}
+        self._views: list[tuple[str, Array]] = []
+        self._staged: list[tuple[str, Array, Value]] = []
+        for spec in specs:
+            value = device.empty(batch.shape(spec.name), spec.numpy)
+            self.values[spec.name] = value
+            view = device.view(value)
+            if view is None:
+                staged = np.empty(batch.shape(spec.name), spec.numpy)
+                self._staged.append((spec.name, staged, value))
+            else:
+                self._views.append((spec.name, view))
+
+    def fill(self, batch: Batch) -> None:
+        """Copy a batch's rows to where the graphs read them."""
+        for name, view in self._views:
+            batch.copy(name, view)
+        for name, staged, value in self._staged:
+            batch.copy(name, staged)
+            self._device.write(value, staged)
+
+
+class Twins:
+    """Named tensors in two versions: a graph reads one and writes the other, then they swap.
+
+    Binding an output over its own input would be smaller and is wrong: onnxruntime runs updates
+    before other readers of the old value. ``ports`` says of each name what it is in
+    programs; None where programs know it by the name.
+    """
+
+    def __init__(
+        self, device: Device, initial: Mapping[str, Array], ports: Mapping[str, Port] | None = None
+    ) -> None:
+        self._device = device
+        self._ports: Mapping[str, Key] = (
+            {name: name for name in initial} if ports is None else ports
+        )
+        self.versions: tuple[dict[str, Value], dict[str, Value]] = (
+            {name: device.put(array) for name, array in initial.items()},
+            {name: device.empty(array.shape, array.dtype) for name, array in initial.items()},
+        )
+        self.current = 0
+        # The host's views of both versions, where it has any: making one costs more than a copy.
+        self._views: dict[int, dict[str, Array | None]] = {}
+        self._kept: dict[str, Array] = {}
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The version that holds now."""
+        return self.versions[self.current]
+
+    def at_ports(self, version: int) -> dict[Key, Value]:
+        """The tensors of a version by their ports."""
+        return {self._ports[name]: value for name, value in self.versions[version].items()}
+
+    def read(self) -> dict[str, Array]:
+        """Copies of the version that holds now."""
+        return {
+            name: self._device.read(self.values[name]) if view is None else view.copy()
+            for name, view in self._seen().items()
+        }
+
+    def not_finite(self) -> str | None:
+        """The name of a tensor that holds now and is not finite."""
+        seen = {
+            name: self._device.read(self.values[name]) if view is None else view
+            for name, view in self._seen().items()
+        }
+        return first_not_finite(seen)
+
+    def keep(self) -> None:
+        """Remember the version that holds now; new memory is slower to take than to write."""
+        for name, view in self._seen().items():
+            if view is None:
+                self._kept[name] = self._device.read(self.values[name])
+            elif name in self._kept:
+                self._kept[name][...] = view
+            else:
+                self._kept[name] = view.copy()
+
+    def back(self) -> None:
+        """Make what was kept the version that holds now."""
+        for name, array in self._kept.items():
+            self._device.write(self.values[name], array)
+
+    def _seen(self) -> dict[str, Array | None]:
+        """The host's views of the version that holds now; None where it has none."""
+        if self.current not in self._views:
+            views = {name: self._device.view(value) for name, value in self.values.items()}
+            self._views[self.current] = views
+        return self._views[self.current]
+
+    def write(self, state: Mapping[str, Array], what: str) -> None:
+        """Replace some tensors; nothing is written unless everything fits.
+
+        Raises:
+            DataError: an unknown name or another shape.
+        """
+        check_state(state, {n: tuple(v.shape()) for n, v in self.values.items()}, what)
+        for name, array in state.items():
+            self._device.write(self.values[name], np.asarray(array))
+
+
+def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], what: str) -> None:
+    """Names and shapes of a state against what there is."""
+    for name, array in state.items():
+        if name not in shapes:
+            raise DataError(f"unknown {what} {name!r}; {suggest(name, shapes)}")
+        if tuple(np.shape(array)) != tuple(shapes[name]):
+            raise DataError(
+                f"the {what} {name!r} has shape {shape_text(tuple(shapes[name]))}, "
+                f"got {shape_text(tuple(np.shape(array)))}"
+            )
+
+
+class ReadLosses:
+    """Losses that are on the host already."""
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self, pairs: list[tuple[float, float]]) -> None:
+        self._pairs = pairs
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        return self._pairs
+
+
+class Scalar:
+    """A tensor of one element that is read or written every step."""
+
+    __slots__ = ("_device", "_value", "_view")
+
+    def __init__(self, device: Device, value: Value) -> None:
+        self._device = device
+        self._value = value
+        self._view = device.view(value)
+
+    def read(self) -> float:
+        """The number."""
+        if self._view is not None:
+            return self._view.item()  # type: ignore[no-any-return]
+        return float(self._device.read(self._value).item())
+
+    def write(self, number: float) -> None:
+        """Set the number."""
+        if self._view is not None:
+            self._view.fill(number)
+        else:
+            kind = numpy_dtype(self._value.element_type())
+            self._device.write(self._value, np.full(self._value.shape(), number, kind))
+
+
+class Scales:
+    """The scale of every loss term, set when a batch's denominators are others than the last's."""
+
+    __slots__ = ("_denominators", "_hosts", "_problem")
+
+    def __init__(self, problem: Problem, hosts: HostVector) -> None:
+        self._problem = problem
+        self._hosts = hosts
+        self._denominators: Sequence[float] | None = None
+
+    def set(self, denominators: Sequence[float]) -> None:
+        """Bind factor / denominator of a step; 0 for one without weight."""
+        # Whole batches of unweighted data share one list, so most steps end here.
+        if denominators is self._denominators:
+            return
+        self._denominators = denominators
+        self._hosts.update(self._problem.scales(denominators))
+
+
+def averaged(problem: Problem, slots: Twins) -> dict[str, Value]:
+    """The averages of the weights, by parameter; nothing where none are kept."""
+    if problem.updating.average is None:
+        return {}
+    return {n: slots.values[key] for n, key in problem.average_keys.items()}
+
+
+def start_average(problem: Problem, slots: Twins, state: Mapping[str, Array]) -> None:
+    """Weights that somebody set are their own average."""
+    if problem.updating.average is not None:
+        slots.write({problem.average_keys[n]: array for n, array in state.items()}, "average")

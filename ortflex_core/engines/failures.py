@@ -1,0 +1,66 @@
+"""Why a compiled step fails on data that fit by name and type: sizes that only a run can tell."""
+
+from __future__ import annotations
+
+from ortflex_core.data.columns import Batch
+from ortflex_core.errors import DataError, GraphError, MissingKernel
+from ortflex_core.problem.problem import Problem
+from ortflex_core.protocols.kinds import Engine
+from ortflex_core.types import shape_text
+
+
+def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
+    """The failure of a step in terms of the model and the data; ``error`` itself if that says nothing."""
+    if isinstance(error, MissingKernel):
+        return error
+    try:
+        check_rows(problem, engine, batch)
+    except DataError as better:
+        return better
+    except GraphError as same:
+        columns = ", ".join(
+            f"{i.name} {shape_text(batch.shape(i.name))} (the model takes {shape_text(i.shape)})"
+            for i in problem.model.inputs
+            if i.name in batch.columns
+        )
+        return DataError(f"the model cannot run on a batch with {columns}: {same}")
+    return error
+
+
+def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
+    """Run the model on a batch and see whether what the losses see has a row for every label.
+
+    Raises:
+        DataError: names the tensor, its shape and the batch's; a broadcast would hide it.
+        GraphError: the model does not run on this batch.
+    """
+    found = engine.predict(batch, problem.predicted)
+    for term in problem.terms:
+        name = term.predicted.name
+        got, declared = found[name].shape, shape_text(problem.model.value(name).shape)
+        if got[:1] != (batch.size,):
+            raise DataError(
+                f"{name!r}, which the {term.loss.name} loss sees, has shape {shape_text(got)} for a "
+                f"batch of {batch.size} rows (the model says {declared}): its first dimension does "
+                "not follow the batch. Put the loss on a tensor with one row a sample: "
+                "loss={'name': …, 'predicted': …}"
+            )
+        label = batch.shape(term.label.name)
+        if term.label.shape == term.predicted.shape and label != got:
+            raise DataError(
+                f"{name!r}, which the {term.loss.name} loss sees, has shape {shape_text(got)} for "
+                f"this batch (the model says {declared}), its labels {term.label_key!r} have "
+                f"{shape_text(label)}; expected the same"
+            )
+
+
+def batch_dim_uncertain(problem: Problem) -> bool:
+    """Whether some predicted tensor has a first dimension that is none of the inputs'."""
+    batches = {i.shape[0] for i in problem.model.inputs if i.shape} | {"batch"}
+    for name in problem.predicted:
+        shape = problem.model.value(name).shape
+        # Inference calls what it does not know unk__0, unk__1, …: it may well be the batch.
+        first = shape[0] if shape else None
+        if first is not None and first not in batches and not str(first).startswith("unk__"):
+            return True
+    return False

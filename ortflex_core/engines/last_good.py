@@ -1,0 +1,65 @@
+"""The last good state of a training: kept at each epoch's start, put back where a loss is not finite."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ortflex_core.protocols.kinds import Engine
+from ortflex_core.types import Array
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """An engine that keeps a state by itself, in memory that it takes once."""
+
+    def keep(self) -> str | None:
+        """Keep the state; if a parameter is not finite, return its name and keep what was kept."""
+
+    def back(self) -> None:
+        """Go back to the state that was kept."""
+
+
+class Good:
+    """The last good state of an engine."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._keeper: Keeping | None = None
+        self._copies: tuple[dict[str, Array], ...] = ()
+
+    def keep(self, engine: Engine) -> str | None:
+        """Keep an engine's state; the name of a parameter that is not finite, if there is one."""
+        # Asked once an engine: a look at a protocol takes as long as ten small copies.
+        known = engine is self._engine
+        keeper = self._keeper if known else engine if isinstance(engine, Keeping) else None
+        if keeper is not None:
+            bad = keeper.keep()
+        else:
+            state = engine.state()
+            bad = first_not_finite(state)
+            if bad is None:
+                self._copies = (state, engine.slots(), engine.buffers())
+        if bad is None:
+            self._engine, self._keeper = engine, keeper
+        return bad
+
+    def back(self) -> bool:
+        """Put the state back; whether there was one."""
+        engine = self._engine
+        if engine is None:
+            return False
+        if self._keeper is not None:
+            self._keeper.back()
+        else:
+            state, slots, buffers = self._copies
+            engine.load(state)
+            engine.load_slots(slots)
+            engine.load_buffers(buffers)
+        return True
+
+
+def first_not_finite(state: dict[str, Array]) -> str | None:
+    """The name of the first array with an element that is not finite."""
+    return next((name for name, a in state.items() if not np.isfinite(a).all()), None)

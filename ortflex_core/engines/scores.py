@@ -1,0 +1,152 @@
+"""Predictions, losses and metrics beside a training: all rows, some at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from ortflex_core.data.batches import Batch
+from ortflex_core.errors import DataError
+from ortflex_core.graph.ports import Key, Port
+from ortflex_core.model.training_mode import buffer_value
+from ortflex_core.problem.problem import LossTerm, Problem
+from ortflex_core.programs import stages
+from ortflex_core.protocols import calls
+from ortflex_core.protocols.kinds import Device, Metric, MetricState
+from ortflex_core.runtime.session import run_once
+from ortflex_core.types import Array, Shape
+
+# Rows at a time: enough to be quick, few enough for any memory.
+_CHUNK = 1024
+
+Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]]
+
+
+def chunk_size(problem: Problem, rows: int) -> int:
+    """Rows that are evaluated at a time; a fixed batch dimension decides.
+
+    Raises:
+        DataError: the rows are no multiple of a fixed batch dimension.
+    """
+    fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
+    if fixed and rows % fixed[0]:
+        raise DataError(
+            f"the model has a fixed batch dimension of {fixed[0]}, {rows} rows are no multiple of it; "
+            "give such a number of rows, or make the Trainer with free_batch=True"
+        )
+    return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
+
+
+def slices(
+    columns: Mapping[str, Array], rows: int, size: int, denominators: Sequence[float | Array]
+) -> list[Batch]:
+    """Consecutive rows, ``size`` at a time; views, not copies."""
+    out = []
+    for start in range(0, rows, size):
+        part = {name: array[start : start + size] for name, array in columns.items()}
+        count = min(size, rows - start)
+        totals = [
+            float(d * count) if isinstance(d, float) else float(d[start : start + size].sum())
+            for d in denominators
+        ]
+        out.append(Batch(part, None, count, totals))
+    return out
+
+
+@attrs.frozen
+class Scores:
+    """Loss and metrics of labelled data, ``batches()``; called with whatever evaluates a batch."""
+
+    problem: Problem
+    metrics: Sequence[Metric]
+    batches: Callable[[], Iterable[Batch]]
+
+    def __call__(self, evaluate: Evaluate) -> dict[str, float]:
+        """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
+        terms = self.problem.terms
+        wanted = [terms[0].output] if self.metrics else []
+        states = [_started(m) for m in self.metrics]
+        totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
+        for batch in self.batches():
+            sums, outputs = evaluate(batch, wanted)
+            totals += sums
+            denominators += batch.denominators
+            if not states:
+                continue
+            labels = batch.array(terms[0].label.name)
+            weight = batch.array(terms[0].weight.name) if terms[0].weight else None
+            predicted = _beside_labels(terms[0], outputs[wanted[0]], labels)
+            for metric, state in zip(self.metrics, states, strict=True):
+                with calls.calling(metric, "update"):
+                    state.update(labels, predicted, weight)
+        if self.problem.reduction == "sum":
+            denominators[:] = 1.0
+        factors = np.array([t.factor for t in terms])
+        means = np.divide(totals, denominators, out=np.zeros_like(totals), where=denominators > 0)
+        scores = {"loss": float(factors @ means)}
+        for metric, state in zip(self.metrics, states, strict=True):
+            column, score = calls.score(metric, state)
+            scores[column] = score
+        return scores
+
+
+def _started(metric: Metric) -> MetricState:
+    with calls.calling(metric, "start"):
+        return metric.start()
+
+
+def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
+    """What the user's output says, in the form that labels have; metrics see it, not raw scores.
+
+    Labels have the form of the scores that the loss sees, from which a Sigmoid may have gone on to
+    another shape, or to the two columns [1 - p, p].
+    """
+    if term.traced_back != "Sigmoid" or output.shape == labels.shape:
+        return output
+    if output.size == 2 * labels.size and output.shape[-1] == 2:
+        output = output[..., 1]
+    return output.reshape(labels.shape) if output.size == labels.size else output
+
+
+def per_sample(
+    problem: Problem, device: Device, columns: Mapping[str, Array], state: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The values of every loss before weights and reduction, by the tensor each one is on."""
+    model = problem.model
+    feeds: dict[Key, Array] = {
+        Port("frozen", of=n): state[n] if n in state else model.initializer(n)
+        for n in model.initializers
+    }
+    for name in problem.buffers:
+        feeds[Port("buffer", of=name)] = state.get(name, buffer_value(problem, name))
+    feeds |= {Port("parameter", of=n): state[n] for n in problem.parameters}
+    feeds |= {port: columns[n] for n, port in problem.column_ports.items() if n in columns}
+    out = {}
+    for term in problem.terms:
+        program = stages.per_sample_program(problem, term)
+        result = run_once(program, feeds, problem.constants(), device)
+        out[term.output] = result["per_sample"]
+    return out
+
+
+def slope(problem: Problem, device: Device, score: float, label: float) -> float:
+    """The derivative of the first loss by the score of one sample, from its compiled graph."""
+    term: LossTerm = problem.terms[0]
+    program = stages.loss_program(attrs.evolve(problem, terms=(term,)))
+    predicted = np.full(_single(term.predicted.shape), score, term.predicted.numpy)
+    feeds = {
+        Port("output", of=term.predicted.name): predicted,
+        term.label_port: np.full(_single(term.label.shape), label).astype(term.label.numpy),
+    }
+    if term.weight is not None and term.weight_port is not None:
+        feeds[term.weight_port] = np.ones(_single(term.weight.shape), term.weight.numpy)
+    values = {**problem.constants(), term.scale_symbol: 1.0}
+    result = run_once(program, feeds, values, device)
+    return float(result[Port("gradient", of=term.predicted.name)].ravel()[0])
+
+
+def _single(shape: Shape | None) -> list[int]:
+    """A shape with one of whatever there may be several of."""
+    return [d if isinstance(d, int) else 1 for d in shape or ()]

@@ -1,0 +1,166 @@
+"""Entry points as they are installed: their distributions, and the messages for broken ones.
+
+Nothing here imports a plugin but :meth:`Entry.load`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from ortflex_core.errors import BrokenPlugin, describe_error
+
+_log = logging.getLogger("ortflex")
+
+OURS = "ortflex"
+"""The distribution of the built-in plugins."""
+
+DISABLE = "ORTFLEX_DISABLE_PLUGINS"
+"""The environment variable that switches distributions off."""
+
+_SINGULAR = {
+    "losses": "loss",
+    "penalties": "penalty",
+    "data": "data source",
+    "gradients": "gradient family",
+    "ortflex": "hook plugin",
+}
+
+
+def singular(kind: str) -> str:
+    """The word for one of a kind, for messages."""
+    return _SINGULAR.get(kind, kind.removesuffix("s"))
+
+
+def normalized(distribution: str) -> str:
+    """The name of a distribution as PEP 503 compares it.
+
+    >>> normalized("My_Package")
+    'my-package'
+    """
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
+
+
+@attrs.frozen
+class Entry:
+    """One entry point: its name, where its object is, and its distribution."""
+
+    kind: str
+    name: str
+    target: str
+    distribution: str
+    version: str
+    _point: importlib.metadata.EntryPoint = attrs.field(repr=False, eq=False)
+
+    @property
+    def owner(self) -> str:
+        """The distribution, normalized."""
+        return normalized(self.distribution)
+
+    @property
+    def qualified(self) -> str:
+        """The qualified name, which is unique: ``my-package/adam``."""
+        return f"{self.owner}/{self.name}"
+
+    @property
+    def described(self) -> str:
+        """The plugin in a sentence: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
+        return (
+            f"the {singular(self.kind)} {self.name!r} ({self.target}, from {self.distribution} "
+            f"{self.version})"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the plugin is broken; a built-in plugin is never switched off."""
+        if self.owner == OURS:
+            return "Install ortflex again"
+        return f"Repair or uninstall {self.distribution}, or set {disabling([self.owner])}"
+
+    def load(self) -> Any:
+        """Import the object.
+
+        Raises:
+            BrokenPlugin: its import raised (SystemExit included, Ctrl-C not), with the
+                plugin's name and owner.
+        """
+        try:
+            return self._point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module may end in sys.exit()
+            raise BrokenPlugin(
+                f"{self.described} cannot be imported: {describe_error(error)}. {self.remedy}"
+            ) from error
+
+    def stands_for(self, cls: type) -> bool:
+        """Whether this is the entry of a class; nothing is imported."""
+        module, _, path = self.target.partition("[")[0].partition(":")
+        if (cls.__module__, cls.__qualname__) == (module.strip(), path.strip()):
+            return True
+        found: object = sys.modules.get(module.strip())
+        for part in path.strip().split("."):
+            found = getattr(found, "__dict__", {}).get(part)
+        return found is cls
+
+
+def disabling(owners: Iterable[str]) -> str:
+    """The setting that switches distributions off, including those that are already off."""
+    known = [name.strip() for name in os.environ.get(DISABLE, "").split(",") if name.strip()]
+    return f"{DISABLE}={','.join(dict.fromkeys([*known, *owners]))}"
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(text: str) -> None:
+    """Log a warning, once in a process: many Trainers find the same broken plugin."""
+    _log.warning("%s", text)
+
+
+def installed(groups: Iterable[str]) -> Iterator[tuple[importlib.metadata.EntryPoint, str, str]]:
+    """The entry points of some groups, with the names and versions of their distributions.
+
+    A distribution whose metadata cannot be read is left out with a warning.
+    """
+    wanted = set(groups)
+    try:
+        found = importlib.metadata.entry_points()
+        points = [point for group in groups for point in found.select(group=group)]
+    except Exception:  # one unreadable file; everything else is there
+        points = [p for p in _one_by_one() if p.group in wanted]
+    owners: dict[int, tuple[str, str]] = {}  # each look-up reads and parses a file
+    for point in points:
+        made = point.dist
+        if id(made) not in owners:
+            owners[id(made)] = ("unknown", "0") if made is None else _owner(made)
+        yield point, *owners[id(made)]
+
+
+def _one_by_one() -> Iterator[importlib.metadata.EntryPoint]:
+    """The entry points of every distribution that has readable ones, the first of each name."""
+    seen: set[str] = set()
+    for made in importlib.metadata.distributions():
+        name, _ = _owner(made)
+        if normalized(name) in seen and name != "unknown":
+            continue
+        seen.add(normalized(name))
+        try:
+            yield from made.entry_points
+        except Exception as error:  # bytes that are not UTF-8, lines without "=", …
+            warn_once(f"the entry points of {name} cannot be read: {describe_error(error)}")
+
+
+def _owner(made: importlib.metadata.Distribution) -> tuple[str, str]:
+    """Name and version; files of metadata may be missing or broken."""
+    try:
+        name, version = made.metadata["Name"], made.metadata["Version"]
+    except Exception:  # the file is missing, or not UTF-8
+        return "unknown", "0"
+    return name or "unknown", version or "0"

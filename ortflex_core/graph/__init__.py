@@ -1,0 +1,42 @@
+"""Symbolic tensors, and how formulas over them become ONNX graphs.
+
+Owns: the operators (``op.Abs(x)``), the :class:`Trace` that records them, host scalars, the simplification
+of what was recorded, and the :class:`Program`, a serialized graph whose values are found by their
+:class:`Port`.
+
+May import: the flat modules of the core. Nothing here knows a model, a loss or a runtime.
+
+Add here: a simplification (:mod:`~ortflex_core.graph.simplify`),
+a control-flow operator (:mod:`~ortflex_core.graph.control_flow`).
+"""
+
+from ortflex_core.graph.control_flow import Sub, captured_names, replay
+from ortflex_core.graph.counter_rng import dropout
+from ortflex_core.graph.host_scalars import Host, HostProgram
+from ortflex_core.graph.ops import FLOATS, RANDOM, Ops, Tensor, Trace
+from ortflex_core.graph.ports import COLUMNS, PARTS, Key, Port, ports_of
+from ortflex_core.graph.program import Program, ancestors, build
+from ortflex_core.graph.sequences import SEQUENCE_OPERATORS
+
+__all__ = [
+    "COLUMNS",
+    "FLOATS",
+    "PARTS",
+    "RANDOM",
+    "SEQUENCE_OPERATORS",
+    "Host",
+    "HostProgram",
+    "Key",
+    "Ops",
+    "Port",
+    "Program",
+    "Sub",
+    "Tensor",
+    "Trace",
+    "ancestors",
+    "build",
+    "captured_names",
+    "dropout",
+    "ports_of",
+    "replay",
+]

@@ -1,0 +1,444 @@
+"""The graphs inside If, Loop and Scan: traced, typed, inlined where that is possible, written back.
+
+A subgraph is traced in a :class:`Sub`, a trace of its own in which the outer values that it reads
+are inputs under the names they have there. What is known while the graph is built needs no
+subgraph: an If of a constant condition is its branch, a short Loop its iterations in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from ortflex_core.errors import GraphError
+from ortflex_core.graph import sequences
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.program import build
+from ortflex_core.types import Array, Shape
+
+CONTROL = frozenset({"If", "Loop", "Scan"})
+Types = list[tuple[int, Shape | None]]
+MOST_ADDED = 30_000
+"""Nodes that a graph may gain by functions written out, and as many by loops."""
+# A loop is written out in a row while that makes so many nodes at most, and no more copies of its
+# body than this, those of loops around it that are written out multiplied; all loops together, while
+# they add no more nodes than MOST_ADDED.
+_MOST_NODES = 128
+_MOST_COPIES = 256
+_MOST_NODES_OF_SEQUENCES = 4096
+"""Where sequences come in, there is no other way."""
+
+
+class Sub:
+    """A subgraph in the making; ``outer`` are values around it, by the names they have inside."""
+
+    def __init__(self, trace: Trace, outer: Mapping[str, Tensor]) -> None:
+        self.trace = Trace(trace.opsets)
+        self.trace.copies, self.trace.added = trace.copies, trace.added
+        self.op = self.trace.op
+        # No two subgraphs of a graph, one inside the other, may call different values the same.
+        self.prefix = f"in{len(trace.nodes)}/"
+        self.outer: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor] = {}
+        self.formals: list[Tensor] = []
+        for name, tensor in outer.items():
+            self.capture(tensor, name)
+
+    def capture(self, tensor: Tensor, name: str = "") -> Tensor:
+        """An outer value inside; constants are constants there, too."""
+        name = name or f"{self.prefix}outer{len(self.outer)}"
+        if tensor.constant is not None:
+            inner = self.trace.constant(tensor.constant, tensor.dtype)
+        else:
+            inner = self.later(name, tensor.dtype, tensor.shape)
+            self.outer[name] = tensor
+        self.values[name] = inner
+        return inner
+
+    def later(self, name: str, dtype: int, shape: Shape | None) -> Tensor:
+        """A value of the outside that will be there when the subgraph is complete."""
+        return self.trace.input(name, dtype, shape)
+
+    def formal(self, dtype: int, shape: Shape | None) -> Tensor:
+        """The next input of the subgraph."""
+        tensor = self.trace.input(f"formal{len(self.formals)}", dtype, shape)
+        self.formals.append(tensor)
+        return tensor
+
+    def graph(
+        self, outputs: Sequence[Tensor], later: Mapping[str, Tensor] | None = None
+    ) -> tuple[AttributeProto, dict[str, Tensor]]:
+        """The subgraph as an attribute's value, and the outer values that it reads."""
+        named = {f"result{k}": tensor for k, tensor in enumerate(outputs)}
+        program = build(self.trace, named, name="subgraph")
+        graph = program.proto().graph
+        outer = {**self.outer, **(later or {})}
+        used = {spec.name: outer[spec.name] for spec in program.inputs if spec.name in outer}
+        del graph.input[:]
+        # No sizes: those of a loop's values may differ from one iteration to the next. But
+        # onnxruntime wants to be told that the iteration's number is a scalar.
+        graph.input.extend(
+            onnx.helper.make_tensor_value_info(t.hint, t.dtype, () if t.shape == () else None)
+            for t in self.formals
+        )
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
+        _prefix(graph, self.prefix, set(used))
+        return AttributeProto(name="", type=AttributeProto.GRAPH, g=graph), used
+
+
+def _prefix(graph: GraphProto, prefix: str, keep: set[str]) -> None:
+    """Put ``prefix`` before all names but those of outer values."""
+
+    def renamed(name: str) -> str:
+        return name if not name or name in keep else prefix + name
+
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = renamed(value.name)
+    for node in graph.node:
+        node.name = renamed(node.name)
+        node.input[:] = map(renamed, node.input)
+        node.output[:] = map(renamed, node.output)
+        for inner in subgraphs_of(node):
+            _prefix(inner, prefix, keep)
+
+
+def subgraphs_of(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes."""
+    return [
+        graph
+        for a in node.attribute
+        for graph in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)
+    ]
+
+
+def captured_names(node: NodeProto) -> list[str]:
+    """The names of outer values that a node's subgraphs read."""
+    found: dict[str, None] = {}
+    for graph in subgraphs_of(node):
+        own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+        for inner in graph.node:
+            used = [*(i for i in inner.input if i), *captured_names(inner)]
+            found.update(dict.fromkeys(n for n in used if n not in own))
+            own.update(inner.output)
+        found.update(dict.fromkeys(o.name for o in graph.output if o.name not in own))
+    return list(found)
+
+
+def constant_of(node: NodeProto) -> Array | None:
+    """The value of a Constant node, in whichever attribute it is written."""
+    attribute = node.attribute[0]
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return onnx.numpy_helper.to_array(value)
+    if attribute.name in ("value_float", "value_floats"):
+        return np.asarray(value, dtype=np.float32)
+    if attribute.name in ("value_int", "value_ints"):
+        return np.asarray(value, dtype=np.int64)
+    return None
+
+
+def replay(
+    trace: Trace,
+    graph: GraphProto,
+    formals: Sequence[Tensor | None],
+    outer: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """Trace the nodes of a subgraph, whichever graph they then belong to; its outputs."""
+    values: dict[str, Any] = dict(outer)
+    values.update(
+        (t.name, trace.constant(onnx.numpy_helper.to_array(t))) for t in graph.initializer
+    )
+    values.update(zip((i.name for i in graph.input), formals, strict=False))
+    for node in graph.node:
+        arguments = [values[name] if name else None for name in node.input]
+        captures = {name: values[name] for name in captured_names(node)}
+        made = trace_node(trace, node, arguments, captures)
+        values.update((n, t) for n, t in zip(node.output, made, strict=False) if n)
+    return [values[o.name] for o in graph.output]
+
+
+def trace_node(
+    trace: Trace,
+    node: NodeProto,
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+    types: Types | None = None,
+) -> tuple[Tensor, ...]:
+    """A node of a file in a trace; control flow that is known by now is inlined.
+
+    Without ``types`` they are inferred.
+    """
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    attributes = {a.name: a for a in node.attribute}
+    if domain == "" and node.op_type == "Constant":
+        value = constant_of(node)
+        if value is not None:
+            return (trace.constant(value),)
+    if domain == "" and node.op_type in sequences.RESOLVERS:
+        return tuple(sequences.resolve(trace, node.op_type, attributes, arguments))
+    if domain == "" and node.op_type == "SequenceMap":
+        return tuple(_mapped(trace, attributes["body"].g, arguments, captures))  # type: ignore[arg-type]
+    if domain == "" and node.op_type == "Identity":
+        return (arguments[0],)  # type: ignore[return-value]  # it may be a sequence
+    if domain == "" and node.op_type in CONTROL:
+        inlined = _INLINE[node.op_type](trace, attributes, arguments, captures)
+        if inlined is not None:
+            return tuple(inlined)
+        if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
+            types = []  # it is refused below
+        elif types is None or any(shape is None for _, shape in types):
+            # onnx's own inference gives up the rank of whatever a loop carries.
+            types = _TYPES[node.op_type](trace, attributes, arguments, captures)
+    if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
+        raise GraphError(
+            f"{node.op_type} {node.name!r} reads a sequence; sequences are resolved while the graph "
+            "is traced, which needs a number of iterations or a condition that is known by then, "
+            f"and at most {_MOST_COPIES} iterations of {_MOST_NODES_OF_SEQUENCES} nodes altogether. Ways "
+            "out: export the model again so that no loop makes a sequence, such as with a fixed number of "
+            "rows, or with torch's Embedding and a mean instead of EmbeddingBag"
+        )
+    return trace.node(
+        node.op_type,
+        arguments,
+        attributes,
+        outputs=len(node.output),
+        domain=domain,
+        name=node.name,
+        captures=captures,
+        types=types,
+    )
+
+
+def _mapped(
+    trace: Trace,
+    body: GraphProto,
+    arguments: Sequence[Any],
+    captures: Mapping[str, Tensor],
+) -> list[sequences.TensorSequence]:
+    """SequenceMap: the body for each element of the first sequence."""
+    many = sequences.TensorSequence
+    if any(isinstance(a, sequences.Parts) for a in (*arguments, *captures.values())):
+        raise GraphError(
+            "SequenceMap of a sequence whose length is not known while the graph is built"
+        )
+    count = len(arguments[0])
+    rows = [
+        replay(trace, body, [a[k] if isinstance(a, many) else a for a in arguments], captures)
+        for k in range(count)
+    ]
+    return [many(column) for column in zip(*rows, strict=True)]
+
+
+def _known(tensor: Tensor | None) -> Any:
+    """The value of a constant scalar, or None."""
+    if tensor is None or tensor.constant is None or tensor.constant.size != 1:
+        return None
+    return tensor.constant.item()
+
+
+def ints(attributes: Mapping[str, AttributeProto], name: str, count: int) -> list[int]:
+    """An attribute of Scan with an integer for each of ``count`` values, 0 by default."""
+    return list(attributes[name].ints) if name in attributes else [0] * count
+
+
+def _inline_if(
+    trace: Trace,
+    attributes: Mapping[str, AttributeProto],
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+) -> list[Tensor] | None:
+    condition = _known(arguments[0])
+    if condition is None:
+        return None
+    branch = attributes["then_branch" if condition else "else_branch"].g
+    return replay(trace, branch, [], captures)
+
+
+def _few(count: Any, trace: Trace, body: GraphProto, values: Iterable[Any] = ()) -> TypeGuard[int]:
+    """Whether so many iterations, which read these values, are few enough to be written out."""
+    many = any(isinstance(v, sequences.SEQUENCES) for v in values)
+    most = _MOST_NODES_OF_SEQUENCES if many else _MOST_NODES
+    if not isinstance(count, int) or not 0 < count * len(body.node) <= most:
+        return False
+    if trace.copies * count > _MOST_COPIES or trace.added[0] + count * len(body.node) > MOST_ADDED:
+        return False
+    trace.added[0] += count * len(body.node)
+    return True
+
+
+@contextmanager
+def _copied(trace: Trace, count: int) -> Iterator[None]:
+    """While the body of a loop is traced that is written out so many times."""
+    trace.copies *= count
+    try:
+        yield
+    finally:
+        trace.copies //= count
+
+
+def _inline_loop(
+    trace: Trace,
+    attributes: Mapping[str, AttributeProto],
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+) -> list[Tensor] | None:
+    """Iterations in a row, where their number is small and known and the condition stays true."""
+    body, count = attributes["body"].g, _known(arguments[0])
+    start = True if len(arguments) < 2 or arguments[1] is None else _known(arguments[1])
+    none = start is False or (isinstance(count, int) and count <= 0)
+    if none and len(body.output) == len(arguments) - 1:
+        return [state for state in arguments[2:] if state is not None]  # none is left out
+    if start is not True or not _few(count, trace, body, (*arguments, *captures.values())):
+        return None
+    true = trace.constant(np.array(True))
+    states: list[Any] = list(arguments[2:])
+    rows: list[list[Tensor]] = []
+    for k in range(count):
+        with _copied(trace, count):
+            after = replay(trace, body, [trace.constant(np.int64(k)), true, *states], captures)
+        if _known(after[0]) is not True:
+            return None
+        states, scans = after[1 : 1 + len(states)], after[1 + len(states) :]
+        rows.append(scans)
+    return [*states, *(_stacked(trace, parts, 0) for parts in zip(*rows, strict=True))]
+
+
+def _inline_scan(
+    trace: Trace,
+    attributes: Mapping[str, AttributeProto],
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+) -> list[Tensor] | None:
+    body, scanned = attributes["body"].g, attributes["num_scan_inputs"].i
+    inputs: list[Any] = list(arguments)
+    states, scans_in = inputs[:-scanned], inputs[-scanned:]
+    axes = ints(attributes, "scan_input_axes", scanned)
+    backward = ints(attributes, "scan_input_directions", scanned)
+    length = None if scans_in[0].shape is None else scans_in[0].shape[axes[0]]
+    if not _few(length, trace, body, (*arguments, *captures.values())):
+        return None
+    rows: list[list[Tensor]] = []
+    for k in range(length):
+        slices = [
+            trace.op.Gather(x, trace.constant(np.int64(length - 1 - k if b else k)), axis=a)
+            for x, a, b in zip(scans_in, axes, backward, strict=True)
+        ]
+        with _copied(trace, length):
+            after = replay(trace, body, [*states, *slices], captures)
+        states, scans = after[: len(states)], after[len(states) :]
+        rows.append(scans)
+    columns = list(zip(*rows, strict=True))
+    places = ints(attributes, "scan_output_axes", len(columns))
+    turned = ints(attributes, "scan_output_directions", len(columns))
+    stacked = [
+        _stacked(trace, parts[::-1] if t else parts, axis)
+        for parts, axis, t in zip(columns, places, turned, strict=True)
+    ]
+    return [*states, *stacked]
+
+
+def _stacked(trace: Trace, parts: Sequence[Tensor], axis: int) -> Tensor:
+    op = trace.op
+    return op.Concat(*(op.Unsqueeze(p, axes=[axis]) for p in parts), axis=axis)
+
+
+def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
+    """What two shapes have in common."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+
+
+def _if_types(
+    trace: Trace,
+    attributes: Mapping[str, AttributeProto],
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+) -> Types:
+    branches = []
+    for name in ("then_branch", "else_branch"):
+        sub = Sub(trace, captures)
+        branches.append(replay(sub.trace, attributes[name].g, [], sub.values))
+    return [(a.dtype, _merged(a.shape, b.shape)) for a, b in zip(*branches, strict=True)]
+
+
+def _carried(
+    trace: Trace,
+    body: GraphProto,
+    captures: Mapping[str, Tensor],
+    states: Types,
+    before: Types,
+    after: Types,
+    skip: int,
+) -> tuple[Types, Types]:
+    """Types of the carried values over all iterations, and of what each iteration gives."""
+    for _ in range(2):  # a size that changes is unknown the second time
+        sub = Sub(trace, captures)
+        formals = [sub.formal(*t) for t in (*before, *states, *after)]
+        made = replay(sub.trace, body, formals, sub.values)[skip:]
+        here = [(t.dtype, t.shape) for t in made]
+        states = [
+            (d, _merged(s, m[1])) for (d, s), m in zip(states, here[: len(states)], strict=True)
+        ]
+    return states, here[len(states) :]
+
+
+def _loop_types(
+    trace: Trace,
+    attributes: Mapping[str, AttributeProto],
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+) -> Types:
+    states = [(t.dtype, t.shape) for t in arguments[2:] if t is not None]
+    start: Types = [(TensorProto.INT64, ()), (TensorProto.BOOL, ())]
+    body = attributes["body"].g
+    states, scans = _carried(trace, body, captures, states, start, [], 1)
+    return [*states, *((d, None if s is None else (None, *s)) for d, s in scans)]
+
+
+def _scan_types(
+    trace: Trace,
+    attributes: Mapping[str, AttributeProto],
+    arguments: Sequence[Tensor | None],
+    captures: Mapping[str, Tensor],
+) -> Types:
+    scanned = attributes["num_scan_inputs"].i
+    inputs = [t for t in arguments if t is not None]
+    axes = ints(attributes, "scan_input_axes", scanned)
+    slices: Types = []
+    length: int | str | None = None
+    for x, axis in zip(inputs[-scanned:], axes, strict=True):
+        part = None if x.shape is None else list(x.shape)
+        if part is not None:
+            length = part.pop(axis)
+        slices.append((x.dtype, None if part is None else tuple(part)))
+    states: Types = [(t.dtype, t.shape) for t in inputs[:-scanned]]
+    body = attributes["body"].g
+    states, scans = _carried(trace, body, captures, states, [], slices, 0)
+    out = list(states)
+    places = ints(attributes, "scan_output_axes", len(scans))
+    for (dtype, shape), axis in zip(scans, places, strict=True):
+        if shape is None:
+            out.append((dtype, None))
+            continue
+        place = axis % (len(shape) + 1)
+        out.append((dtype, (*shape[:place], length, *shape[place:])))
+    return out
+
+
+_Inline = Callable[
+    [Trace, Mapping[str, AttributeProto], Sequence[Tensor | None], Mapping[str, Tensor]],
+    list[Tensor] | None,
+]
+_INLINE: Mapping[str, _Inline] = {"If": _inline_if, "Loop": _inline_loop, "Scan": _inline_scan}
+_TYPES: Mapping[str, Callable[..., Types]] = {
+    "If": _if_types,
+    "Loop": _loop_types,
+    "Scan": _scan_types,
+}

@@ -1,0 +1,98 @@
+"""Ports: what a value of a program is for, as data.
+
+A program takes and gives values. Each is found by its :class:`Port`: the role it has and what it
+belongs to. The names in the ONNX graph are made from ports for people who look at the graph; they are
+unique, nothing reads them back, and so a tensor of a model may have any name.
+
+A port of the inputs that is also among the outputs is the same thing after the run: the new weight,
+the new slot, the new sum of gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Literal, get_args
+
+import attrs
+
+_Columns = Literal["data", "label", "sample_weight"]
+_State = Literal["parameter", "slot", "average", "buffer", "frozen"]
+_Host = Literal["rate", "hyperparameter", "counter", "draw", "scale", "keep", "host"]
+_Made = Literal["loss", "objective", "penalty", "gradient", "output", "value"]
+Role = _Columns | _State | _Host | _Made
+"""What a value is for: ``counter`` counts updates and ``draw`` batches, for random masks; ``loss`` is the
+cost of one term, or of all, ``objective`` that and the penalty; ``host`` is any host scalar."""
+
+Part = Literal["forward", "loss", "backward", "penalty", "update"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+class InParts:
+    """A graph in the making, whose nodes are each of one part of a training step."""
+
+    current_part: Part | None = None
+
+    @contextlib.contextmanager
+    def part(self, name: Part) -> Iterator[None]:
+        """Nodes that are made inside are of this part."""
+        before, self.current_part = self.current_part, name
+        try:
+            yield
+        finally:
+            self.current_part = before
+
+
+COLUMNS = get_args(_Columns)  # of what comes with every batch
+_OWN_NAME = ("data", "label", "sample_weight", "parameter", "buffer", "frozen", "output", "value")
+_WORDS = {"counter": "step", "objective": "total"}
+
+
+@attrs.frozen
+class Port:
+    """The address of a value that a program takes or gives.
+
+    Attributes:
+        role: what the value is for.
+        of: what it belongs to: a tensor of the model, a column of the data, a loss term; None for
+            what a program has once.
+        slot: which of several: the name of an optimizer's slot, say.
+        step: the step, in a program of several steps.
+        batch: the batch of the step, where a step has several.
+
+    >>> Port("slot", of="W1", slot="m").label
+    'm/W1'
+    >>> Port("data", of="X", step=2, batch=1).label
+    'X@2.1'
+    """
+
+    role: Role
+    of: str | None = None
+    slot: str | None = None
+    step: int = 0
+    batch: int = 0
+
+    @property
+    def label(self) -> str:
+        """The port in words: for people, for the names in a graph, and for host symbols."""
+        of = self.of
+        if self.role in _OWN_NAME:
+            text = str(of)
+        elif self.role == "scale":
+            text = f"{of}/scale"
+        else:
+            word = self.slot or _WORDS.get(self.role, self.role)
+            if self.role == "loss" and of is not None:
+                word = "total"
+            text = word if of is None else f"{word}/{of}"
+        place = f"@{self.step}" if self.step or self.batch else ""
+        return f"{text}{place}.{self.batch}" if self.batch else text + place
+
+
+def ports_of(role: Role, names: Iterable[str]) -> dict[str, Port]:
+    """The ports of one role, by what they belong to."""
+    return {name: Port(role, of=name) for name in names}
+
+
+Key = Port | str
+"""How a value of a program is found: by its port, or by a name that was promised for it."""

@@ -1,0 +1,341 @@
+"""From a trace to an ONNX model: the one place where values get names, and graphs an opset and IR.
+
+A :class:`Program` is immutable: the model, its inputs and outputs, and the host expressions that
+feed its scalar inputs. Sessions are made of programs; weights and bindings belong to engines. Values
+are found by their ports (:mod:`~ortflex_core.graph.ports`), never by reading a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+
+from ortflex_core.errors import GraphError
+from ortflex_core.graph.host_scalars import Host, HostProgram
+from ortflex_core.graph.ops import Node, Tensor, Trace
+from ortflex_core.graph.ports import Key, Port
+from ortflex_core.types import Array, TensorSpec
+
+# Above so many nodes their order shows in the time that onnxruntime takes to open a session.
+_MANY = 5000
+_IR_OF_OPSET = ((25, 13), (23, 11), (21, 10), (19, 9), (0, 8))
+
+
+def ir_for(opset: int) -> int:
+    """An IR version that came out with (or before) the opset, so that its runtimes read both."""
+    return next(ir for since, ir in _IR_OF_OPSET if opset >= since)
+
+
+@attrs.frozen
+class HostInput:
+    """A rank-0 input of a program and the expression that feeds it."""
+
+    spec: TensorSpec
+    expression: Host
+
+
+@attrs.frozen
+class Program:
+    """A compiled graph: what a session is made of.
+
+    ``inputs`` are the tensors to bind, ``hosts`` the scalars that the host computes, ``outputs``
+    in the order they were asked for; ``input_keys`` and ``output_keys`` say in the same order what
+    each is. ``nodes`` counts the operators.
+    """
+
+    name: str
+    model: bytes = attrs.field(repr=False)
+    inputs: tuple[TensorSpec, ...]
+    hosts: tuple[HostInput, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: int
+    input_keys: tuple[Key, ...]
+    output_keys: tuple[Key, ...]
+
+    @cached_property
+    def takes(self) -> Mapping[Key, TensorSpec]:
+        """The inputs by their ports, or by the names that were promised."""
+        return dict(zip(self.input_keys, self.inputs, strict=True))
+
+    @cached_property
+    def gives(self) -> Mapping[Key, TensorSpec]:
+        """The outputs by their ports, or by the names that were promised."""
+        return dict(zip(self.output_keys, self.outputs, strict=True))
+
+    @property
+    def key(self) -> str:
+        """A hash of the structure: equal programs can share a session."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def scalars(self, values: Mapping[str, float]) -> dict[str, Array]:
+        """The scalar inputs from the values of the host symbols; extra symbols are left alone."""
+        numbers = HostProgram([h.expression for h in self.hosts])(values)
+        return {
+            h.spec.name: np.asarray(number, dtype=h.spec.numpy)
+            for h, number in zip(self.hosts, numbers, strict=True)
+        }
+
+    def proto(self) -> ModelProto:
+        """The graph as a ModelProto of one's own."""
+        return onnx.load_model_from_string(self.model)
+
+
+def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
+    """Name what ``outputs`` depend on and write it down; everything else is left out.
+
+    An output (or input) that is given by a name keeps it; a port gets a name that nothing else has.
+
+    Raises:
+        GraphError: an output has the name of an input.
+    """
+    needed = ancestors(outputs.values())
+    nodes = [node for node in trace.nodes if id(node) in needed]
+    if len(nodes) > _MANY:
+        nodes = _soonest(nodes)
+    used = {id(a) for node in nodes for a in node.arguments} | set(map(id, outputs.values()))
+    promised = {key for key in (*outputs, *trace.inputs) if isinstance(key, str)}
+    clash = sorted(promised & set(outputs) & set(trace.inputs))
+    if clash:
+        raise GraphError(f"{name}: {clash[0]!r} names both an input and an output")
+    taken = set(promised)
+    names: dict[int, str] = {}
+    chosen = _names_of(trace.inputs, taken)
+    inputs = {
+        key: TensorSpec(chosen[key], t.dtype, t.shape)
+        for key, t in trace.inputs.items()
+        if id(t) in used
+    }
+    names.update((id(t), chosen[key]) for key, t in trace.inputs.items())
+    labels = _names_of(outputs, taken, known=trace.inputs)
+    hosts = []
+    for (expression, dtype), tensor in trace.hosts.items():
+        if id(tensor) in used:
+            spec = TensorSpec(_fresh(repr(expression)[:80], taken), dtype, ())
+            hosts.append(HostInput(spec, expression))
+            names[id(tensor)] = spec.name
+    named = {labels[key]: tensor for key, tensor in outputs.items()}
+    graph = GraphProto(name=name)
+    copies: list[NodeProto] = []
+    produced = {id(o) for node in nodes for o in node.outputs}
+    for label, tensor in named.items():
+        if id(tensor) in produced and id(tensor) not in names:
+            names[id(tensor)] = label
+        else:
+            # An input, a constant, or one value under two names: only a copy can carry the name.
+            copies.append(NodeProto(op_type="Identity", output=[label], name=f"output/{label}"))
+            copies[-1].doc_string = (tensor.node.part if tensor.node is not None else None) or ""
+    copied = [(label, t) for label, t in named.items() if names.get(id(t)) != label]
+    counts: dict[str, int] = {}
+    for node in nodes:
+        graph.node.append(_node(node, names, taken, counts, graph))
+        if node.domain or node.op_type in ("If", "Loop", "Scan"):
+            graph.value_info.extend(_declared(node, names, named))
+    for proto, (_, tensor) in zip(copies, copied, strict=True):
+        proto.input.append(_name_of(tensor, names, taken, counts, graph))
+        graph.node.append(proto)
+    # The doc string of an input or output is its role, for people and pictures.
+    graph.input.extend(s.to_proto(getattr(k, "role", "")) for k, s in inputs.items())
+    graph.input.extend(host.spec.to_proto("host") for host in hosts)
+    specs = tuple(TensorSpec(label, t.dtype, t.shape) for label, t in named.items())
+    roles = [getattr(key, "role", "") for key in outputs]
+    graph.output.extend(s.to_proto(role) for s, role in zip(specs, roles, strict=True))
+    domains = {"", *(node.domain for node in nodes)} | _inner_domains(graph)
+    opsets = [(d, v) for d, v in trace.opsets.items() if d in domains]
+    model = ModelProto(ir_version=ir_for(trace.opsets[""]), producer_name="ortflex", graph=graph)
+    model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in opsets)
+    return Program(
+        name=name,
+        model=model.SerializeToString(deterministic=True),
+        inputs=tuple(inputs.values()),
+        hosts=tuple(hosts),
+        outputs=specs,
+        nodes=len(graph.node),
+        input_keys=tuple(inputs),
+        output_keys=tuple(outputs),
+    )
+
+
+def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -> dict[Key, str]:
+    """A name for every key: promised ones, then tensors by their own names, then what is left.
+
+    Outputs that are among the inputs ``known`` are new values of them.
+    """
+    again = set(known)
+    keys = list(keys)
+    names: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
+    ports = [key for key in keys if isinstance(key, Port)]
+    for port in sorted(ports, key=lambda p: p.label != p.of):  # which keeps the order of equals
+        names[port] = _fresh(f"new/{port.label}" if port in again else port.label, taken)
+    return names
+
+
+def _declared(
+    node: Node, names: Mapping[int, str], outputs: Mapping[str, Tensor]
+) -> list[ValueInfoProto]:
+    """The types and shapes that nobody else can infer from the graph.
+
+    What operators outside the standard give, and what control flow does: onnxruntime does not find
+    out, but Scan asks for it.
+    """
+    return [
+        onnx.helper.make_tensor_value_info(
+            names[id(t)], t.dtype, [d if isinstance(d, int) else None for d in t.shape]
+        )
+        for t in node.outputs
+        if t.dtype and t.shape is not None and names[id(t)] not in outputs
+    ]
+
+
+def ancestors(
+    tensors: Iterable[Tensor], resolved: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> dict[int, Node]:
+    """The nodes that some tensors depend on, by their ids; ``resolved`` gives a tensor's replacement."""
+    found: dict[int, Node] = {}
+    pending = [resolved(t).node for t in tensors]
+    while pending:
+        node = pending.pop()
+        if node is not None and id(node) not in found:
+            found[id(node)] = node
+            pending.extend(resolved(a).node for a in node.arguments)
+    return found
+
+
+def _soonest(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes in an order in which few wait: each as soon as it can run, the last made first.
+
+    onnxruntime sorts a graph several times by keeping what could run next in a list that it walks
+    through at each node. After the forward pass half of a backward pass could run, so that opening
+    a session would take a time that is quadratic in the nodes.
+    """
+    places = {id(o): k for k, node in enumerate(nodes) for o in node.outputs}
+    readers: list[list[int]] = [[] for _ in nodes]
+    missing = [0] * len(nodes)
+    for k, node in enumerate(nodes):
+        sources = {places[id(a)] for a in node.arguments if id(a) in places}
+        missing[k] = len(sources)
+        for source in sources:
+            readers[source].append(k)
+    ready = [k for k in reversed(range(len(nodes))) if not missing[k]]
+    order = []
+    while ready:
+        k = ready.pop()
+        order.append(nodes[k])
+        for reader in readers[k]:  # in the order of the nodes, so that the last is the next
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    return order
+
+
+def _fresh(wanted: str, taken: set[str]) -> str:
+    name, k = wanted, 1
+    while name in taken:
+        name, k = f"{wanted}.{k}", k + 1
+    taken.add(name)
+    return name
+
+
+def _name_of(
+    tensor: Tensor,
+    names: dict[int, str],
+    taken: set[str],
+    counts: dict[str, int],
+    graph: GraphProto,
+) -> str:
+    """The tensor's name; a constant becomes an initializer the first time it is used."""
+    name = names.get(id(tensor))
+    if name is None:
+        if tensor.constant is not None:
+            counts["constant"] = counts.get("constant", 0) + 1
+            name = _fresh(f"constant.{counts['constant']}", taken)
+            graph.initializer.append(
+                onnx.numpy_helper.from_array(np.asarray(tensor.constant, order="C"), name)
+            )
+        else:
+            origin = tensor.hint or f"{tensor.node.op_type if tensor.node else 'value'}"
+            if tensor.hint and origin not in taken:
+                name = _fresh(origin, taken)
+            else:
+                counts[origin] = counts.get(origin, 0) + 1
+                name = _fresh(f"{origin}.{counts[origin]}", taken)
+        names[id(tensor)] = name
+    return name
+
+
+def _node(
+    node: Node,
+    names: dict[int, str],
+    taken: set[str],
+    counts: dict[str, int],
+    graph: GraphProto,
+) -> NodeProto:
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, doc_string=node.part or "")
+    for argument in node.inputs:
+        name = "" if argument is None else _name_of(argument, names, taken, counts, graph)
+        proto.input.append(name)
+    outer = {name: _name_of(t, names, taken, counts, graph) for name, t in node.captures.items()}
+    proto.output.extend(_name_of(o, names, taken, counts, graph) for o in node.outputs)
+    # A model's node may be there several times, once a step: its name, then numbered.
+    base = node.name or node.op_type
+    label = node.name
+    while not label or f"node {label}" in counts:
+        counts[f"numbered {base}"] = counts.get(f"numbered {base}", int(bool(node.name))) + 1
+        label = f"{base}.{counts[f'numbered {base}']}"
+    counts[f"node {label}"] = 1
+    proto.name = label
+    for attribute in node.attributes.values():
+        proto.attribute.append(_rename_captures(attribute, outer) if outer else attribute)
+    return proto
+
+
+def _rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:
+    """A copy of a subgraph whose reads of outer values follow their new names.
+
+    Names the subgraph defines itself hide outer ones. Its own names are prefixed when an outer
+    value now carries the same name, which ONNX forbids.
+    """
+    if attribute.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+        return attribute
+    copy = AttributeProto()
+    copy.CopyFrom(attribute)
+    for graph in (copy.g,) if copy.type == AttributeProto.GRAPH else copy.graphs:
+        _rename_in_graph(graph, dict(outer))
+    return copy
+
+
+def _rename_in_graph(graph: GraphProto, outer: dict[str, str]) -> None:
+    own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    own |= {o for node in graph.node for o in node.output if o}
+    renames = {old: new for old, new in outer.items() if old not in own}
+    clashes = own & set(outer.values())
+    renames.update((name, f"inner/{name}") for name in clashes)
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = renames.get(value.name, value.name)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            for k, name in enumerate(names):
+                names[k] = renames.get(name, name)
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                _rename_in_graph(attribute.g, dict(renames))
+            for inner in attribute.graphs:
+                _rename_in_graph(inner, dict(renames))
+
+
+def _inner_domains(graph: GraphProto) -> set[str]:
+    found: set[str] = set()
+    for node in graph.node:
+        found.add(node.domain)
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                found |= _inner_domains(attribute.g)
+            for inner in attribute.graphs:
+                found |= _inner_domains(inner)
+    return found

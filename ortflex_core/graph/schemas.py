@@ -1,0 +1,106 @@
+"""What the standard says about operators: their schemas, and Python values put in their places."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto
+
+from ortflex_core.errors import GraphError, suggest
+from ortflex_core.types import dtype_name, numpy_dtype, onnx_dtype
+
+Schema = onnx.defs.OpSchema
+
+
+@functools.cache
+def schema(op_type: str, opset: int, domain: str) -> Schema | None:
+    """The schema of an operator at an opset, or None for an operator nobody declared."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def operator_names(opset: int) -> list[str]:
+    """The standard operators of an opset, without those that it deprecates."""
+    history = (s for s in onnx.defs.get_all_schemas_with_history() if s.domain == "")
+    found = {s.name: schema(s.name, opset, "") for s in history if s.since_version <= opset}
+    return sorted(name for name, s in found.items() if s is not None and not s.deprecated)
+
+
+def unknown_operator(op_type: str, opset: int | None, domain: str) -> str:
+    """The message for an operator that has no schema: too new, or probably misspelt."""
+    where = f"{domain or 'ai.onnx'} opset {opset}"
+    names = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == domain}
+    if op_type in names:
+        return f"the operator {op_type} is not in {where} yet"
+    return f"{where} has no operator {op_type!r}; {suggest(op_type, names).split(' Known')[0]}"
+
+
+def _element_types() -> dict[str, int]:
+    from onnx.helper import tensor_dtype_to_string
+
+    types = {}
+    for name, code in TensorProto.DataType.items():
+        if name != "UNDEFINED":
+            text = tensor_dtype_to_string(code).removeprefix("TensorProto.").lower()
+            types[f"tensor({text})"] = code
+    return types
+
+
+ELEMENT_TYPES = _element_types()
+"""Element types by the names that schemas give them: ``tensor(float)``."""
+
+
+def type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
+    """The element type a Python number (or a list of them) takes in its place.
+
+    An empty list says nothing by itself: it takes the type of its place, or, where the place leaves
+    that open, the trace's own (see :meth:`ortflex_core.graph.Trace.constant`).
+    """
+    sample = np.asarray(value)
+    if sample.size == 0:
+        return wanted
+    if wanted is None:
+        return onnx_dtype(np.int64) if sample.dtype.kind in "iu" else None
+    kind = numpy_dtype(wanted).kind if wanted != TensorProto.BFLOAT16 else "f"
+    if sample.dtype.kind == "f" and kind in "iub":
+        raise GraphError(
+            f"{op_type}: the float {value!r} stands beside a tensor of {dtype_name(wanted)}; "
+            "cast the tensor with op.Cast(x, to=…) first"
+        )
+    return wanted
+
+
+def arrange(
+    schema: Schema, inputs: list[Any], attributes: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, AttributeProto]]:
+    """Sort keyword arguments into attributes and inputs, whichever this opset has them as."""
+    protos: dict[str, AttributeProto] = {}
+    names = [formal.name for formal in schema.inputs]
+    for key, value in attributes.items():
+        if value is None:
+            continue
+        if key in schema.attributes:
+            if isinstance(value, AttributeProto):
+                protos[key] = value
+            else:
+                kind = int(schema.attributes[key].type.value)  # type: ignore[attr-defined]
+                protos[key] = onnx.helper.make_attribute(key, value, attr_type=kind)
+        elif key in names:
+            place = names.index(key)
+            inputs.extend([None] * (place + 1 - len(inputs)))
+            inputs[place] = value
+        else:
+            known = [*schema.attributes, *names]
+            raise GraphError(
+                f"{schema.name} has no attribute {key!r} at opset {schema.since_version}; "
+                + suggest(key, known)
+            )
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    return inputs, protos

@@ -1,0 +1,112 @@
+"""Folders that one process at a time works in, by a lock of the operating system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.platform == "win32":  # pragma: no cover
+    import msvcrt
+else:
+    import fcntl
+
+
+class FolderLock:
+    """A lock on a folder; the system releases it when the process ends, however it ends.
+
+    The file that is locked has the number of the process. One that a killed process left is free,
+    and a copy or a pickle of a lock is a lock that is not held. Where the file system knows no
+    locks, nothing is locked.
+
+    Args:
+        name: of the file; locks of other names have nothing to do with each other.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     lock, other = FolderLock(), FolderLock()
+    ...     lock.acquire(folder), other.acquire(folder), lock.release(), other.acquire(folder)
+    (True, False, None, True)
+    """
+
+    def __init__(self, name: str = ".lock") -> None:
+        self.name = name
+        self._handle: int | None = None
+        self._path = Path()
+        self._process = 0
+
+    def acquire(self, folder: str | os.PathLike[str]) -> bool:
+        """Lock a folder; False if another lock of this or another process holds it.
+
+        Raises:
+            OSError: the folder is missing or cannot be written to.
+        """
+        self.release()
+        path = Path(folder, self.name)
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            if lock_handle(handle) is False:
+                os.close(handle)
+                return False
+            if _same_file(handle, path):
+                break
+            os.close(handle)  # its holder removed it in the meantime
+        self._handle, self._path, self._process = handle, path, os.getpid()
+        with contextlib.suppress(OSError):  # on a full disk it has no number
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        return True
+
+    def release(self) -> None:
+        """Give the folder back; nothing happens where it is not held."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        if self._process != os.getpid():  # a fork, whose parent goes on holding it
+            os.close(handle)
+            return
+        if sys.platform == "win32":  # an open file cannot be removed
+            os.close(handle)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        if sys.platform != "win32":
+            os.close(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FolderLock, (self.name,)
+
+    def holder(self, folder: str | os.PathLike[str]) -> str:
+        """The process that holds such a lock on a folder, in words for a message."""
+        try:
+            number = Path(folder, self.name).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            number = ""
+        return f"process {number}" if number.isdecimal() else "another process"
+
+
+def lock_handle(handle: int, *, wait: bool = False) -> bool | None:
+    """Lock an open file or folder; False if it is locked already, None where there are no locks."""
+    try:
+        if sys.platform == "win32":
+            msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        else:
+            # Not lockf, whose locks do not keep two threads of one process apart.
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # the file system knows no locks
+        return None
+    return True
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except OSError:
+        return False

@@ -1,0 +1,185 @@
+"""Values of attributes that the standard forbids, and that inference and rewrites would let pass.
+
+Some of them no runtime runs, some end the process in the middle of inference (a group of 0), and of
+axes that are given twice a gradient would be another one. They are refused when a file is read.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto
+
+from ortflex_core.errors import ModelError
+from ortflex_core.types import TensorSpec
+
+POSITIVE = frozenset(
+    (
+        "group",
+        "offset_group",
+        "num_groups",
+        "kernel_shape",
+        "strides",
+        "dilations",
+        "blocksize",
+        "size",
+    )
+)
+"""Attributes of standard operators, whichever has them, whose numbers count from 1."""
+
+AXES: Mapping[str, tuple[str, str, int]] = {
+    **dict.fromkeys(
+        (
+            *("ArgMax", "ArgMin", "Compress", "Concat", "Gather", "GatherElements", "Hardmax"),
+            *("LayerNormalization", "LogSoftmax", "LpNormalization", "RMSNormalization", "Scatter"),
+            *("ScatterElements", "Softmax", "Split", "SplitToSequence", "TopK"),
+        ),
+        ("input", "axis", -1),
+    ),
+    **dict.fromkeys(
+        (
+            *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax"),
+            *("ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Squeeze"),
+        ),
+        ("input", "axes", 1),
+    ),
+    **dict.fromkeys(
+        ("CenterCropPad", "MeanVarianceNormalization", "Resize"), ("input", "axes", -1)
+    ),
+    "CumSum": ("input", "axis", 1),
+    "OneHot": ("output", "axis", -1),
+    "Pad": ("input", "axes", 3),
+    "Slice": ("input", "axes", 3),
+    "Unsqueeze": ("output", "axes", 1),
+}
+"""Operators with axes: of their first input or output, the attribute's name, the input's place."""
+
+
+def check(node: NodeProto, label: str) -> None:
+    """The attributes of a node that can be judged without its inputs.
+
+    Raises:
+        ModelError: the attribute, the node and what there may be.
+    """
+    if node.domain not in ("", "ai.onnx"):
+        return
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            continue  # judged where the function is called
+        if attribute.name in POSITIVE and min(_numbers(attribute), default=1) < 1:
+            raise _wrong(node, label, attribute.name, "at least 1", _numbers(attribute))
+        if node.op_type == "Transpose" and attribute.name == "perm":
+            order = _numbers(attribute)
+            if sorted(order) != list(range(len(order))):
+                wanted = f"each axis from 0 to {len(order) - 1} once"
+                raise _wrong(node, label, "perm", wanted, order)
+
+
+def check_all(graph: GraphProto, label: str) -> None:
+    """Every node of a graph and its subgraphs: functions were inlined, whose attributes are known now.
+
+    Raises:
+        ModelError: see :func:`check`.
+    """
+    for node in graph.node:
+        check(node, label)
+        for inner in _inner(node):
+            check_all(inner, label)
+
+
+def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) -> None:
+    """The axes of all nodes, in subgraphs too, as far as they and the ranks are known.
+
+    Args:
+        graph: the graph, functions inlined.
+        values: types and shapes that were inferred.
+        label: what messages call it.
+
+    Raises:
+        ModelError: an axis that there is not, or one that is given twice.
+    """
+    _check_axes(graph, values, label, {})
+
+
+def _check_axes(
+    graph: GraphProto,
+    values: Mapping[str, TensorSpec],
+    label: str,
+    outer: MutableMapping[str, TensorProto],
+) -> None:
+    known = ChainMap(dict(_constants(graph)), outer)
+    for node in graph.node:
+        if node.op_type in AXES and node.domain in ("", "ai.onnx"):
+            side, name, place = AXES[node.op_type]
+            of = node.input if side == "input" else node.output
+            spec = values.get(of[0]) if of else None
+            rank = None if spec is None or spec.shape is None else len(spec.shape)
+            _check_node(node, name, _given(node, name, place, known), rank, label)
+        for inner in _inner(node):
+            _check_axes(inner, values, label, known)
+
+
+def _check_node(
+    node: NodeProto, name: str, axes: Sequence[int], rank: int | None, label: str
+) -> None:
+    places = [a + rank if rank is not None and a < 0 else a for a in axes]
+    if rank is not None and not all(0 <= p < rank for p in places):
+        wanted = f"axes of {rank} dimensions, from {-rank} to {rank - 1}"
+        raise _wrong(node, label, name, wanted if rank else "of a tensor that has axes", axes)
+    if len(set(places)) < len(places):
+        raise _wrong(node, label, name, "axes without duplicates", axes)
+
+
+def _given(
+    node: NodeProto, name: str, place: int, known: Mapping[str, TensorProto]
+) -> Sequence[int]:
+    """The axes of a node: in the attribute, or in a constant."""
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return _numbers(attribute)
+    if 0 < place < len(node.input) and node.input[place] in known:
+        tensor = known[node.input[place]]
+        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32):
+            return [int(a) for a in onnx.numpy_helper.to_array(tensor).ravel()[:_MOST_AXES]]
+    return []
+
+
+_MOST_AXES = 64
+
+
+def _constants(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """Tensors whose values are in the graph itself."""
+    for tensor in graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            yield tensor.name, tensor
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield node.output[0], attribute.t
+                elif attribute.name in ("value_int", "value_ints"):
+                    numbers = _numbers(attribute)
+                    yield (
+                        node.output[0],
+                        onnx.helper.make_tensor("", TensorProto.INT64, [len(numbers)], numbers),
+                    )
+
+
+def _inner(node: NodeProto) -> list[GraphProto]:
+    return [g for a in node.attribute for g in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
+
+
+def _numbers(attribute: onnx.AttributeProto) -> list[int]:
+    return [attribute.i] if attribute.type == onnx.AttributeProto.INT else list(attribute.ints)
+
+
+def _wrong(
+    node: NodeProto, label: str, name: str, wanted: str, numbers: Sequence[int]
+) -> ModelError:
+    shown = f"{list(numbers[:8])}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return ModelError(
+        f"{label}: the {name} of the {node.op_type} {node.name or next(iter(node.output), '')!r} must be "
+        f"{wanted}, got {shown}"
+    )

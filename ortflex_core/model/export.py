@@ -1,0 +1,226 @@
+"""Models written to files: whole or not at all, those with data in a second file included.
+
+A model and its data are two files, and no system replaces two at once. So data that a model
+refers to are never replaced: new data get a name that is not in use, then the model is replaced,
+then the old data are removed. Whenever the process is killed, the model and the file that it refers
+to belong together. Exports to the same path wait for one another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, external_data_helper
+
+from ortflex_core.errors import ModelError
+from ortflex_core.files import OutputError, flush_folder, staging, write_bytes, write_flushed
+from ortflex_core.locks import FolderLock
+from ortflex_core.model import onnx_file
+from ortflex_core.model.external_data import DataFiles, is_outside
+from ortflex_core.model.onnx_file import array_of, is_small, size_of
+from ortflex_core.types import Array, numpy_dtype
+
+_PATIENCE = 600.0
+"""Seconds to wait for another export to the same path."""
+_NO_MODELS = (".bin", ".csv", ".data", ".npy", ".npz", ".parquet", ".safetensors", ".weight")
+
+
+def write(
+    model: ModelProto, path: Path, files: DataFiles, state: Mapping[str, Array]
+) -> ModelProto:
+    """Write a model; tensors that were external data stay external, in a separate file next to it.
+
+    That is ``<name>.data`` where neither the model nor that file is there yet, and otherwise
+    ``<name>.<hash>.data``, the hash being of its content. The data file of the model that is
+    replaced is removed if it has such a name and no other model in the folder, and none in the
+    folder above, mentions it.
+
+    Args:
+        model: some of its tensors may be outside.
+        path: where to.
+        files: where the tensors outside are.
+        state: values of tensors that are outside ``model``. Of a model that is too large for one
+            file, all large tensors become external.
+
+    Returns:
+        ``model``, or, where some of its tensors are outside, what was written.
+
+    Raises:
+        OutputError: the folder cannot be written to; old files are untouched.
+    """
+    external = files.external & {t.name for t in model.graph.initializer}
+    if not external and sum(map(size_of, model.graph.initializer)) > onnx_file.HUGE:
+        external = frozenset(
+            t.name
+            for t in model.graph.initializer
+            if not is_small(t) and t.data_type != TensorProto.STRING
+        )
+    if not external:
+        write_bytes(path, model.SerializeToString())
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    try:
+        with _alone(path), staging(path) as folder:
+            _write_pair(copy, path, folder, external, files, state)
+    except ModelError:  # of the tensors that are read
+        raise
+    except (OSError, ValueError) as error:
+        raise OutputError.of(
+            f"write {str(path)!r}",
+            error,
+            "The earlier model was not changed; choose a folder that can be written to.",
+        ) from error
+    return copy if any(map(is_outside, model.graph.initializer)) else model
+
+
+def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Array]) -> ModelProto:
+    """The model with all of its tensors inside; it may be too large to be serialised in one piece."""
+    for tensor in model.graph.initializer:
+        if is_outside(tensor):
+            array = state.get(tensor.name)
+            values = array_of(tensor, files) if array is None else array
+            raw = np.asarray(values, dtype=numpy_dtype(tensor.data_type), order="C").tobytes()
+            tensor.ClearField("external_data")
+            tensor.data_location = TensorProto.DEFAULT
+            tensor.raw_data = raw
+    return model
+
+
+def _write_pair(
+    model: ModelProto,
+    path: Path,
+    folder: Path,
+    external: frozenset[str],
+    files: DataFiles,
+    state: Mapping[str, Array],
+) -> None:
+    digest = hashlib.blake2b(digest_size=6)
+    places: list[tuple[TensorProto, int, int]] = []
+    with open(folder / "data", "wb") as out:
+        for tensor in model.graph.initializer:
+            if tensor.name in external:
+                start = out.tell()
+                _append(out, digest, tensor, files, state)
+                places.append((tensor, start, out.tell() - start))
+        out.flush()
+        os.fsync(out.fileno())
+    old = _own_data(path)
+    data = path.with_name(f"{path.name}.data")
+    if os.path.lexists(data) or old:
+        data = path.with_name(f"{path.name}.{digest.hexdigest()}.data")
+    for tensor, start, length in places:
+        tensor.raw_data = b""  # what has no values cannot be made to refer to them
+        external_data_helper.set_external_data(tensor, data.name, start, length)
+        tensor.ClearField("raw_data")
+    write_flushed(folder / "model", model.SerializeToString())
+    os.replace(folder / "data", data)
+    flush_folder(path.parent)
+    os.replace(folder / "model", path)
+    flush_folder(path.parent)
+    for unused in {*old, *_left_over(path, {*old, data})} - {data}:
+        if not _mentioned(unused, path):
+            with contextlib.suppress(OSError):  # Windows removes no file that is mapped
+                unused.unlink()
+
+
+def _append(
+    out: IO[bytes], digest: Any, tensor: TensorProto, files: DataFiles, state: Mapping[str, Array]
+) -> None:
+    """Write the bytes of a tensor, and take its values out of it."""
+    content: Any = tensor.raw_data
+    if is_outside(tensor):
+        array = state.get(tensor.name)
+        values = array_of(tensor, files) if array is None else array
+        values = np.asarray(values, dtype=numpy_dtype(tensor.data_type), order="C")
+        # Not tofile, which leaves holes out and asks for a real file.
+        content = values.reshape(-1).view(np.uint8).data
+    elif not tensor.HasField("raw_data"):
+        content = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data
+    out.write(content)
+    digest.update(content)
+    tensor.ClearField("float_data")
+    tensor.ClearField("double_data")
+    tensor.ClearField("int32_data")
+    tensor.ClearField("int64_data")
+    tensor.ClearField("uint64_data")
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process exports to this path in the meantime.
+
+    Raises:
+        OSError: another process does so for too long, or the folder cannot be written to.
+    """
+    lock, deadline = FolderLock(f".{path.name[:40]}.lock"), time.monotonic() + _PATIENCE
+    while not lock.acquire(path.parent):
+        if time.monotonic() > deadline:
+            raise OSError(f"{lock.holder(path.parent)} is writing it")
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _own_data(path: Path) -> set[Path]:
+    """The data files that exports gave to the model at a path."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (OSError, ValueError, DecodeError):
+        return set()
+    entries = [e for t in model.graph.initializer for e in t.external_data if e.key == "location"]
+    return {path.with_name(e.value) for e in entries if _ours(path).fullmatch(e.value)}
+
+
+def _ours(path: Path) -> re.Pattern[str]:
+    """The names of a model's data files."""
+    return re.compile(rf"{re.escape(path.name)}(\.[0-9a-f]{{12}})?\.data")
+
+
+def _left_over(path: Path, known: set[Path]) -> set[Path]:
+    """Data files of exports that were killed before the model referred to them: by their content."""
+    out = set()
+    for found in set(path.parent.iterdir()) - known:
+        name = _ours(path).fullmatch(found.name)
+        if name is None or name[1] is None or found.is_symlink() or not found.is_file():
+            continue
+        digest = hashlib.blake2b(digest_size=6)
+        with contextlib.suppress(OSError), open(found, "rb") as file:
+            while piece := file.read(2**22):
+                digest.update(piece)
+        if f".{digest.hexdigest()}" == name[1]:
+            out.add(found)
+    return out
+
+
+def _mentioned(data: Path, path: Path) -> bool:
+    """Whether a file that may be a model has the name of a data file in it."""
+    neighbours = [p for p in path.parent.iterdir() if not p.name.endswith(_NO_MODELS)]
+    above = [p for p in path.parent.parent.glob("*.onnx") if path.parent != p.parent]
+    return any(_has(p, data.name.encode()) for p in (*neighbours, *above))
+
+
+def _has(path: Path, text: bytes) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as file:
+            if not 0 < os.fstat(file.fileno()).st_size < 2**31:  # no protocol buffer is larger
+                return False
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return content.find(text) >= 0
+    except (OSError, ValueError):
+        return True  # unknown

@@ -1,0 +1,179 @@
+"""Tensors in another file: it must be in the model's folder; they are read or mapped.
+
+The file that a tensor names has to be an ordinary one inside the model's folder, wherever links may
+lead; its bytes are counted before any are read. It is opened once, when the model is read, so that
+nothing that later takes its name (an export over the model, its removal) changes what is read from it.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, external_data_helper
+
+from ortflex_core.errors import ModelError
+from ortflex_core.model import vetting
+from ortflex_core.types import Array, numpy_dtype
+
+
+class DataFiles:
+    """The files that tensors of one model are in, open as long as the model is there.
+
+    ``external`` are the names of the initializers that the model has outside, those included that
+    were small enough to be read at once.
+    """
+
+    def __init__(self) -> None:
+        self.external: frozenset[str] = frozenset()
+        self._files: dict[Path, _File] = {}
+        self._places: dict[str, tuple[_File, int]] = {}
+
+    def load(self, model: ModelProto, folder: Path, huge: int, small: int) -> None:
+        """Read the external tensors of a model into it, or open the files of those that stay outside.
+
+        Args:
+            model: it has been vetted.
+            folder: where the model is.
+            huge: if there are more bytes than that, the larger initializers stay outside.
+            small: elements up to which a tensor is not a large one.
+
+        Raises:
+            ModelError: data that are missing, too short, or outside of the folder.
+        """
+        inner = [t for t in vetting.inner_tensors(model) if is_outside(t)]
+        own = [t for t in model.graph.initializer if is_outside(t)]
+        self.external = frozenset(t.name for t in own)
+        everything = sum(map(vetting.bytes_of, own))
+        attributes = sum(map(vetting.bytes_of, inner))
+        if attributes > huge:
+            raise ModelError(
+                f"attributes refer to {attributes} bytes outside; make them initializers"
+            )
+        stays = [everything > huge and math.prod(t.dims) > small for t in own]
+        for tensor, left in zip((*own, *inner), (*stays, *(False for _ in inner)), strict=True):
+            path, offset, wanted = _place(tensor, folder)
+            if left:
+                if path not in self._files:
+                    self._files[path] = _File(path)
+                self._files[path].need(offset + wanted)
+                self._places[tensor.name] = self._files[path], offset
+                continue
+            with path.open("rb") as file:
+                file.seek(offset)
+                tensor.raw_data = file.read(wanted)
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
+
+    def array(self, tensor: TensorProto) -> Array:
+        """The values of a tensor that stayed outside, mapped into memory.
+
+        Raises:
+            ModelError: its file was changed in place, or the model was read without it.
+        """
+        if tensor.name not in self._places:
+            raise ModelError(
+                f"the data of {tensor.name!r} are in another file; pass the path of the model, or load "
+                "it with onnx.load"
+            )
+        file, offset = self._places[tensor.name]
+        file.verify()
+        return file.array(numpy_dtype(tensor.data_type), tuple(tensor.dims), offset)
+
+    def verify(self) -> None:
+        """Refuse to read files that are not what they were when the model was read.
+
+        Raises:
+            ModelError: one was changed in place.
+        """
+        for file in self._files.values():
+            file.verify()
+
+
+class _File:
+    """One file, open and mapped: another one of its name is another file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._was = os.fstat(self._handle)
+        self._bytes: mmap.mmap | bytes = b""
+        if self._was.st_size:
+            self._bytes = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", None), None
+        if handle is not None:
+            os.close(handle)
+
+    def need(self, size: int) -> None:
+        """Refuse a file that became shorter between being counted and being opened.
+
+        Raises:
+            ModelError: it has fewer bytes.
+        """
+        if len(self._bytes) < size:
+            raise ModelError(f"{str(self._path)!r} has {len(self._bytes)} bytes, {size} are needed")
+
+    def verify(self) -> None:
+        """Refuse a file that was changed in place.
+
+        Raises:
+            ModelError: its size or its time is another one.
+        """
+        assert self._handle is not None
+        now = os.fstat(self._handle)
+        if (now.st_size, now.st_mtime_ns) != (self._was.st_size, self._was.st_mtime_ns):
+            raise ModelError(
+                f"{str(self._path)!r}, where the model has its tensors, was changed since the model was "
+                f"read (it had {self._was.st_size} bytes, now {now.st_size}), so what is in it cannot be "
+                "trusted. Put the old file back and make the Trainer again; get_state() still has the "
+                "trained tensors"
+            )
+
+    def array(self, dtype: Any, shape: tuple[int, ...], offset: int) -> Array:
+        """Some of its bytes as an array that cannot be written to."""
+        count = math.prod(shape)
+        if not count:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self._bytes, dtype, count, offset).reshape(shape)
+
+
+def is_outside(tensor: TensorProto) -> bool:
+    """Whether a tensor's values are in another file."""
+    return bool(external_data_helper.uses_external_data(tensor))
+
+
+def _place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
+    """The file, the first byte and the number of bytes of a tensor's values, which are there."""
+    wanted = vetting.bytes_of(tensor)
+    try:
+        info: Any = external_data_helper.ExternalDataInfo(tensor)
+        offset, length = info.offset or 0, info.length
+        path = (folder / info.location).resolve()
+        inside = path.is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{tensor.name!r} has data in another file, but the location is not valid: {error}"
+        ) from error
+    if not inside:
+        raise ModelError(
+            f"{info.location!r} is outside the model's folder; put the data next to the model"
+        )
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{info.location!r}, where {tensor.name!r} is: {error}") from error
+    if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for it
+        raise ModelError(f"{info.location!r}, where {tensor.name!r} is, is not an ordinary file")
+    if offset < 0 or offset + wanted > found.st_size or (length is not None and length < wanted):
+        raise ModelError(
+            f"{info.location!r} has {found.st_size} bytes, {tensor.name!r} needs {wanted} from "
+            f"{offset} on" + ("" if length is None else f", of which it claims {length}")
+        )
+    return path, offset, wanted

@@ -1,0 +1,172 @@
+"""A fixed batch dimension made dynamic, inside, where the graph treats every row alike.
+
+Exporters that trace a model with one batch write its size into the inputs and into the targets of
+Reshape. Both are replaced, and what comes out has to compute the same: on a batch of the old size,
+and on twice as many rows, each half what the original makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper
+
+from ortflex_core.errors import GraphError, ModelError
+from ortflex_core.graph.control_flow import captured_names
+from ortflex_core.opsets.equivalence import (
+    Runner,
+    difference,
+    fitting_inputs,
+    graph_inputs,
+    random_inputs,
+)
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.types import Array
+
+SYMBOL = "batch"
+
+
+def free_batch(model: ModelProto, label: str, large: Mapping[str, Array]) -> ModelProto:
+    """The model with a symbolic first dimension of its inputs; itself if no input has a fixed one.
+
+    Args:
+        model: functions are inlined already.
+        label: what messages call it.
+        large: tensors that are inputs because they do not fit into the graph.
+
+    Raises:
+        ModelError: the inputs disagree about the batch, or the graph depends on its size.
+    """
+    sizes = batch_sizes(model, label, large)
+    if not sizes:
+        return model
+    batch = next(iter(sizes.values()))
+    out = ModelProto()
+    out.CopyFrom(model)
+    for value in (*out.graph.input, *out.graph.output):
+        dims = value.type.tensor_type.shape.dim
+        named = value.name in sizes or value in out.graph.output
+        if named and dims and dims[0].dim_value == batch:
+            dims[0].dim_param = SYMBOL
+    del out.graph.value_info[:]
+    _reshape(out, list(sizes), batch, _rows(model))
+    _verify(model, out, label, batch, list(sizes), large)
+    return out
+
+
+def batch_sizes(model: ModelProto, label: str, large: Mapping[str, Array]) -> dict[str, int]:
+    """The fixed first dimensions of inputs.
+
+    Raises:
+        ModelError: they are not the same.
+    """
+    inputs = [i for i in graph_inputs(model) if i.name not in large]
+    sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
+    if len(set(sizes.values())) > 1:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise ModelError(
+            f"{label}: free_batch=True needs inputs with one batch size, but {found}; export "
+            "the model again with a dynamic batch dimension"
+        )
+    return sizes
+
+
+def _rows(model: ModelProto) -> dict[str, int]:
+    """First dimensions as far as they can be inferred from the fixed batch."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return {}
+    out = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        dims = value.type.tensor_type.shape.dim
+        if dims and dims[0].HasField("dim_value"):
+            out[value.name] = dims[0].dim_value
+    return out
+
+
+def _reshape(model: ModelProto, inputs: Sequence[str], batch: int, rows: Mapping[str, int]) -> None:
+    """Let constant targets that begin with the batch follow it: 0 copies the size, −1 infers it."""
+    graph = model.graph
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.dims}
+    constants.update(
+        (n.output[0], onnx.numpy_helper.to_array(n.attribute[0].t))
+        for n in graph.node
+        if n.op_type == "Constant" and n.attribute and n.attribute[0].name == "value"
+    )
+    following = set(inputs)
+    for k, node in enumerate(graph.node):
+        reads = {*node.input, *captured_names(node)}
+        if not following & reads:
+            continue
+        following.update(o for o in node.output if o)
+        if node.op_type != "Reshape" or len(node.input) < 2 or node.input[0] not in following:
+            continue
+        target = constants.get(node.input[1])
+        if target is None or target.ndim != 1 or not target.size:
+            continue
+        fresh = _target(node, target, batch, rows.get(node.input[0]))
+        if fresh is not None:
+            name = f"{node.output[0]}/free_batch.{k}"
+            graph.initializer.append(onnx.numpy_helper.from_array(fresh, name))
+            if model.ir_version < 4:  # where every initializer is an input, too
+                shape = [len(fresh)]
+                graph.input.append(
+                    helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)
+                )
+            node.input[1] = name
+
+
+def _target(node: NodeProto, target: Array, batch: int, rows: int | None) -> Array | None:
+    first = int(target[0])
+    if first <= 0 or (first != batch and (batch == 1 or first % batch)):
+        return None
+    copies = not any(a.name == "allowzero" and a.i for a in node.attribute)
+    fresh = target.astype(np.int64)
+    # 0 first: shape inference follows the batch through it by name.
+    if first == batch and rows == batch and copies:
+        fresh[0] = 0
+    elif not (target == -1).any():
+        fresh[0] = -1
+    else:
+        return None
+    return fresh
+
+
+def _verify(
+    model: ModelProto,
+    out: ModelProto,
+    label: str,
+    batch: int,
+    inputs: Sequence[str],
+    large: Mapping[str, Array],
+) -> None:
+    head = f"{label}: the batch dimension of {batch} cannot be freed"
+    ways = (
+        f"Train with batch_size={batch}, or export the model again with a dynamic batch dimension"
+    )
+    require_runtime()
+    try:
+        old, new = Runner(model, large), Runner(out, large)
+        first, size = fitting_inputs(old, batch)
+        second = random_inputs(old.inputs, batch, size, seed=1)
+        one, two = old(first), old(second)
+        alone = new(first)
+    except GraphError as error:
+        raise ModelError(f"{head}: {error}. {ways}.") from error
+    if wrong := difference(alone, one):
+        raise ModelError(f"{head}: on a batch of {batch} rows {wrong}. {ways}.")
+    joined = {n: np.concatenate([a, second[n]]) if n in inputs else a for n, a in first.items()}
+    per_row = {
+        n: np.concatenate([a, two[n]])
+        for n, a in one.items()
+        if isinstance(a, np.ndarray) and a.shape[:1] == (batch,)
+    }
+    try:
+        both = new(joined)
+    except GraphError as error:
+        raise ModelError(f"{head}: it fails on {2 * batch} rows: {error}. {ways}.") from error
+    if wrong := difference(both, per_row):
+        raise ModelError(f"{head}: on {2 * batch} rows {wrong}. {ways}.")

@@ -1,0 +1,84 @@
+"""Functions of a model in place of their calls, those of another opset than the model's included.
+
+onnx's inliner leaves the calls of a function of another opset as they are, without an error. Where every
+operator of a function means the same in both opsets, the function is taken as one of the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+import onnx.inliner
+from onnx import ModelProto, NodeProto
+
+from ortflex_core.errors import ModelError
+from ortflex_core.graph.control_flow import subgraphs_of
+
+_STANDARD = ("", "ai.onnx")
+
+
+def inlined(proto: ModelProto, label: str) -> ModelProto:
+    """The model without calls of its functions; the same object if it has none.
+
+    Raises:
+        ModelError: the model is invalid, or a function is of another opset, in which its operators mean
+            something else.
+    """
+    try:
+        if not proto.functions:
+            onnx.checker.check_model(proto)
+            return proto
+        same = _of_one_opset(proto)
+        onnx.checker.check_model(same)
+        out = onnx.inliner.inline_local_functions(same)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{label} is not a valid ONNX model: {error}") from error
+    if out.functions:
+        names = ", ".join(repr(f.name) for f in out.functions[:3])
+        raise ModelError(
+            f"{label}: calls of its functions {names} cannot be replaced by what they compute; export "
+            "the model again with one opset for its graph and its functions"
+        )
+    return out
+
+
+def _of_one_opset(proto: ModelProto) -> ModelProto:
+    """A copy whose functions have the model's opset, where their operators mean the same in it."""
+    opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
+    same = ModelProto()
+    same.CopyFrom(proto)
+    for function in same.functions:
+        nodes = list(_nodes(function.node))
+        for own in function.opset_import:
+            if own.domain in _STANDARD and _mean_the_same(nodes, own.version, opset):
+                own.version = opset
+    return same
+
+
+def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs_of(node):
+            yield from _nodes(graph.node)
+
+
+def _mean_the_same(nodes: Iterable[NodeProto], one: int, other: int) -> bool:
+    """Whether standard operators have the same inputs, outputs and attributes in two opsets."""
+    names = {n.op_type for n in nodes if n.domain in _STANDARD}
+    try:
+        return all(_form(name, one) == _form(name, other) for name in names)
+    except onnx.defs.SchemaError:
+        return False
+
+
+def _form(name: str, opset: int) -> object:
+    schema = onnx.defs.get_schema(name, opset, "")
+    return (
+        [(i.name, i.option) for i in schema.inputs],
+        [(o.name, o.option) for o in schema.outputs],
+        {
+            key: (a.type, a.required, a.default_value.SerializeToString())
+            for key, a in schema.attributes.items()
+        },
+    )

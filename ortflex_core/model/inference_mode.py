@@ -1,0 +1,85 @@
+"""A file that was exported in training mode, written for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ortflex_core.graph.control_flow import captured_names, subgraphs_of
+
+
+def in_training(model: ModelProto) -> list[str]:
+    """The nodes that normalize by the batch, or drop, whenever the file is run."""
+    found = []
+    for graph, true in _graphs(model):
+        found += [f"{n.op_type} {n.name or n.output[0]!r}" for n in graph.node if _trains(n, true)]
+    return found
+
+
+def inferring(model: ModelProto) -> None:
+    """Switch those nodes to inference, in place.
+
+    BatchNormalization uses its running statistics, which it then gives out unchanged; Dropout
+    passes everything. Inputs of the mode that no node reads any more are left out.
+    """
+    for graph, true in list(_graphs(model)):
+        nodes: list[NodeProto] = []
+        freed: set[str] = set()
+        for node in graph.node:
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            nodes.append(copy)
+            if not _trains(node, true):
+                continue
+            if node.op_type == "Dropout":
+                freed.add(node.input[2])
+                del copy.input[2:]
+                continue
+            kept = [a for a in node.attribute if a.name != "training_mode"]
+            del copy.attribute[:]
+            copy.attribute.extend(kept)
+            del copy.output[1:]
+            for source, name in zip(node.input[3:5], node.output[1:], strict=False):
+                if name:
+                    nodes.append(helper.make_node("Identity", [source], [name]))
+        freed -= {name for node in nodes for name in (*node.input, *captured_names(node))}
+        freed -= {o if isinstance(o, str) else o.name for o in graph.output}
+        del graph.node[:]
+        graph.node.extend(n for n in nodes if not freed.intersection(n.output))
+        if isinstance(graph, GraphProto):
+            left = [t for t in graph.initializer if t.name not in freed]
+            del graph.initializer[:]
+            graph.initializer.extend(left)
+
+
+def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, frozenset[str]]]:
+    """Every graph, the inner ones first, and the constants in its sight that are true."""
+    pending: list[tuple[GraphProto | FunctionProto, frozenset[str]]] = [
+        (graph, frozenset()) for graph in (model.graph, *model.functions)
+    ]
+    found = []
+    while pending:
+        graph, outer = pending.pop()
+        true = outer | _true(graph)
+        found.append((graph, true))
+        pending += [(inner, true) for node in graph.node for inner in subgraphs_of(node)]
+    yield from reversed(found)
+
+
+def _true(graph: GraphProto | FunctionProto) -> set[str]:
+    """A mode that is fed, or computed, is left to the program that runs the file."""
+    tensors = {t.name: t for t in graph.initializer} if isinstance(graph, GraphProto) else {}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    flags = {n: t for n, t in tensors.items() if t.data_type == TensorProto.BOOL}
+    return {name for name, tensor in flags.items() if numpy_helper.to_array(tensor).all()}
+
+
+def _trains(node: NodeProto, true: frozenset[str]) -> bool:
+    if node.domain not in ("", "ai.onnx"):
+        return False
+    if node.op_type == "BatchNormalization":
+        return any(a.name == "training_mode" and a.i for a in node.attribute)
+    return node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in true

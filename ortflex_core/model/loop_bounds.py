@@ -1,0 +1,191 @@
+"""An end for every Loop of a file.
+
+Whether a loop ends cannot be decided by looking at it. So every loop whose number of iterations is
+not a small constant gets a bound: its body counts, and the run fails with the loop's name when it goes
+on beyond. A loop that ends before computes what it did. The bounds are in the internal copy of a
+model only, never in what is exported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import attrs
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+
+from ortflex_core.graph.control_flow import subgraphs_of
+from ortflex_core.model.vetting import spec_bytes
+from ortflex_core.types import TensorSpec
+
+MOST_ITERATIONS = 100_000
+"""Of a loop, those of the loops around it multiplied."""
+KEPT = 2**30
+"""Bytes that a training may keep of a loop: its states and results of all iterations."""
+_OURS = "ortflex.bound/"
+
+
+def within(model: ModelProto) -> bool:
+    """Whether a model has loops at all."""
+    return any(node.op_type in ("Loop", "Scan") for node in _nodes(model.graph))
+
+
+def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> ModelProto:
+    """The model with a bound in each Loop that needs one.
+
+    Args:
+        model: the graph, functions inlined.
+        values: types and shapes that were inferred.
+        most: bytes that a training may keep of a loop, where that is more than 1 GiB.
+    """
+    out = ModelProto()
+    out.CopyFrom(model)
+    _Bounds(values, max(KEPT, most)).graph(out.graph, {}, 1)
+    return out
+
+
+def unbounded(model: ModelProto) -> ModelProto:
+    """The same model without the bounds, as its file has it."""
+    for node in list(_nodes(model.graph)):
+        for body in subgraphs_of(node) if node.op_type == "Loop" else ():
+            added = [n for n in body.node if n.output and n.output[0].startswith(_OURS)]
+            if added:
+                body.output[0].name = added[-1].input[0]
+                for inner in added:
+                    body.node.remove(inner)
+                kept = [t for t in body.initializer if not t.name.startswith(_OURS)]
+                del body.initializer[:]
+                body.initializer.extend(kept)
+    return model
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in subgraphs_of(node):
+            yield from _nodes(inner)
+
+
+Known = Mapping[str, TensorProto]
+
+
+@attrs.define
+class _Bounds:
+    """Walks through a graph and its subgraphs; ``added`` makes the names of bounds unique."""
+
+    values: Mapping[str, TensorSpec]
+    most: int
+    added: int = 0
+
+    def graph(self, graph: GraphProto, outer: Known, times: int) -> None:
+        """Bound the loops of a graph that runs ``times`` times."""
+        known = _constants(graph, outer)
+        for node in graph.node:
+            inner = subgraphs_of(node)
+            if node.op_type == "Loop" and inner:
+                inside = times * self._loop(node, inner[0], known, times)
+            else:
+                inside = times * (self._length(node) if node.op_type == "Scan" else 1)
+            for body in inner:
+                self.graph(body, known, inside)
+
+    def _loop(self, node: NodeProto, body: GraphProto, known: Known, times: int) -> int:
+        """Bound a loop, unless its number is a small constant; how many iterations it has at most."""
+        most = min(MOST_ITERATIONS // times, self.most // max(1, self._bytes(node, body)))
+        count = _count(node, known)
+        if count is not None and count <= most:
+            return max(1, count)
+        # Loops inside it have their share.
+        room = max(1, int(max(1, most) ** (1 / _open_levels(body, known, 1))))
+        self._bound(node, body, room)
+        return room
+
+    def _bytes(self, node: NodeProto, body: GraphProto) -> int:
+        """Bytes of the states and results of one iteration, as far as they are known."""
+        states = [self.values[n] for n in node.input[2:] if n in self.values]
+        results = body.output[1 + len(node.input[2:]) :]
+        specs = [TensorSpec.from_proto(r) for r in results if r.type.HasField("tensor_type")]
+        return sum(map(spec_bytes, (*states, *specs)))
+
+    def _length(self, node: NodeProto) -> int:
+        """Iterations of a Scan, as far as the shapes of its inputs tell."""
+        given = {a.name: a for a in node.attribute}
+        scanned = given["num_scan_inputs"].i if "num_scan_inputs" in given else 1
+        first = self.values.get(node.input[-scanned]) if 0 < scanned <= len(node.input) else None
+        axes = list(given["scan_input_axes"].ints) if "scan_input_axes" in given else [0]
+        shape = () if first is None or first.shape is None else first.shape
+        size = shape[axes[0]] if axes and -len(shape) <= axes[0] < len(shape) else 1
+        return max(1, size) if isinstance(size, int) else 1
+
+    def _bound(self, node: NodeProto, body: GraphProto, room: int) -> None:
+        """Let the iteration after the last that is run fail.
+
+        Two elements are reshaped to two; to one, which no runtime does, once the iteration's number
+        is ``room``. (An index out of range would do, but CUDA's kernels do not look at it.)
+        """
+        if len(body.input) < 2 or not body.output:
+            return  # the check of the model, or the runtime, says what is wrong
+        self.added += 1
+        prefix = f"{_OURS}{self.added}/"
+        constants = {
+            "room": np.array([room], np.int64),
+            "two": np.array([2], np.int64),
+            "pair": np.ones(2, bool),
+            "first": np.array(0, np.int64),
+        }
+        body.initializer.extend(
+            onnx.numpy_helper.from_array(value, prefix + name) for name, value in constants.items()
+        )
+        what = f"more than {room} iterations of the Loop {node.name!r}"
+        for op_type, name, inputs in (
+            ("Div", "beyond", [body.input[0].name, f"{prefix}room"]),
+            ("Sub", "size", [f"{prefix}two", f"{prefix}beyond"]),
+            ("Reshape", "fits", [f"{prefix}pair", f"{prefix}size"]),
+            ("Gather", "fine", [f"{prefix}fits", f"{prefix}first"]),
+            ("And", "on", [body.output[0].name, f"{prefix}fine"]),
+        ):
+            body.node.append(
+                NodeProto(
+                    op_type=op_type,
+                    name=what if op_type == "Reshape" else "",
+                    input=inputs,
+                    output=[prefix + name],
+                )
+            )
+        body.output[0].name = f"{prefix}on"
+
+
+def _constants(graph: GraphProto, outer: Known) -> Known:
+    known = {**outer, **{t.name: t for t in graph.initializer}}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output and node.attribute:
+            known[node.output[0]] = node.attribute[0].t
+    return known
+
+
+def _count(node: NodeProto, known: Known) -> int | None:
+    """The number of iterations that is written into the file, or None."""
+    return _whole(known.get(node.input[0])) if node.input and node.input[0] else None
+
+
+def _whole(tensor: TensorProto | None) -> int | None:
+    """The value of an integer or a boolean, or None."""
+    whole = (TensorProto.INT64, TensorProto.BOOL)
+    if tensor is None or tensor.data_type not in whole or math.prod(tensor.dims) != 1:
+        return None
+    if tensor.HasField("raw_data"):
+        return int.from_bytes(tensor.raw_data[:8], "little", signed=True)
+    values = tensor.int64_data or tensor.int32_data
+    return int(values[0]) if len(values) else None
+
+
+def _open_levels(body: GraphProto, known: Known, level: int) -> int:
+    """How many loops without a small constant number are inside one another."""
+    inside, levels = _constants(body, known), [level]
+    for node in body.node:
+        count = _count(node, inside) if node.op_type == "Loop" else 0
+        more = 1 if count is None or count > MOST_ITERATIONS else 0
+        levels += [_open_levels(g, inside, level + more) for g in subgraphs_of(node)]
+    return max(levels)

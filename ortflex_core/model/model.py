@@ -1,0 +1,439 @@
+"""A user's .onnx file: read, understood, replayed into graphs, written back with other weights.
+
+The file itself is never edited in place. Everything here works on an internal copy with functions
+inlined; the export is the user's own model with only the trained tensors changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto
+
+from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
+from ortflex_core.graph.control_flow import captured_names as captured_names
+from ortflex_core.graph.control_flow import subgraphs_of, trace_node
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.ports import Port
+from ortflex_core.model import (
+    attributes,
+    export,
+    functions,
+    inference_mode,
+    loop_bounds,
+    onnx_file,
+    vetting,
+)
+from ortflex_core.model import free_batch as freeing
+from ortflex_core.model.nodes import ancestor_nodes, plain_domain, reads, tensor_name
+from ortflex_core.opsets import downgrade, kernels, shape_inference, upgrade
+from ortflex_core.types import Array, TensorSpec
+
+OLDEST_OPSET = 13
+# Larger initializers that are not trained are inputs of the compiled graphs, shared by all of them.
+LARGE = 1024
+
+Rewrite = Callable[[Trace, NodeProto, Sequence[Tensor | None]], Sequence[Tensor] | None]
+"""Replaces a node during a replay: its outputs, or None to keep it as it is.
+
+It is asked about every node but those that read a sequence.
+"""
+
+
+class Model:
+    """An ONNX model to train.
+
+    Args:
+        source: a path, the file's bytes, or a ModelProto (which is copied).
+        free_batch: make a fixed batch dimension dynamic inside (see :mod:`ortflex_core.model.free_batch`).
+
+    Raises:
+        ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be raised to one
+            that is known, or with a batch dimension that cannot be freed.
+    """
+
+    def __init__(
+        self, source: str | os.PathLike[str] | bytes | ModelProto, *, free_batch: bool = False
+    ) -> None:
+        self.path = Path(source) if isinstance(source, str | os.PathLike) else None
+        self.label = str(self.path) if self.path else "the model"
+        self.free_batch = free_batch
+        self.unlearned = ""
+        """Why a run of the model did not tell what inference could not (see ``probe``)."""
+        self.proto, self.files = onnx_file.load(source, self.label)
+        self._import_standard()
+        self.opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import}
+        self.opset = self.opsets.get("", 0)
+        self._check()
+        self._arrays: dict[str, Array] = {}
+        self._prepare()
+        self.opsets = {plain_domain(o.domain): o.version for o in self.internal.opset_import}
+        graph = self.internal.graph
+        values = self._inferred(self.internal)
+        self._values = shape_inference.one_batch(values, graph)
+        self.producers: dict[str, NodeProto] = {o: n for n in graph.node for o in n.output if o}
+        self.inputs = tuple(
+            values[tensor_name(i, self.label)]
+            for i in graph.input
+            if i.name not in self._initializers
+        )
+        self.outputs = tuple(values[o.name] for o in graph.output if o.type.HasField("tensor_type"))
+
+    def _import_standard(self) -> None:
+        """Import the standard's operators, which what is added has, where the graph has none of them.
+
+        Its own functions may have some: then at the newest opset among theirs.
+        """
+        imports = self.proto.opset_import
+        known = any(plain_domain(o.domain) == "" for o in imports)
+        if imports and not known and all(plain_domain(n.domain) for n in self.proto.graph.node):
+            within = [o for f in self.proto.functions for o in f.opset_import]
+            versions = [o.version for o in within if plain_domain(o.domain) == ""]
+            imports.append(onnx.helper.make_opsetid("", max(versions, default=OLDEST_OPSET)))
+
+    def _check(self) -> None:
+        if not self.opset:
+            raise ModelError(f"{self.label} imports no standard operators (domain ai.onnx)")
+        if not self.proto.graph.node:
+            raise ModelError(f"{self.label} has no nodes")
+
+    def _prepare(self) -> None:
+        """The internal graph: inlined, its batch freed and its opset raised where that is wanted.
+
+        ``apart`` tells why operators were taken apart in it, by the name of their first output.
+        """
+        bare = onnx_file.skeleton(self.proto)
+        inlined = functions.inlined(bare, self.label)
+        if self.proto.functions:
+            attributes.check_all(inlined.graph, self.label)
+        internal = self._bounded(inlined)
+        # What the skeleton lacks is an input of it, under the same name.
+        inside = {t.name for t in internal.graph.initializer}
+        large = [
+            t
+            for t in self.proto.graph.initializer
+            if bare is not self.proto and t.name not in inside
+        ]
+        self._initializers = {t.name: t for t in (*internal.graph.initializer, *large)}
+        values = {t.name: self.initializer(t.name) for t in large}
+        if self.free_batch or self.opset < OLDEST_OPSET:
+            if self.free_batch:
+                freeing.batch_sizes(internal, self.label, values)
+            self._inferred(internal)  # before it is run
+        if self.free_batch:
+            internal = freeing.free_batch(internal, self.label, values)
+        self._freed = internal
+        if self.opset < OLDEST_OPSET:
+            internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
+        internal, self.apart = kernels.inlined(internal)
+        internal, self.unreadable = downgrade.readable(internal, self.label)
+        # Operators of a body may have no kernel either.
+        self.internal, within = kernels.inlined(internal) if self.apart else (internal, {})
+        self.apart |= within
+        internal = self.internal
+        # In the file's order; conversions may add constants.
+        made = {t.name: t for t in internal.graph.initializer}
+        known = [t.name for t in self.proto.graph.initializer]
+        everything = {**self._initializers, **made}
+        self._initializers = {
+            n: everything[n] for n in dict.fromkeys([*known, *made]) if n in everything
+        }
+
+    def _inferred(self, proto: ModelProto) -> dict[str, TensorSpec]:
+        values = shape_inference.inferred(proto, self.label)
+        attributes.check_axes(proto.graph, values, self.label)
+        most, weights = self._most(proto, values)
+        vetting.vet_values(values.values(), most, weights, self.label)
+        if any(shape_inference.has_unknown_dims(spec.shape) for spec in values.values()) or any(
+            subgraphs_of(node) for node in proto.graph.node
+        ):
+            sized = shape_inference.sized(proto, vetting.UNKNOWN)
+            vetting.vet_values(sized, most, weights, self.label)
+        return values
+
+    def _bounded(self, internal: ModelProto) -> ModelProto:
+        """The internal graph, with an end for each of its loops."""
+        self._initializers = {t.name: t for t in self.proto.graph.initializer}
+        if not loop_bounds.within(internal):
+            return internal
+        values = shape_inference.inferred(internal, self.label)
+        return loop_bounds.bounded(internal, values, self._most(internal, values)[0])
+
+    def _most(self, proto: ModelProto, values: Mapping[str, TensorSpec]) -> tuple[int, int]:
+        """Bytes that a tensor may have, and those of all weights and inputs."""
+        weights = sum(map(onnx_file.size_of, self._initializers.values()))
+        inputs = [values[i.name] for i in proto.graph.input if i.name in values]
+        weights += sum(vetting.spec_bytes(i) for i in inputs if i.name not in self._initializers)
+        return vetting.most_bytes(weights), weights
+
+    def initializer(self, name: str) -> Array:
+        """An initializer's value (shared, do not write to it).
+
+        Raises:
+            ModelError: no initializer has that name, or its file was changed in place.
+        """
+        self.files.verify()
+        if name not in self._arrays:
+            if name not in self._initializers:
+                raise ModelError(
+                    f"{self.label} has no initializer {name!r}; {suggest(name, self._initializers)}"
+                )
+            self._arrays[name] = onnx_file.array_of(self._initializers[name], self.files)
+        return self._arrays[name]
+
+    @property
+    def stamp(self) -> str:
+        """One line about the opset where graphs are written at another one than the file's, or ""."""
+        opset = self.opsets[""]
+        if opset == self.opset:
+            return ""
+        why = (
+            "the newest that the installed runtime reads, where every operator means the same"
+            if opset < self.opset
+            else "which the gradient rules know"
+        )
+        return f"the file's opset {self.opset} is computed as opset {opset}, {why}; exports keep it"
+
+    def holding(self, values: Mapping[str, Array]) -> Model:
+        """The same model with other values of some initializers; :meth:`export` keeps the file's."""
+        twin = copy.copy(self)
+        twin._arrays = {**self._arrays, **values}
+        return twin
+
+    @cached_property
+    def initializers(self) -> dict[str, TensorSpec]:
+        """Type and shape of every initializer, in the file's order."""
+        return {
+            name: TensorSpec(name, t.data_type, tuple(t.dims))
+            for name, t in self._initializers.items()
+        }
+
+    @property
+    def fixed_batch(self) -> tuple[TensorSpec, int] | None:
+        """The first input whose first dimension is a number, and that number."""
+        for spec in self.inputs:
+            if spec.shape and isinstance(spec.shape[0], int):
+                return spec, spec.shape[0]
+        return None
+
+    def value(self, name: str) -> TensorSpec:
+        """Type and shape of any tensor of the graph.
+
+        Raises:
+            ModelError: no tensor has that name.
+        """
+        if name in self._values:
+            return self._values[name]
+        if name in self.producers:
+            return TensorSpec(name, TensorProto.UNDEFINED, None)
+        known = [*self.producers, *self._values]
+        raise ModelError(f"{self.label} has no tensor {name!r}; {suggest(name, known)}")
+
+    def unknown(self) -> list[str]:
+        """Tensors whose type or rank (of outputs: sizes) could not be inferred, in the graph's order."""
+        known = {n for n, s in self._values.items() if s.dtype and s.shape is not None}
+        # Inference calls what it does not know unk__0, unk__1, …
+        vague = {
+            o.name
+            for o in self.outputs
+            if any(d is None for d in o.shape or ()) or shape_inference.has_unknown_dims(o.shape)
+        }
+        return [name for name in self.producers if name not in known or name in vague]
+
+    def learn(self, specs: Iterable[TensorSpec]) -> None:
+        """Take in types and shapes that were found by other means than inference."""
+        self._values.update({spec.name: spec for spec in specs})
+        self.outputs = tuple(self._values[o.name] for o in self.outputs)
+
+    def ancestors(self, names: Iterable[str]) -> list[NodeProto]:
+        """The nodes that the given tensors depend on, in the graph's order."""
+        return ancestor_nodes(self.internal.graph.node, names)
+
+    def replay(
+        self,
+        trace: Trace,
+        outputs: Iterable[str],
+        given: Mapping[str, Tensor],
+        rewrite: Rewrite | None = None,
+        *,
+        infer: bool = False,
+    ) -> dict[str, Tensor]:
+        """Trace the part of the graph that ``outputs`` depend on.
+
+        ``given`` has tensors for graph inputs and, where they are not constants, initializers; any
+        other tensor of the graph may be given too, and what lies before it is then left out.
+        Large initializers that are not given become inputs of the trace, under their own names.
+        With ``infer`` types and shapes are inferred again from the tensors given, instead of taken
+        from the model: for inputs of a known batch size.
+        """
+        values: dict[str, Tensor] = dict(given)
+        wanted = list(outputs)
+        for node in self._remaining(wanted, values):
+            arguments = [self._argument(trace, name, values) for name in node.input]
+            made: Sequence[Tensor] | None = None
+            # Rewrites are about tensors: nodes that read a sequence are not shown to them.
+            plain = all(a is None or isinstance(a, Tensor) for a in arguments)
+            try:
+                made = rewrite(trace, node, arguments) if rewrite and plain else None
+                if made is None:
+                    made = self._retrace(trace, node, arguments, values, infer)
+            except OrtflexError:
+                raise
+            except MALFORMED as error:
+                raise GraphError(
+                    f"{self.label}: the {node.op_type} {node.name!r} does not fit its operator's "
+                    f"definition: {type(error).__name__}: {error}"
+                ) from error
+            for name, tensor in zip(node.output, made, strict=False):
+                if name:
+                    if isinstance(tensor, Tensor):  # and not a sequence of them
+                        tensor.hint = tensor.hint or name
+                    values[name] = tensor
+        return {name: self._argument(trace, name, values) for name in wanted}  # type: ignore[misc]
+
+    def _remaining(self, outputs: list[str], given: Mapping[str, Tensor]) -> list[NodeProto]:
+        wanted: set[int] = set()
+        pending = [n for n in outputs if n not in given]
+        while pending:
+            node = self.producers.get(pending.pop())
+            if node is not None and id(node) not in wanted:
+                wanted.add(id(node))
+                pending.extend(i for i in reads(node) if i not in given)
+        return [node for node in self.internal.graph.node if id(node) in wanted]
+
+    def _argument(self, trace: Trace, name: str, values: dict[str, Tensor]) -> Tensor | None:
+        if not name:
+            return None
+        if name not in values:
+            if name not in self._initializers:
+                raise ModelError(f"{self.label}: nothing computes the tensor {name!r}")
+            proto = self._initializers[name]
+            size = int(np.prod(proto.dims, dtype=np.int64))
+            port = Port("frozen", of=name)
+            if port in trace.inputs:  # of a step before, in the same graph
+                values[name] = trace.inputs[port]
+            elif size > LARGE and proto.data_type != TensorProto.STRING:
+                values[name] = trace.input(port, proto.data_type, tuple(proto.dims))
+            else:
+                values[name] = trace.constant(self.initializer(name), proto.data_type)
+        return values[name]
+
+    def _retrace(
+        self,
+        trace: Trace,
+        node: NodeProto,
+        arguments: Sequence[Tensor | None],
+        values: dict[str, Tensor],
+        infer: bool,
+    ) -> tuple[Tensor, ...]:
+        captures = {
+            name: tensor
+            for name in captured_names(node)
+            if (tensor := self._argument(trace, name, values)) is not None
+        }
+        specs = [self._values.get(o) if o else None for o in node.output]
+        standard = not plain_domain(node.domain)
+        known = not (infer and standard) and all(
+            s is not None and s.dtype and not (standard and s.shape is None) for s in specs
+        )
+        if (
+            known
+            and standard
+            and any(shape_inference.has_unknown_dims(s.shape) for s in specs if s is not None)
+        ):
+            return self._sharpened(trace, node, arguments, captures, specs)
+        types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
+        return trace_node(trace, node, arguments, captures, types)
+
+    def _sharpened(
+        self,
+        trace: Trace,
+        node: NodeProto,
+        arguments: Sequence[Tensor | None],
+        captures: Mapping[str, Tensor],
+        specs: Sequence[TensorSpec | None],
+    ) -> tuple[Tensor, ...]:
+        """A node whose sizes inference did not find in the file, but perhaps in the trace.
+
+        Sizes are often computed by nodes, which the trace has folded by now.
+        """
+        made = trace_node(trace, node, arguments, captures)
+        for tensor, spec in zip(made, specs, strict=False):
+            if spec is None or spec.shape is None:  # or a sequence
+                continue
+            if tensor.shape is None:
+                tensor.shape = spec.shape
+            elif len(tensor.shape) == len(spec.shape):
+                pairs = zip(tensor.shape, spec.shape, strict=True)
+                tensor.shape = tuple(new if isinstance(new, int) else old for new, old in pairs)
+        return made
+
+    def export(
+        self,
+        state: Mapping[str, Array],
+        path: str | os.PathLike[str] | None = None,
+        *,
+        free_batch: bool = False,
+        inferring: bool = False,
+    ) -> ModelProto:
+        """The user's model with new values of some initializers, otherwise unchanged.
+
+        With a path the file is written too: in whole, or not at all. Tensors that the file has in
+        another one, and large tensors of a model of more than 1 GB, are in ``<name>.data`` next to
+        it, or in ``<name>.<hash>.data`` where there was a model; the ModelProto then refers to them
+        there. Exporting over the file that this model was read from changes nothing here.
+        ``free_batch`` writes the dynamic batch dimension that the training used, and ``inferring``
+        switches nodes that are in training mode.
+
+        Raises:
+            ModelError: ``free_batch`` and the model was not made with it, or has functions; or a file
+                with its tensors was changed in place since it was read.
+            OutputError: the file cannot be written; an old one of that name is untouched.
+        """
+        out = ModelProto()
+        out.CopyFrom(self._dynamic() if free_batch else self.proto)
+        for tensor in out.graph.initializer:
+            if tensor.name in state:
+                onnx_file.replace(tensor, state[tensor.name])
+        onnx_file.own_values(out, state)
+        if inferring:
+            inference_mode.inferring(out)
+        if path is None:
+            return export.inline_tensors(out, self.files, state)
+        return export.write(out, Path(path), self.files, state)
+
+    def _dynamic(self) -> ModelProto:
+        if not self.free_batch:
+            raise ModelError(
+                f"{self.label}: the batch dimension was not freed for the training; make the Trainer "
+                "with free_batch=True to export it freed"
+            )
+        if self.proto.functions:
+            raise ModelError(
+                f"{self.label} has functions, which free_batch inlines: it is exported as it was, "
+                "without free_batch=True"
+            )
+        freed = ModelProto()
+        freed.CopyFrom(self._freed)
+        return onnx_file.with_tensors(loop_bounds.unbounded(freed), self.proto)
+
+
+def as_model(
+    source: str | os.PathLike[str] | bytes | ModelProto | Model, free_batch: bool
+) -> Model:
+    """A model, made unless it is one already.
+
+    Raises:
+        ModelError: as :class:`Model`; or a Model that was made without ``free_batch``.
+    """
+    if not isinstance(source, Model):
+        return Model(source, free_batch=free_batch)
+    if free_batch and not source.free_batch:
+        raise ModelError(f"{source.label}: make it with Model(…, free_batch=True)")
+    return source

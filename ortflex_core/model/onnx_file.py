@@ -1,0 +1,253 @@
+"""Model files: read and checked, whatever their size, and their tensors replaced.
+
+A ModelProto of more than 2 GB cannot be serialised, which checking, inlining and shape inference all
+do. Where the tensors are that many, those stay in their file and are mapped into memory when they
+are asked for; what looks at the graph gets a skeleton, in which they are inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, external_data_helper, helper
+
+from ortflex_core.errors import ModelError
+from ortflex_core.files import no_file
+from ortflex_core.model import external_data, vetting
+from ortflex_core.model.external_data import DataFiles
+from ortflex_core.types import Array, Shape
+
+HUGE = 2**30
+"""Bytes of tensors above which they stay outside the ModelProto."""
+_SMALL = 1024
+"""Elements of tensors that stay inside in any case: shape inference reads them."""
+_TRIES = 3
+"""How often a model is read that others replace at the same moment."""
+
+
+def read_model(source: Any, label: str) -> ModelProto:
+    """Load a model from a path, bytes or a ModelProto (which is copied).
+
+    Raises:
+        ModelError: missing, truncated, not ONNX, or without its external data.
+    """
+    return load(source, label)[0]
+
+
+def load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
+    """Load a model, with the open files of the tensors that stay outside.
+
+    Raises:
+        ModelError: as :func:`read_model`.
+    """
+    for _ in range(_TRIES):
+        before = _version(source)
+        try:
+            return _load(source, label)
+        except ModelError:
+            if before == _version(source):  # else it was replaced, and its old data may be gone
+                raise
+    return _load(source, label)
+
+
+def _version(source: Any) -> Any:
+    """A stamp that changes when the file is replaced; None for anything but a file."""
+    if isinstance(source, bytes | ModelProto):
+        return None
+    try:
+        found = os.stat(source)
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
+    model = ModelProto()
+    size = 0
+    try:
+        if isinstance(source, ModelProto):
+            model.CopyFrom(source)
+        elif isinstance(source, bytes):
+            size = len(source)
+            model = onnx.load_model_from_string(source)
+        else:
+            found = Path(source).stat()
+            if stat.S_ISFIFO(found.st_mode):  # to open it is to wait for it
+                raise ModelError(f"{label} cannot be read: it is a pipe")
+            size = found.st_size
+            model = onnx.load(source, load_external_data=False)
+    except FileNotFoundError as error:
+        raise ModelError(no_file(source, label)) from error  # only paths are not found
+    except IsADirectoryError as error:
+        raise ModelError(f"{label!r} is a folder; give the .onnx file that is in it") from error
+    except (DecodeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            f"{label} ({size} bytes) is not an ONNX model or is truncated: {error}"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{label} cannot be read: {error}") from error
+    if not model.HasField("graph"):
+        # Protocol buffers take no bytes at all for a message without fields.
+        raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
+    vetting.vet(model, label)
+    files = DataFiles()
+    if isinstance(source, bytes | ModelProto):
+        _refuse_external(model)
+    else:
+        try:
+            files.load(model, Path(source).parent, HUGE, _SMALL)
+        except (ModelError, OSError, ValueError) as error:
+            raise ModelError(f"{label} lacks its external data: {error}") from error
+    return model, files
+
+
+def _refuse_external(model: ModelProto) -> None:
+    """Refuse external data without a path: onnxruntime would look in the current folder."""
+    for tensor in vetting.tensors(model):
+        if external_data.is_outside(tensor):
+            raise ModelError(
+                f"the data of {tensor.name!r} are in another file; pass the path of the model, or "
+                "load it with onnx.load"
+            )
+
+
+def size_of(tensor: TensorProto) -> int:
+    """Bytes that a tensor's values take."""
+    return vetting.bytes_of(tensor)
+
+
+def is_small(tensor: TensorProto) -> bool:
+    """Whether a tensor is kept in the graph in any case."""
+    return bool(math.prod(tensor.dims) <= _SMALL)
+
+
+def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
+    """A tensor's values, not to be written to; those outside the file's graph are mapped.
+
+    Raises:
+        ModelError: the data are missing, too few or too many, or of an unknown type.
+    """
+    if not external_data_helper.uses_external_data(tensor):
+        try:
+            array = onnx.numpy_helper.to_array(tensor)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"the initializer {tensor.name!r} declares the shape {list(tensor.dims)} and "
+                f"the type {tensor.data_type}, but its data do not fit: {error}"
+            ) from error
+        array.setflags(write=False)
+        return array
+    return (files or DataFiles()).array(tensor)
+
+
+def structure(model: ModelProto) -> str:
+    """A hash of what a model computes, whatever the values of its larger tensors.
+
+    Two files that differ only in trained weights, names of their producer or documentation have the
+    same structure.
+    """
+    graph = model.graph
+    parts: list[Any] = [*model.functions, *graph.input, *graph.output, *graph.node]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.SerializeToString(deterministic=True))
+    for tensor in graph.initializer:
+        digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
+    opsets = sorted((o.domain, o.version) for o in model.opset_import)
+    digest.update(repr(opsets).encode())
+    return digest.hexdigest()
+
+
+def skeleton(model: ModelProto) -> ModelProto:
+    """A model without its large tensors, or the model itself where it has none.
+
+    They are inputs of the graph, of the same name, type and shape: what looks at the graph
+    serialises all of it, several times.
+    """
+    if all(map(is_small, model.graph.initializer)):
+        return model
+    out = ModelProto()
+    _copy_fields(model, out, "graph")
+    _copy_fields(model.graph, out.graph, "initializer")
+    inputs = {value.name for value in out.graph.input}
+    for tensor in model.graph.initializer:
+        if is_small(tensor):
+            out.graph.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            out.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    return out
+
+
+def with_tensors(bare: ModelProto, model: ModelProto) -> ModelProto:
+    """A copy of a skeleton's graph with the large tensors of ``model`` back in their place."""
+    out = ModelProto()
+    out.CopyFrom(bare)
+    there = {t.name for t in out.graph.initializer}
+    missing = [t for t in model.graph.initializer if t.name not in there]
+    out.graph.initializer.extend(missing)
+    own = {v.name for v in model.graph.input}
+    added = {t.name for t in missing} - own
+    for value in [v for v in out.graph.input if v.name in added]:
+        out.graph.input.remove(value)
+    return out
+
+
+def _copy_fields(source: Any, target: Any, but: str) -> None:
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if hasattr(value, "extend"):
+            getattr(target, field.name).extend(value)
+        elif hasattr(value, "CopyFrom"):
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
+def replace(tensor: TensorProto, array: Array) -> None:
+    """New values in the encoding the tensor had, so that nothing else of the file changes.
+
+    Raises:
+        ModelError: the shapes differ.
+    """
+    wanted: Shape = tuple(tensor.dims)
+    if tuple(array.shape) != wanted:
+        raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")
+    if external_data_helper.uses_external_data(tensor):
+        return  # it is written where it belongs
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    fresh = onnx.numpy_helper.from_array(np.asarray(array, order="C").astype(dtype), tensor.name)
+    if not tensor.HasField("raw_data") and len(tensor.float_data):
+        del tensor.float_data[:]
+        tensor.float_data.extend(np.ravel(array).tolist())
+    elif not tensor.HasField("raw_data") and len(tensor.double_data):
+        del tensor.double_data[:]
+        tensor.double_data.extend(np.ravel(array).tolist())
+    else:
+        tensor.raw_data = fresh.raw_data
+
+
+def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
+    """Replace Identity nodes whose outputs have got values of their own by initializers."""
+    for node in [n for n in model.graph.node if n.op_type == "Identity" and n.output[0] in state]:
+        name = node.output[0]
+        tensor = onnx.numpy_helper.from_array(np.asarray(state[name], order="C"), name)
+        model.graph.initializer.append(tensor)
+        if model.ir_version < 4:  # where every initializer is an input
+            model.graph.input.append(
+                helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+            )
+        model.graph.node.remove(node)

@@ -1,0 +1,251 @@
+"""Types and shapes that inference cannot tell, found by running the model on made-up inputs.
+
+Operators outside the standard (skl2onnx's Scaler, a runtime's own, a user's) have no shape inference.
+The installed onnxruntime runs them, so it is asked: two runs with different batch sizes tell which
+dimensions are the batch and which are fixed. Large tensors are fed, so that they are not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto
+
+from ortflex_core.errors import MALFORMED, GraphError, OrtflexError
+from ortflex_core.model import onnx_file
+from ortflex_core.model.model import Model
+from ortflex_core.model.nodes import reads
+from ortflex_core.opsets.equivalence import Runner, check_size
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.types import Array, TensorSpec, dtype_name, numpy_dtype, onnx_dtype, shape_text
+
+_log = logging.getLogger("ortflex")
+_BATCHES = (2, 3)
+# What comes out of these depends on the values: a size seen once says nothing about the next time.
+_BY_VALUE = frozenset(
+    {"NonZero", "Unique", "Compress", "NonMaxSuppression", "Range", "StringSplit"}
+)
+# The inputs whose values decide about the shape of what comes out.
+_STEERING: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys(("Reshape", "Expand", "Tile", "Squeeze", "Unsqueeze", "Split", "TopK"), (1,)),
+    **dict.fromkeys(("SplitToSequence", "SequenceAt", "OneHot", "AffineGrid"), (1,)),
+    **dict.fromkeys(("CenterCropPad", "Upsample"), (1,)),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"), (1,)),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), (1,)),
+    **dict.fromkeys(("ReduceSum", "ReduceSumSquare"), (1,)),
+    **dict.fromkeys(("ConstantOfShape", "If"), (0,)),
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), (0,)),
+    **dict.fromkeys(("Col2Im", "DFT", "Pad"), (1, 2, 3)),
+    "Loop": (0, 1),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+}
+# Sizes for other symbolic dimensions in the two runs: large enough for most kernels, and hardly a size
+# of a layer.
+_PRIMES = ((17, 37), (19, 41), (23, 43), (29, 47), (31, 53))
+_ANONYMOUS = (5, 7)
+# What they all are together where the model does not run on those.
+_TOGETHER = ((8, 16), (16, 32), (32, 64), (8, 8), (16, 16), (32, 32), (64, 64), (1, 1))
+# numpy has these types, but onnxruntime takes no arrays of them.
+_NOT_FED = frozenset(
+    value
+    for name, value in TensorProto.DataType.items()
+    if name.startswith(("BFLOAT", "FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
+)
+_WHOLE = frozenset(
+    value for name, value in TensorProto.DataType.items() if name in ("BOOL", "INT32", "INT64")
+)
+
+Sizes = tuple[int, int]
+"""A size in the first run and in the second."""
+
+
+@attrs.frozen
+class _Symbols:
+    """Sizes of the symbolic dimensions that are not the batch."""
+
+    named: Mapping[str, Sizes]
+    anonymous: Sizes
+
+    def meaning(self, seen: Sizes) -> int | str | None:
+        """What a dimension is: the batch, a symbol, a fixed size, or unknown."""
+        if seen == _BATCHES:
+            return "batch"
+        names = [name for name, sizes in self.named.items() if sizes == seen]
+        if names or seen == self.anonymous:
+            return names[0] if len(names) == 1 and seen != self.anonymous else None
+        return seen[0] if seen[0] == seen[1] else None
+
+
+def complete_shapes(model: Model) -> None:
+    """Teach a model what inference could not tell about its tensors.
+
+    What keeps the model from being run is kept on it: ``model.unlearned`` becomes part of the errors
+    that follow from unknown types and ranks. Where none follows it is logged for debugging only.
+    """
+    unknown = model.unknown()
+    if not unknown:
+        return
+    before, model.unlearned = model.unlearned, ""
+    try:
+        require_runtime()
+        model.learn(_learned(model, unknown))
+    except (OrtflexError, *MALFORMED) as error:
+        own = isinstance(error, OrtflexError)
+        model.unlearned = str(error) if own else f"{type(error).__name__}: {error}"
+        if model.unlearned != before:
+            _log.debug("%s: %s", model.label, explanation(model))
+
+
+def explanation(model: Model) -> str:
+    """What a failed run of the model leaves unknown, and why it failed; empty if it did not fail."""
+    if not model.unlearned:
+        return ""
+    names = model.unknown()
+    few = ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
+    return (
+        f"the types or shapes of {len(names)} tensors ({few}) cannot be inferred; running the model "
+        f"to learn them failed: {model.unlearned}"
+    )
+
+
+@contextlib.contextmanager
+def explain_unknown(model: Model) -> Iterator[None]:
+    """Errors raised inside also say what of the model is unknown, and why: it may be their cause."""
+    try:
+        yield
+    except OrtflexError as error:
+        if model.unlearned and model.unlearned not in str(error):
+            error.args = (f"{error}\n{explanation(model)}", *error.args[1:])
+        raise
+
+
+def _learned(model: Model, unknown: Sequence[str]) -> list[TensorSpec]:
+    run = _Run(model, unknown)
+    inner = [d for spec in model.inputs for d in (spec.shape or ())[1:] if not isinstance(d, int)]
+    names = dict.fromkeys(d for d in inner if d is not None)
+    tried = [_Symbols(dict(zip(names, _PRIMES, strict=False)), _ANONYMOUS)]
+    tried += [_Symbols(dict.fromkeys(names, sizes), sizes) for sizes in _TOGETHER if inner]
+    failure: GraphError | None = None
+    for symbols in tried:
+        try:
+            found = [run(k, symbols) for k in (0, 1)]
+        except GraphError as error:
+            failure = failure or error
+            continue
+        with contextlib.suppress(GraphError):  # a one may be no valid index
+            found += [run(1, symbols, 1)] if run.counts else []
+        return _specs(model, unknown, found, symbols)
+    assert failure is not None
+    raise failure
+
+
+def _specs(
+    model: Model, unknown: Sequence[str], found: Sequence[Mapping[str, Any]], symbols: _Symbols
+) -> list[TensorSpec]:
+    """Types and shapes that all runs agree on; the third has other whole numbers than the second."""
+    fixed = not any(node.op_type in _BY_VALUE for node in model.internal.graph.node)
+    steered = _steered(model)
+    specs = []
+    for name in unknown:
+        runs = [values[name] for values in found]
+        if not all(isinstance(array, np.ndarray) for array in runs):
+            continue  # a sequence or a map
+        if len({array.ndim for array in runs}) == 1:
+            one, other, last = runs[0], runs[1], runs[-1]
+            seen = list(zip(one.shape, other.shape, strict=True))
+            shape = tuple(
+                meaning
+                if size == again and not steered and (fixed or not isinstance(meaning, int))
+                else None
+                for meaning, size, again in zip(
+                    map(symbols.meaning, seen), other.shape, last.shape, strict=True
+                )
+            )
+            specs.append(TensorSpec(name, onnx_dtype(one.dtype), shape))
+    return specs
+
+
+def _steered(model: Model) -> bool:
+    """Whether a shape depends on the values of an input: what it is for made-up ones says nothing."""
+    varying = {spec.name for spec in model.inputs}
+    for node in model.internal.graph.node:
+        if node.op_type in ("Shape", "Size") or not varying.intersection(reads(node)):
+            continue
+        places = _STEERING.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+        if any(k < len(node.input) and node.input[k] in varying for k in places):
+            return True
+        varying.update(node.output)
+    return False
+
+
+class _Run:
+    """The part of a model that some tensors depend on, in the installed onnxruntime."""
+
+    def __init__(self, model: Model, outputs: Sequence[str]) -> None:
+        internal, nodes = model.internal, model.ancestors(outputs)
+        read = {name for node in nodes for name in reads(node)}
+        part = ModelProto(ir_version=internal.ir_version)
+        part.opset_import.extend(internal.opset_import)
+        part.graph.name = "probe"
+        part.graph.node.extend(nodes)
+        inside = {t.name for t in internal.graph.initializer}
+        large = {n: s for n, s in model.initializers.items() if n in read and n not in inside}
+        part.graph.initializer.extend(t for t in internal.graph.initializer if t.name in read)
+        given = {n: model.initializer(n) for n, s in large.items() if s.dtype not in _NOT_FED}
+        copied = [n for n in large if n not in given]
+        if sum(model.initializer(n).nbytes for n in copied) > onnx_file.HUGE:
+            raise GraphError(
+                f"{copied[0]!r} is {dtype_name(large[copied[0]].dtype)}, which onnxruntime takes only "
+                "inside of a model, and all such tensors are too large for one"
+            )
+        part.graph.initializer.extend(
+            onnx.numpy_helper.from_array(model.initializer(n), n) for n in copied
+        )
+        part.graph.input.extend(
+            i for i in internal.graph.input if i.name in read and i.name not in copied
+        )
+        part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs)
+        self._inputs = [spec for spec in model.inputs if spec.name in read]
+        self._runner = Runner(part, given)
+        self.counts = any(s.dtype in _WHOLE for s in self._inputs)
+        """Whether whole numbers are among the inputs."""
+
+    def __call__(self, run: int, symbols: _Symbols, whole: int = 0) -> dict[str, Any]:
+        """The outputs of the first or second run, for zeros and empty strings.
+
+        Whole numbers are all ``whole``.
+
+        Raises:
+            GraphError: the run fails; says on which inputs.
+        """
+        feeds: dict[str, Array] = {}
+        for spec in self._inputs:
+            sizes: list[Sizes] = [
+                (d, d) if isinstance(d, int) else symbols.named.get(d or "", symbols.anonymous)
+                for d in spec.shape or ()
+            ]
+            if spec.shape and not isinstance(spec.shape[0], int):
+                sizes[0] = _BATCHES
+            shape = [pair[run] for pair in sizes]
+            check_size(spec, shape)
+            text = spec.dtype == TensorProto.STRING
+            feeds[spec.name] = np.zeros(shape, dtype=object if text else numpy_dtype(spec.dtype))
+            if text:
+                feeds[spec.name].fill("")
+            elif spec.dtype in _WHOLE:
+                feeds[spec.name].fill(whole)
+        try:
+            return self._runner(feeds)
+        except GraphError as error:
+            fed = ", ".join(f"{n} {shape_text(a.shape)}" for n, a in feeds.items())
+            raise GraphError(f"{error} (on zeros of the shapes {fed})") from error

@@ -1,0 +1,12 @@
+"""What operators mean: function bodies, kernels, types and shapes, and one opset in terms of another.
+
+Owns: models as protobuf, before they are read as a :class:`~ortflex_core.model.Model`.
+
+May import: the flat modules, graph, protocols and runtime.
+
+Add here: a difference between two opsets (:mod:`~ortflex_core.opsets.downgrade`).
+"""
+
+from ortflex_core.opsets.function_bodies import has_body
+
+__all__ = ["has_body"]

@@ -1,0 +1,312 @@
+"""Models stamped with a newer opset than the runtime reads, written at the newest that it does read.
+
+Most operators of a new opset mean what they meant before: types were added, or an attribute whose
+default is the old behaviour. Where that is so of every node, the internal graph gets the older stamp;
+an operator that is new, or used in a new way, is written as its function body where the standard has
+one. The file stays as it is, and so does what is exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import onnx
+import onnx.inliner
+import onnx.parser
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+)
+
+from ortflex_core.errors import ModelError, RuntimeUnavailable
+from ortflex_core.graph.program import ir_for
+from ortflex_core.graph.schemas import ELEMENT_TYPES, Schema, schema
+from ortflex_core.opsets import function_bodies, shape_inference
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.types import TensorSpec
+
+READ_BY_ALL = 17
+"""Every runtime that ortflex runs on reads it."""
+_DOMAIN = "ortflex.bodies"
+_DEEPEST = 8
+"""Bodies within bodies."""
+_UNSET = AttributeProto.UNDEFINED
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_NAMES = {code: name for name, code in ELEMENT_TYPES.items()}
+
+Types = Mapping[str, int]
+"""The element types of tensors, by name, where they are known."""
+
+
+def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | None, str]:
+    """The model at an older opset, or why it cannot be written so.
+
+    Args:
+        model: of a newer opset; model-local functions are inlined already.
+        label: what messages call it.
+        newest: the opset to write it at.
+
+    Returns:
+        The model and "", or None and the first node that means something else there.
+    """
+    known, opset = onnx.defs.onnx_opset_version(), _opset(model)
+    if opset > known:
+        return None, f"the installed onnx {onnx.__version__} knows opset {known} at most"
+    out = ModelProto()
+    out.CopyFrom(model)
+    if opset > newest:
+        types = _types(out, label)
+        for _ in range(_DEEPEST):
+            different = [node for node, _ in _differing(out.graph, opset, newest, types)]
+            if not different:
+                break
+            protos = {n: _type_proto(spec) for n, spec in _specs(out, label).items()}
+            try:
+                out = _inlined(out, different, opset, protos)
+            except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+                return None, f"a function body cannot be inlined: {error}"
+            types = _types(out, label)
+        for node, reason in _differing(out.graph, opset, newest, types):
+            return None, f"the node {node.name or node.op_type!r}: {reason}"
+        _trim(out.graph, opset, newest)
+        for entry in out.opset_import:
+            if entry.domain in ("", "ai.onnx"):
+                entry.version = newest
+    return out, ""
+
+
+def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
+    """The model as the installed runtime reads it.
+
+    Returns:
+        The model and "", or the model as it is and why the runtime cannot read it. Without a
+        runtime, and where it reads the model, the model as it is and "".
+    """
+    if _opset(model) <= READ_BY_ALL and model.ir_version <= ir_for(READ_BY_ALL):
+        return model, ""
+    try:
+        runtime = require_runtime()
+    except RuntimeUnavailable:
+        return model, ""
+    reason = ""
+    if _opset(model) > runtime.max_opset:
+        made, reason = lowered(model, label, runtime.max_opset)
+        model = made or model
+    if not reason and model.ir_version > runtime.max_ir:
+        # What an IR version brings are element types, which operators have to take, too.
+        copy = ModelProto()
+        copy.CopyFrom(model)
+        copy.ir_version = min(ir_for(_opset(model)), runtime.max_ir)
+        model = copy
+    return model, reason
+
+
+def _opset(model: ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def _specs(model: ModelProto, label: str) -> dict[str, TensorSpec]:
+    try:
+        return shape_inference.inferred(model, label)
+    except ModelError:  # which is said where shapes are needed
+        return {}
+
+
+def _types(model: ModelProto, label: str) -> Types:
+    return {name: spec.dtype for name, spec in _specs(model, label).items()}
+
+
+def _type_proto(spec: TensorSpec) -> TypeProto:
+    return spec.to_proto().type
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Every node of the standard's operators, those of subgraphs included."""
+    for node in graph.node:
+        if node.domain in ("", "ai.onnx"):
+            yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _differing(
+    graph: GraphProto, opset: int, newest: int, types: Types
+) -> list[tuple[NodeProto, str]]:
+    """The nodes that mean something else at the older opset, or nothing, and why."""
+    return [
+        (node, reason)
+        for node in _nodes(graph)
+        if (reason := _difference(node, opset, newest, types))
+    ]
+
+
+def _difference(node: NodeProto, opset: int, newest: int, types: Types) -> str:
+    new, old = schema(node.op_type, opset, ""), schema(node.op_type, newest, "")
+    if new is None:
+        return ""  # which is said where it is traced
+    if old is None or old.deprecated:
+        return f"opset {newest} has no operator {node.op_type}"
+    if new.since_version == old.since_version:
+        return ""
+    where = f"{node.op_type} of opset {new.since_version}"
+    change = _CHANGED.get(node.op_type)
+    if change and old.since_version < change[0] <= new.since_version and change[1](node, types):
+        return f"{where} differs in meaning from that of opset {old.since_version}"
+    reason = (
+        _in_attributes(node, new, old)
+        or _in_places(node.input, new.inputs, old.inputs)
+        or _in_places(node.output, new.outputs, old.outputs)
+        or _in_types(node, old, types)
+    )
+    return f"{where} has {reason}" if reason else ""
+
+
+def _in_attributes(node: NodeProto, new: Schema, old: Schema) -> str:
+    given = {a.name: a for a in node.attribute}
+    for name, attribute in given.items():
+        if name not in old.attributes and not _is_default(attribute, new):
+            return f"the attribute {name!r}, which that of opset {old.since_version} has not"
+    for name, formal in old.attributes.items():
+        if name in given:
+            continue
+        known = name in new.attributes
+        if formal.required or (known and _default(new, name) != _default(old, name)):
+            return f"another default of the attribute {name!r}"
+        if not known and formal.default_value.type != _UNSET:
+            return f"no attribute {name!r}"
+    return ""
+
+
+def _default(schema: Schema, name: str) -> bytes:
+    value: bytes = schema.attributes[name].default_value.SerializeToString(deterministic=True)
+    return value
+
+
+def _is_default(attribute: AttributeProto, schema: Schema) -> bool:
+    """Whether an attribute is given the value that it has without being given."""
+    if attribute.name not in schema.attributes:
+        return False
+    default = schema.attributes[attribute.name].default_value
+    if default.type == _UNSET:
+        return False
+    value = onnx.helper.get_attribute_value
+    return bool(default.type == attribute.type and value(default) == value(attribute))
+
+
+def _in_places(
+    names: Sequence[str],
+    new: Sequence[Schema.FormalParameter],
+    old: Sequence[Schema.FormalParameter],
+) -> str:
+    """Whether inputs, or outputs, stand in places that the older operator calls otherwise."""
+    for k, name in enumerate(names):
+        if not name:
+            continue
+        here, there = new[min(k, len(new) - 1)], old[min(k, len(old) - 1)]
+        variadic = there.option == Schema.FormalParameterOption.Variadic
+        if (k >= len(old) and not variadic) or here.name.lower() != there.name.lower():
+            return f"{here.name!r}, which the older one has not"
+    return ""
+
+
+def _in_types(node: NodeProto, old: Schema, types: Types) -> str:
+    """Whether tensors have types that the older operator does not take, or not together."""
+    bound: dict[str, int] = {}
+    for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
+        for k, name in enumerate(names):
+            dtype = types.get(name, 0)
+            if not dtype or not formals:
+                continue
+            formal = formals[min(k, len(formals) - 1)]
+            same = bound.setdefault(formal.type_str, dtype) if formal.is_homogeneous else dtype
+            if _NAMES.get(dtype) not in formal.types or same != dtype:
+                return f"{_NAMES.get(dtype)} for {formal.name!r}, which the older one does not take"
+    return ""
+
+
+def _inlined(
+    model: ModelProto, nodes: Sequence[NodeProto], opset: int, types: Mapping[str, TypeProto]
+) -> ModelProto:
+    """The model with function bodies in place of some of its nodes; it is changed on the way."""
+    for node in nodes:
+        own = _BODIES.get(node.op_type)
+        given = [types.get(name, TypeProto()) if name else None for name in node.input]
+        body = (
+            onnx.parser.parse_function(own) if own else function_bodies.body_of(node, opset, given)
+        )
+        if body is None:
+            continue
+        body.domain, body.name = _DOMAIN, f"{node.op_type}.{len(model.functions)}"
+        for entry in body.opset_import:
+            if entry.domain == "":
+                entry.version = opset  # its operators mean what they meant
+        node.domain, node.op_type = _DOMAIN, body.name
+        del node.attribute[:]
+        model.functions.append(body)
+    model.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
+    made = onnx.inliner.inline_local_functions(model)
+    imports = [entry for entry in made.opset_import if entry.domain != _DOMAIN]
+    del made.opset_import[:]
+    made.opset_import.extend(imports)
+    return made
+
+
+def _trim(graph: GraphProto, opset: int, newest: int) -> None:
+    """Leave out attributes that the older operators do not know: they have their default values."""
+    for node in _nodes(graph):
+        old = schema(node.op_type, newest, "")
+        if old is not None and old != schema(node.op_type, opset, ""):
+            kept = [a for a in node.attribute if a.name in old.attributes]
+            if len(kept) < len(node.attribute):
+                del node.attribute[:]
+                node.attribute.extend(kept)
+
+
+def _rounds_up(node: NodeProto, types: Types) -> bool:
+    return any(a.name == "ceil_mode" and a.i for a in node.attribute)
+
+
+def _floored(node: NodeProto, types: Types) -> bool:
+    """Mod of floats by the sign of the divisor, which was no operation before."""
+    truncates = any(a.name == "fmod" and a.i for a in node.attribute)
+    return not truncates and types.get(node.input[0], TensorProto.FLOAT) in _FLOATS
+
+
+def _always(node: NodeProto, types: Types) -> bool:
+    return True
+
+
+# What means something else since an opset although its inputs, outputs and attributes are the same.
+_CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
+    "AveragePool": (22, _rounds_up),
+    "GroupNormalization": (21, _always),
+    "LpPool": (22, _rounds_up),
+    "MaxPool": (22, _rounds_up),
+    "Mod": (28, _floored),
+}
+
+# Bodies that the standard only has in words.
+_BODIES: Mapping[str, str] = {
+    # The remainder of truncation, moved by B where its sign is not that of B.
+    "Mod": """
+        <opset_import: ["" : 17], domain: "ortflex.bodies"> Mod (A, B) => (C) {
+            r = Mod<fmod = 1>(A, B)
+            nought = Constant<value_float = 0.0>()
+            zero = CastLike(nought, B)
+            left = Less(r, zero)
+            right = Greater(r, zero)
+            below = Less(B, zero)
+            above = Greater(B, zero)
+            first = And(left, above)
+            second = And(right, below)
+            off = Or(first, second)
+            moved = Add(r, B)
+            C = Where(off, moved, r)
+        }
+    """,
+}

@@ -1,0 +1,205 @@
+"""Operators in terms of simpler ones: the function bodies of the standard, and layouts without a kernel.
+
+A body stands in for its operator where no runtime at hand computes it, so that every backend trains
+what it stands for, and where no gradient rule fits. The file that is exported keeps its node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto, helper
+
+from ortflex_core.errors import GraphError
+from ortflex_core.graph import schemas, sequences
+from ortflex_core.graph.control_flow import replay, subgraphs_of
+from ortflex_core.graph.ops import Node, Tensor, Trace
+
+_RECURRENT: Mapping[str, int] = {"RNN": 1, "GRU": 1, "LSTM": 2}
+"""Recurrent operators and how many states they carry; the first of them is input 5."""
+_STATES = 5
+_PREVIEW = "ai.onnx.preview"
+DOMAINS = frozenset({"", "ai.onnx", _PREVIEW})
+"""Where operators of the standard are."""
+
+
+def body_of(node: NodeProto, opset: int, types: Sequence[TypeProto | None]) -> FunctionProto | None:
+    """The operators that compute a node of the standard, or None where the standard does not list them.
+
+    Args:
+        node: what is taken apart.
+        opset: the version of the standard operators around it.
+        types: the types of its inputs, None for one that is left out.
+
+    Returns:
+        A function of that opset, with the attributes of the node put in their places.
+    """
+    if node.op_type in sequences.SEQUENCE_OPERATORS or node.domain not in DOMAINS:
+        return None
+    if node.op_type in _RECURRENT and _setting(node, "layout"):
+        return _time_first(node, opset)
+    schema = None if node.domain == _PREVIEW else schemas.schema(node.op_type, opset, "")
+    schema = schema or _newest(node.op_type, node.domain)
+    found = _declared(schema, node, opset, types)
+    if schema is None or found is None or not _same_operators(found.node, found, opset):
+        return None
+    del found.opset_import[:]
+    found.opset_import.append(helper.make_opsetid("", opset))
+    given = {a.name: a for a in schema.attributes.values() if a.default_value.type}
+    values = {name: a.default_value for name, a in given.items()}
+    values |= {a.name: a for a in node.attribute}
+    _bind(found.node, values)
+    return found
+
+
+def expanded(trace: Trace, node: Node) -> tuple[Tensor, ...] | None:
+    """The outputs of a node, computed in its trace by the operators of its body; None without one.
+
+    Raises:
+        GraphError: the body does not fit the node.
+    """
+    if node.domain not in DOMAINS or node.captures:
+        return None
+    names = ["" if t is None else f"input{k}" for k, t in enumerate(node.inputs)]
+    proto = NodeProto(op_type=node.op_type, domain=node.domain, input=names)
+    proto.output.extend(f"output{k}" for k in range(len(node.outputs)))
+    proto.attribute.extend(node.attributes.values())
+    types = [
+        None if t is None else helper.make_tensor_type_proto(t.dtype, t.shape) for t in node.inputs
+    ]
+    function = body_of(proto, trace.opsets[""], types)
+    if function is None:
+        return None
+    graph = GraphProto(node=function.node)
+    graph.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
+    made = {o for n in function.node for o in n.output} | set(function.input)
+    wanted = function.output[: len(node.outputs)]
+    if not made.issuperset(wanted):
+        raise GraphError(f"the function body of {node.op_type} computes {sorted(made)}")
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    missing = len(function.input) - len(node.inputs)
+    formals = [*node.inputs, *([None] * missing)]
+    return tuple(replay(trace, graph, formals, {}))
+
+
+def _newest(op_type: str, domain: str = "") -> schemas.Schema | None:
+    """The newest schema of an operator, which the graph's opset may not have yet."""
+    newest = onnx.defs.onnx_opset_version()
+    return schemas.schema(op_type, newest, domain if domain == _PREVIEW else "")
+
+
+def _declared(
+    schema: Any, node: NodeProto, opset: int, types: Sequence[TypeProto | None]
+) -> FunctionProto | None:
+    """The body that an operator's schema has for a node, of the newest version up to ``opset``."""
+    raw: Any = None
+    if schema is not None and schema.has_function:
+        at = _version(schema.function_opset_versions, opset)
+        raw = schema.get_function_with_opset_version(at)
+    elif schema is not None and schema.has_context_dependent_function:
+        at = _version(schema.context_dependent_function_opset_versions, opset)
+        given = [(t or TypeProto()).SerializeToString() for t in types]
+        raw = schema.get_context_dependent_function_with_opset_version(
+            at, node.SerializeToString(), given
+        )
+    found = FunctionProto()
+    if isinstance(raw, bytes):
+        found.ParseFromString(raw)
+    elif raw is not None:
+        found.CopyFrom(raw)
+    return found if found.node else None
+
+
+def _version(versions: Sequence[int], opset: int) -> int:
+    return max((v for v in versions if v <= opset), default=min(versions))
+
+
+def _same_operators(nodes: Iterable[NodeProto], function: FunctionProto, opset: int) -> bool:
+    """Whether the operators of a body mean at ``opset`` what they mean in the body.
+
+    An operator that is newer than ``opset`` has its own body.
+    """
+    written = next((o.version for o in function.opset_import if o.domain == ""), opset)
+    for node in nodes:
+        if node.domain:
+            return False
+        mine = schemas.schema(node.op_type, written, "")
+        theirs = schemas.schema(node.op_type, opset, "")
+        if mine is not None and theirs is not None and _form(mine) != _form(theirs):
+            return False
+        if theirs is None and not has_body(node.op_type):
+            return False
+        if not all(_same_operators(g.node, function, opset) for g in subgraphs_of(node)):
+            return False
+    return True
+
+
+def has_body(op_type: str, opset: int | None = None, domain: str = "") -> bool:
+    """Whether the standard writes an operator down in terms of others; by default the newest one."""
+    schema: Any = _newest(op_type, domain)
+    if opset is not None:
+        schema = schemas.schema(op_type, opset, domain)
+    if schema is None or op_type in sequences.SEQUENCE_OPERATORS:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+@functools.cache
+def _form_of(op_type: str, since: int) -> tuple[tuple[str, ...], ...]:
+    schema = onnx.defs.get_schema(op_type, since, "")
+    places = [tuple(formal.name for formal in part) for part in (schema.inputs, schema.outputs)]
+    return (*places, tuple(sorted(schema.attributes)))
+
+
+def _form(schema: schemas.Schema) -> tuple[tuple[str, ...], ...]:
+    """The names of an operator's inputs, outputs and attributes."""
+    return _form_of(schema.name, schema.since_version)
+
+
+def _bind(nodes: Iterable[NodeProto], values: Mapping[str, AttributeProto]) -> None:
+    """Put values in the place of references to the function's attributes; what has none is left out."""
+    for node in nodes:
+        kept = []
+        for attribute in node.attribute:
+            name = attribute.ref_attr_name
+            if name and name not in values:
+                continue
+            bound = AttributeProto()
+            bound.CopyFrom(values[name] if name else attribute)
+            bound.name = attribute.name
+            kept.append(bound)
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        for graph in subgraphs_of(node):
+            _bind(graph.node, values)
+
+
+def _setting(node: NodeProto, name: str) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), 0)
+
+
+def _time_first(node: NodeProto, opset: int) -> FunctionProto:
+    """A recurrent operator whose batch is the first axis, by the one whose first axis is the time."""
+    states = range(_STATES, _STATES + _RECURRENT[node.op_type])
+    inputs = [f"x{k}" if name else "" for k, name in enumerate(node.input)]
+    outputs = [f"y{k}" if name else "" for k, name in enumerate(node.output)]
+    inner = NodeProto(op_type=node.op_type, input=inputs, output=outputs)
+    inner.attribute.extend(a for a in node.attribute if a.name != "layout")
+    before, after = [], []
+    for k, name in enumerate(inputs):
+        if name and (k == 0 or k in states):
+            inner.input[k] = f"{name}/turned"
+            before.append(helper.make_node("Transpose", [name], [inner.input[k]], perm=[1, 0, 2]))
+    for k, name in enumerate(outputs):
+        if name:
+            inner.output[k] = f"{name}/turned"
+            perm = [1, 0, 2] if k else [2, 0, 1, 3]
+            after.append(helper.make_node("Transpose", [inner.output[k]], [name], perm=perm))
+    formals = [name or f"left out {k}" for k, name in enumerate(inputs)]
+    results = [name for name in outputs if name]
+    imports = [helper.make_opsetid("", opset)]
+    nodes = [*before, inner, *after]
+    return helper.make_function("", node.op_type, formals, results, nodes, imports)

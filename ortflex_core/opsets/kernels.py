@@ -1,0 +1,208 @@
+"""Which operators the installed onnxruntime computes, and what is put in the place of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+
+import onnx
+import onnx.inliner
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+
+from ortflex_core.errors import RuntimeUnavailable
+from ortflex_core.graph.control_flow import subgraphs_of
+from ortflex_core.graph.program import ir_for
+from ortflex_core.graph.schemas import schema
+from ortflex_core.opsets import function_bodies
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.runtime.session import error_reason, session_options
+
+_NEW = 18
+"""Operators that are older than this opset have a kernel in every runtime that ortflex runs on."""
+_DOMAIN = "ortflex.body"
+_LAYOUT = frozenset({"RNN", "GRU", "LSTM"})
+
+
+def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+    """The model with the operators that the installed runtime has no kernel for taken apart.
+
+    Args:
+        model: local functions are inlined already.
+
+    Returns:
+        The model, the one given where nothing has to be done, and for the name of the first output of
+        each node that was taken apart a sentence that says why.
+    """
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    with contextlib.suppress(RuntimeUnavailable):
+        newest = require_runtime().max_opset
+        return _inlined(model, opset, min(opset, newest))
+    return model, {}
+
+
+def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, dict[str, str]]:
+    if not any(_suspect(node) for node in _nodes(model.graph)):
+        return model, {}
+    typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    functions: dict[str, FunctionProto] = {}
+    reasons: dict[str, str] = {}
+    _replace(typed.graph, {}, opset, written, functions, reasons)
+    if not functions:
+        return model, {}
+    typed.functions.extend(functions.values())
+    typed.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    made = onnx.inliner.inline_local_functions(typed)
+    kept = [o for o in made.opset_import if o.domain != _DOMAIN]
+    del made.opset_import[:]
+    made.opset_import.extend(kept)
+    del made.graph.value_info[:]  # what was inferred here, and may be inferred better elsewhere
+    made.graph.value_info.extend(model.graph.value_info)
+    return made, reasons
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in subgraphs_of(node):
+            yield from _nodes(inner)
+
+
+def _suspect(node: NodeProto) -> bool:
+    """Whether a runtime may have no kernel for a node of the standard, and something is known instead."""
+    if node.domain not in function_bodies.DOMAINS:
+        return False
+    if node.op_type in _LAYOUT:
+        return any(a.name == "layout" and a.i for a in node.attribute)
+    if not function_bodies.has_body(node.op_type, domain=node.domain):
+        return False
+    return node.domain not in ("", "ai.onnx") or _first(node.op_type) >= _NEW
+
+
+@functools.cache
+def _first(op_type: str) -> int:
+    """The opset that brought an operator."""
+    every = onnx.defs.get_all_schemas_with_history()
+    return min(s.since_version for s in every if s.domain == "" and s.name == op_type)
+
+
+def _replace(
+    graph: GraphProto,
+    outer: Mapping[str, TypeProto],
+    opset: int,
+    written: int,
+    functions: dict[str, FunctionProto],
+    reasons: dict[str, str],
+) -> None:
+    """Let nodes without a kernel call a function of the model that computes the same."""
+    types = {**outer, **{t.name: _type_of(t) for t in graph.initializer}}
+    known: list[ValueInfoProto] = [*graph.input, *graph.value_info, *graph.output]
+    types |= {v.name: v.type for v in known}
+    for node in graph.node:
+        for inner in subgraphs_of(node):
+            _replace(inner, types, opset, written, functions, reasons)
+        if not _suspect(node):
+            continue
+        given = [types.get(name) if name else None for name in node.input]
+        if any(name and t is None for name, t in zip(node.input, given, strict=True)):
+            continue
+        why = _refused(node, given, written)
+        body = function_bodies.body_of(node, opset, given) if why else None
+        if body is None:
+            continue
+        body.domain, body.name = _DOMAIN, f"{node.op_type}{len(functions)}"
+        functions[body.name] = body
+        label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
+        reasons[node.output[0]] = (
+            f"{label} is computed by simpler operators, in the training and not in the file: {why}"
+        )
+        del body.attribute[:], body.attribute_proto[:]
+        node.op_type, node.domain = body.name, _DOMAIN
+        del node.attribute[:]
+
+
+def _type_of(tensor: onnx.TensorProto) -> TypeProto:
+    return helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+
+
+def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> str:
+    """Why the installed runtime does not compute what a node asks for; empty if it does."""
+    preview = node.domain not in ("", "ai.onnx")
+    if not preview and schema(node.op_type, written, "") is None:
+        return f"the installed onnxruntime reads opset {written}, which does not have it yet"
+    if _otherwise(node):
+        return "onnxruntime computes this form of it differently from the standard"
+    alone = NodeProto()
+    alone.CopyFrom(node)
+    alone.name = ""
+    alone.input[:] = [f"i{k}" if name else "" for k, name in enumerate(node.input)]
+    alone.output[:] = [f"o{k}" if name else "" for k, name in enumerate(node.output)]
+    graph = GraphProto(name="alone", node=[alone])
+    for name, kind in zip(alone.input, types, strict=True):
+        if name and kind is not None:
+            bare = TypeProto()
+            bare.CopyFrom(kind)
+            for size in bare.tensor_type.shape.dim:
+                size.Clear()
+            graph.input.append(ValueInfoProto(name=name, type=bare))
+    graph.output.extend(ValueInfoProto(name=name) for name in alone.output if name)
+    model = ModelProto(ir_version=ir_for(written), graph=graph)
+    model.opset_import.append(helper.make_opsetid("", written))
+    if preview:
+        model.opset_import.append(helper.make_opsetid(node.domain, 1))
+    return _trial(model.SerializeToString(deterministic=True))
+
+
+def _otherwise(node: NodeProto) -> bool:
+    """Forms that runtimes are known to compute otherwise: 1.31.1 and what came before it.
+
+    A causal mask after past keys starts at the first of them there, a mask together with nonpad_kv_seqlen
+    may not be shorter than the keys, and 1.23 adds the mask before the softcap.
+    """
+    if node.op_type != "Attention":
+        return False
+    settings = {a.name: a for a in node.attribute}
+    given = [k for k, name in enumerate(node.input) if name]
+    causal = "is_causal" in settings and settings["is_causal"].i
+    capped = "softcap" in settings and settings["softcap"].f
+    whole = len(node.output) > 3 and bool(node.output[3])
+    masked = 3 in given
+    return bool(
+        (causal and 4 in given) or (6 in given and masked) or (capped and (masked or whole))
+    )
+
+
+def deviations(model: ModelProto) -> Iterator[str]:
+    """Sentences about nodes that onnxruntime runs, and computes otherwise than the file says.
+
+    They were found by the standard's own cases (``tests/node_cases.py``), in 1.31.1.
+    """
+    for node in _nodes(model.graph):
+        settings = {a.name: a for a in node.attribute}
+        mode = settings.get("coordinate_transformation_mode")
+        scaled = len(node.input) > 2 and bool(node.input[2])
+        reason = ""
+        if node.op_type == "MaxUnpool" and len(node.input) > 2 and node.input[2]:
+            reason = "takes the places of the indices for places of output_shape"
+        elif node.op_type == "Resize" and scaled and mode and mode.s == b"align_corners":
+            reason = "rounds sizes before it aligns corners where a scale gives no whole size"
+        if reason and node.domain in ("", "ai.onnx"):
+            label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
+            yield (
+                f"{label}: onnxruntime {reason}; the training and its gradients follow onnxruntime, "
+                "and another runtime may compute other values"
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _trial(model: bytes) -> str:
+    """What onnxruntime says against a model; empty if it opens it."""
+    import onnxruntime
+
+    options = session_options(1)
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has its own exception classes, made in C++
+        return f"the installed onnxruntime does not compute it: {error_reason(error)}"
+    return ""

@@ -1,0 +1,138 @@
+"""Types and shapes of a file's tensors, as onnx infers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import onnx
+from onnx import GraphProto, ModelProto
+
+from ortflex_core.errors import ModelError
+from ortflex_core.graph.control_flow import subgraphs_of
+from ortflex_core.graph.schemas import schema
+from ortflex_core.types import Shape, TensorSpec
+
+
+def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
+    """Types and shapes of all values, the batch dimension followed by name as far as possible.
+
+    An unnamed first dimension of an input is taken for the batch; declared output shapes are set
+    aside, because an anonymous dimension there would hide the name that comes from the input.
+
+    Raises:
+        ModelError: inference refuses the graph.
+    """
+    bare = ModelProto()
+    bare.CopyFrom(proto)
+    for value in bare.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if dims and not dims[0].WhichOneof("value"):
+            dims[0].dim_param = "batch"
+    for value in bare.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    try:
+        graph = _infer_strictly(bare).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{label}: types and shapes cannot be inferred: {error}") from error
+    specs = {}
+    for info in (*proto.graph.output, *graph.input, *graph.value_info, *graph.output):
+        if not info.type.HasField("tensor_type"):
+            continue
+        spec = TensorSpec.from_proto(info)
+        if spec.shape is not None or info.name not in specs:
+            specs[info.name] = spec
+    for tensor in proto.graph.initializer:
+        specs[tensor.name] = TensorSpec(tensor.name, tensor.data_type, tuple(tensor.dims))
+    return specs
+
+
+def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
+    """Types and shapes of all values, those in subgraphs included, where open sizes are ``size``.
+
+    Nothing where a model has no values of that size.
+    """
+    bare = ModelProto()
+    bare.CopyFrom(proto)
+    for value in (*bare.graph.input, *bare.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                dim.dim_value = size
+    for graph in _graphs(bare.graph):
+        del graph.value_info[:]  # what a file says of inner tensors need not be right
+        for value in graph.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return []
+    return [
+        TensorSpec.from_proto(info)
+        for graph in _graphs(inferred)
+        for info in (*graph.value_info, *graph.output)
+        if info.type.HasField("tensor_type")
+    ]
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and all those inside it."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs_of(node):
+            yield from _graphs(inner)
+
+
+def _infer_strictly(bare: ModelProto) -> ModelProto:
+    """Inference that refuses shapes that do not fit: older runtimes end the process over them.
+
+    Unknown types after undeclared operators are not a reason; nor are the file's own annotations of
+    inner tensors, which may be wrong.
+    """
+    infer, failed = onnx.shape_inference.infer_shapes, onnx.shape_inference.InferenceError
+    try:
+        return infer(bare, strict_mode=True, data_prop=True)
+    except failed:
+        alone = ModelProto()
+        alone.CopyFrom(bare)
+        del alone.graph.value_info[:]
+        _write_defaults(alone)
+        try:
+            return infer(alone, strict_mode=True, data_prop=True)
+        except failed as error:
+            if "[ShapeInferenceError]" in str(error).partition("Inference error(s):")[2]:
+                raise
+    return infer(bare, data_prop=True)
+
+
+def _write_defaults(model: ModelProto) -> None:
+    """Attributes that are left out get their defaults, which onnx forgets in a function's body."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    for node in (n for graph in _graphs(model.graph) for n in graph.node):
+        known = schema(node.op_type, opset, "") if node.domain in ("", "ai.onnx") else None
+        if known is not None:
+            given = {a.name for a in node.attribute}
+            defaults = {n: a.default_value for n, a in known.attributes.items() if n not in given}
+            node.attribute.extend(a for a in defaults.values() if a.type)
+
+
+def one_batch(values: dict[str, TensorSpec], graph: GraphProto) -> dict[str, TensorSpec]:
+    """Call the batch dimension ``batch``, as labels and losses do, so that it is known to be one."""
+    shapes = [values[i.name].shape for i in graph.input if i.name in values]
+    first = {shape[0] for shape in shapes if shape}
+    symbols = {d for spec in values.values() for d in spec.shape or () if isinstance(d, str)}
+    name = next(iter(first), None)
+    if len(first) != 1 or not isinstance(name, str) or "batch" in symbols:
+        return values
+
+    def renamed(spec: TensorSpec) -> TensorSpec:
+        shape = spec.shape and tuple("batch" if d == name else d for d in spec.shape)
+        return attrs.evolve(spec, shape=shape)
+
+    return {key: renamed(spec) for key, spec in values.items()}
+
+
+def has_unknown_dims(shape: Shape | None) -> bool:
+    """Whether inference made up a name for a size."""
+    return any(str(d).startswith("unk__") for d in shape or ())

@@ -1,0 +1,79 @@
+"""Models of old opsets, raised inside to one that the gradient rules know; the file stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx.shape_inference
+import onnx.version_converter
+from onnx import ModelProto
+
+from ortflex_core.errors import GraphError, ModelError, RuntimeUnavailable
+from ortflex_core.opsets.equivalence import Runner, difference, fitting_inputs
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.types import Array
+
+TARGET = 17
+"""Every runtime that ortflex runs on reads it."""
+OLDEST = 7
+"""onnxruntime itself promises nothing below."""
+_IR = 8
+_FAILS = (onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
+
+
+def upgrade_opset(
+    model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
+) -> ModelProto:
+    """The model at opset 17, found to compute the same on random inputs.
+
+    Args:
+        model: functions are inlined already.
+        label: what messages call it.
+        opset: the model's own, less than 13.
+        large: tensors that are inputs because they do not fit into the graph.
+
+    Raises:
+        ModelError: the conversion fails, or its result computes something else.
+    """
+    advice = f"Export the model again with opset 13 or newer (it has opset {opset})"
+    if opset < OLDEST:
+        raise ModelError(
+            f"{label} has opset {opset}; ortflex trains opset {OLDEST} and newer. {advice}."
+        )
+    head = f"{label} has opset {opset} and has to be converted to {TARGET} internally"
+    try:
+        made = onnx.version_converter.convert_version(model, TARGET)
+    except (*_FAILS, RuntimeError, ValueError) as error:
+        raise ModelError(f"{head}, which fails: {_first_line(error)}. {advice}.") from error
+    made.ir_version = max(model.ir_version, _IR)
+    _keep_names(model, made, head, advice)
+    try:
+        require_runtime()
+        old, new = Runner(model, large), Runner(made, large)
+        feeds, _ = fitting_inputs(old, batch=2)
+        wrong = difference(new(feeds), old(feeds))
+    except RuntimeUnavailable:
+        raise
+    except GraphError as error:
+        raise ModelError(
+            f"{head}, and the result cannot be compared with the original: {error}. {advice}."
+        ) from error
+    if wrong:
+        raise ModelError(f"{head}, but then {wrong}. {advice}.")
+    return made
+
+
+def _keep_names(model: ModelProto, made: ModelProto, head: str, advice: str) -> None:
+    """What users and the export call by name has to be there still."""
+    for kind in ("initializer", "input", "output"):
+        before = [v.name for v in getattr(model.graph, kind)]
+        after = {v.name for v in getattr(made.graph, kind)}
+        lost = [name for name in before if name not in after]
+        if lost:
+            raise ModelError(f"{head}, but then the {kind} {lost[0]!r} is lost. {advice}.")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

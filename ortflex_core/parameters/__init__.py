@@ -1,0 +1,12 @@
+"""Which initializers are trained, and why; their first values.
+
+Owns: the choice of parameters from evidence, and what every choice says for itself.
+
+May import: model and the packages before it.
+
+Add here: evidence for or against a parameter (:mod:`~ortflex_core.parameters.evidence`).
+"""
+
+from ortflex_core.parameters.selection import choose_parameters
+
+__all__ = ["choose_parameters"]

@@ -1,0 +1,69 @@
+"""What can be done where the numbers of a model are attributes of its operators, as in ai.onnx.ml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import NodeProto
+
+_NETWORK = (
+    "fit a network instead, such as scikit-learn's MLPClassifier or MLPRegressor, on the labels or on "
+    "the predictions of this model"
+)
+_LINEAR = frozenset({"LinearClassifier", "LinearRegressor"})
+_TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"})
+_VECTORS = frozenset({"SVMClassifier", "SVMRegressor"})
+_NEIGHBOURS = frozenset({"Scan", "TopK", "CDist"})
+
+
+def ways_out(nodes: Sequence[NodeProto]) -> str:
+    """Which operators hold the fitted numbers of a model without parameters, and what to do about it.
+
+    Args:
+        nodes: those that lead to what the loss sees.
+
+    Returns:
+        Part of a sentence; empty if there is nothing to say.
+    """
+    found = list(dict.fromkeys(node.op_type for node in nodes))
+    own = {node.op_type for node in nodes if node.domain == "ai.onnx.ml"}
+    plain = [n for n in nodes if n.op_type == "LinearClassifier" and not _transformed(n)]
+    if plain:
+        return (
+            "the weights of LinearClassifier are attributes, which cannot be trained, and skl2onnx has "
+            "no other form of this class (such as LinearSVC, RidgeClassifier): fit LogisticRegression, "
+            "or SGDClassifier, which has the loss of LinearSVC"
+        )
+    if linear := sorted(own & _LINEAR):
+        return (
+            f"the weights of {', '.join(linear)} are attributes, which cannot be trained: convert "
+            f"with skl2onnx's options black_op={set(linear)!r} to get MatMul and Add"
+        )
+    if trees := sorted(own & _TREES):
+        return (
+            f"the thresholds and leaves of {', '.join(trees)} are attributes, and no gradient leads to "
+            f"them: {_NETWORK}"
+        )
+    if vectors := sorted(own & _VECTORS):
+        return (
+            f"the support vectors of {', '.join(vectors)} are attributes, which cannot be trained: "
+            f"{_NETWORK}"
+        )
+    if "TopK" in found and (neighbours := sorted(_NEIGHBOURS & set(found))):
+        return (
+            f"the graph looks up the nearest rows ({', '.join(neighbours)}), which cannot be trained: "
+            f"{_NETWORK}"
+        )
+    return ""
+
+
+def _transformed(node: NodeProto) -> bool:
+    """Whether the scores of a linear model become probabilities."""
+    kinds = [a.s for a in node.attribute if a.name == "post_transform"]
+    return bool(kinds) and kinds[0] not in (b"", b"NONE")
+
+
+def listed(nodes: Sequence[NodeProto], most: int = 8) -> str:
+    """The operators of some nodes, each once, for a message."""
+    found = list(dict.fromkeys(node.op_type for node in nodes))
+    return ", ".join(found[:most]) + (", …" if len(found) > most else "")

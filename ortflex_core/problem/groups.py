@@ -1,0 +1,201 @@
+"""What the user says about updates, read: parameter groups, constraints, averages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from ortflex_core.component import expected_count, is_count
+from ortflex_core.errors import Problems, short_repr, suggest
+from ortflex_core.parameters import selection
+from ortflex_core.parameters.selection import Choice
+from ortflex_core.problem.losses import penalty_terms
+from ortflex_core.problem.problem import PenaltyTerm
+from ortflex_core.problem.updating import ConstraintTerm, Group
+from ortflex_core.protocols.kinds import Average
+from ortflex_core.registry import Plugins
+
+GROUP_KEYS = {
+    "params": "names and globs of the parameters; the first group that fits takes one",
+    "rate": "factor of the learning rate",
+    "optimizer": "an optimizer of their own",
+    "penalty": "instead of the Trainer's penalty",
+    "start_epoch": "trained from this epoch on, counted from 0",
+    "frozen": "not trained at all",
+}
+
+
+def table_problems(name: str, tables: Any) -> Iterator[str]:
+    """What is wrong with the keys and numbers of the tables, one line each; ``name`` is the argument."""
+    if not isinstance(tables, list | tuple):
+        yield f"{name}: expected a list of tables, got {tables!r}"
+        return
+    for k, table in enumerate(tables):
+        yield from _table_problems(table, f"{name}[{k}]")
+
+
+def _table_problems(table: Any, path: str) -> Iterator[str]:
+    if not isinstance(table, Mapping):
+        yield f"{path}: expected a table with the key params, got {table!r}"
+        return
+    for key in table:
+        if key not in GROUP_KEYS:
+            yield f"{path}.{key}: unknown key; {suggest(str(key), GROUP_KEYS)}"
+    if not _patterns(table):
+        yield f"{path}.params: is missing; {GROUP_KEYS['params']}"
+    rate = table.get("rate", 1.0)
+    if not (_is_number(rate) and rate >= 0):
+        yield f"{path}.rate: expected a finite number >= 0, got {short_repr(rate)}"
+    start = table.get("start_epoch", 0)
+    if not is_count(start, 0):
+        yield f"{path}.start_epoch: {expected_count(start, 0)}"
+    if not isinstance(table.get("frozen", False), bool):
+        yield f"{path}.frozen: expected true or false, got {table['frozen']!r}"
+
+
+def _is_number(value: Any) -> bool:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return real and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
+
+
+def _patterns(table: Mapping[str, Any]) -> list[str]:
+    given = table.get("params")
+    return [given] if isinstance(given, str) else [p for p in given or () if isinstance(p, str)]
+
+
+@attrs.frozen(kw_only=True)
+class Grouped:
+    """The parameters sorted into groups."""
+
+    choices: tuple[Choice, ...]
+    penalties: tuple[PenaltyTerm, ...]
+    groups: tuple[Group, ...]
+    constraints: tuple[ConstraintTerm, ...]
+    average: Average | None
+
+
+def read(
+    given: Sequence[Mapping[str, Any]],
+    choices: Sequence[Choice],
+    optimizer: Any,
+    plugins: Plugins,
+    *,
+    penalty: Any,
+    constraint: Any,
+    averaging: Any,
+) -> Grouped:
+    """Sort the parameters into groups and build what they ask for.
+
+    Args:
+        given: the tables of ``groups=``, in which :func:`table_problems` finds nothing wrong.
+        choices: what is trained without groups.
+        optimizer: the Trainer's optimizer, for all without one of their own.
+        plugins: where components are found.
+        penalty: the Trainer's penalty, for all without one of their own.
+        constraint: one for all parameters, or ``{parameter glob: constraint}``.
+        averaging: the mean of the weights along the way.
+
+    Raises:
+        ConfigError, ModelError: everything that is wrong; a glob that fits no parameter.
+    """
+    found = Problems()
+    tables = [dict(t) for t in given]
+    names = [c.name for c in choices if c.trained]
+    owner = _owners(tables, names, found)
+    frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
+    trained = [n for n in names if n not in frozen]
+    if names and not trained:
+        found.extend(["groups: every parameter is frozen, so that nothing is left to train"])
+    first = min((_start(tables[owner[n]]) if n in owner else 0 for n in trained), default=0)
+    if first:
+        line = f"groups: nothing is trained before epoch {first + 1}"
+        found.extend(
+            [f"{line}; the least start_epoch has to be 0, which it is without being given"]
+        )
+    apart = {
+        n: f"has the penalty of groups[{k}]" for n, k in owner.items() if "penalty" in tables[k]
+    }
+    apart |= {n: f"is frozen by groups[{owner[n]}]" for n in frozen}
+    terms: list[PenaltyTerm] = []
+    rest = [n for n in trained if n not in apart]
+    terms += found.collect(lambda: penalty_terms(penalty, rest, plugins, apart)) or ()
+    groups = []
+    for k, table in enumerate(tables):
+        own = tuple(n for n in trained if owner.get(n) == k)
+        if "penalty" in table:
+            read_penalty = partial(penalty_terms, table["penalty"], own, plugins)
+            terms += found.collect(read_penalty) or ()
+        mine = None
+        if "optimizer" in table:
+            path = f"groups[{k}].optimizer"
+            mine = found.collect(partial(plugins.component, "optimizers", table["optimizer"], path))
+        if own:
+            groups.append(
+                Group(
+                    index=k,
+                    parameters=own,
+                    optimizer=mine or optimizer,
+                    optimizer_name=plugins["optimizers"].known_as(mine) if mine else None,
+                    rate=float(table.get("rate", 1.0)),
+                    start_epoch=_start(table),
+                )
+            )
+    constraints = found.collect(lambda: _constraints(constraint, trained, plugins)) or ()
+    average = None
+    if averaging is not None:
+        average = found.collect(lambda: plugins.component("averages", averaging, "averaging"))
+    found.raise_all()
+    return Grouped(
+        choices=tuple(
+            attrs.evolve(c, trained=False, reason="frozen by its group", sort="by groups=")
+            if c.name in frozen
+            else c
+            for c in choices
+        ),
+        penalties=tuple(attrs.evolve(term, index=k) for k, term in enumerate(terms)),
+        groups=tuple(groups),
+        constraints=constraints,
+        average=average,
+    )
+
+
+def _start(table: Mapping[str, Any]) -> int:
+    return int(table.get("start_epoch", 0))
+
+
+def _owners(
+    tables: Sequence[Mapping[str, Any]], names: Sequence[str], found: Problems
+) -> dict[str, int]:
+    """Which group each parameter is in; the first that fits."""
+    owner: dict[str, int] = {}
+    for k, table in enumerate(tables):
+        patterns = dict.fromkeys(_patterns(table))
+        hits = found.collect(partial(selection.matching, patterns, names, f"groups[{k}].params"))
+        for name in hits or ():
+            owner.setdefault(name, k)
+        if hits and k not in owner.values():
+            line = f"groups[{k}].params: an earlier group has {', '.join(hits)} already"
+            found.extend([f"{line}; the first group that fits takes a parameter"])
+    return owner
+
+
+def _constraints(spec: Any, names: Sequence[str], plugins: Plugins) -> tuple[ConstraintTerm, ...]:
+    """Read ``constraint=``: None, one for all parameters, or ``{parameter glob: constraint}``."""
+    if spec is None:
+        return ()
+    if not isinstance(spec, Mapping) or "name" in spec:
+        made = plugins.component("constraints", spec, "constraint")
+        return (ConstraintTerm(index=0, constraint=made, parameters=tuple(names)),)
+    chosen = selection.matching(spec, names, "constraint")
+    found = Problems()
+    out = []
+    for k, (pattern, inner) in enumerate(spec.items()):
+        get = partial(plugins.component, "constraints", inner, f"constraint.{pattern}")
+        hit = tuple(n for n in names if chosen.get(n) == pattern)
+        out.append(ConstraintTerm(index=k, constraint=found.collect(get), parameters=hit))
+    found.raise_all()
+    return tuple(out)

@@ -1,0 +1,270 @@
+"""What is to be trained, symbolically: the model's graph, losses, penalties, optimizer, parameters.
+
+A :class:`Problem` knows no files, no data and no device; backends compile it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal, TypeVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.autodiff.rules import RuleTable
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Trace
+from ortflex_core.graph.ports import Port
+from ortflex_core.model import training_mode
+from ortflex_core.model.model import Model
+from ortflex_core.parameters.selection import Choice
+from ortflex_core.problem.hyperparameters import hypers
+from ortflex_core.problem.updating import (
+    AVERAGE,
+    ConstraintTerm,
+    Group,
+    Updating,
+    slot_port,
+)
+from ortflex_core.protocols.kinds import Loss, Optimizer, Penalty
+from ortflex_core.registry import Plugins
+from ortflex_core.types import Array, Shape, TensorSpec
+
+Reduction = Literal["mean", "sum"]
+T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")
+
+
+@attrs.frozen(kw_only=True)
+class LossTerm:
+    """One loss on one tensor of the graph.
+
+    ``output`` is the tensor the user asked for, ``predicted`` the one the loss sees (its raw
+    scores, say). ``label`` and ``weight`` are columns of the batches, whose names are all different;
+    users call them ``label_key`` and ``weight_key``. ``weight`` is shaped to broadcast against the
+    per-sample values of shape ``samples``, or [batch] where losses share it.
+    """
+
+    index: int
+    loss: Loss
+    output: str
+    predicted: TensorSpec
+    label: TensorSpec
+    weight: TensorSpec | None
+    samples: Shape
+    label_key: str = "label"
+    weight_key: str = "sample_weight"
+    factor: float = 1.0
+    traced_back: str | None = None
+    step: int = 0
+    """Which of several steps in a graph."""
+    batch: int = 0
+    """Which of several batches of the step."""
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of this term's host symbols."""
+        return f"loss{self.index}"
+
+    @property
+    def scale(self) -> Host:
+        """Factor / denominator of the batch: what a per-sample value counts in the total."""
+        return Host.symbol(self.scale_symbol)
+
+    @property
+    def scale_symbol(self) -> str:
+        """The host symbol of :attr:`scale`."""
+        return Port("scale", of=self.prefix, step=self.step, batch=self.batch).label
+
+    @property
+    def total_port(self) -> Port:
+        """The port of Σ w·l over the batch."""
+        return Port("loss", of=str(self.index), step=self.step, batch=self.batch)
+
+    @property
+    def label_port(self) -> Port:
+        """The port of the labels."""
+        return Port("label", of=self.label.name, step=self.step, batch=self.batch)
+
+    @property
+    def weight_port(self) -> Port | None:
+        """The port of the sample weights; None without any."""
+        if self.weight is None:
+            return None
+        return Port("sample_weight", of=self.weight.name, step=self.step, batch=self.batch)
+
+    def at(self, step: int, batch: int, rows: int | None) -> LossTerm:
+        """The term in one batch of several in a graph, of a known size if ``rows``."""
+
+        def moved(spec: TensorSpec) -> TensorSpec:
+            return attrs.evolve(spec, shape=sized(spec.shape, rows))
+
+        return attrs.evolve(
+            self,
+            step=step,
+            batch=batch,
+            predicted=moved(self.predicted),
+            label=moved(self.label),
+            weight=None if self.weight is None else moved(self.weight),
+            samples=sized(self.samples, rows) or (),
+        )
+
+
+def sized(shape: Shape | None, rows: int | None) -> Shape | None:
+    """A shape with the symbol ``batch`` replaced by a number of rows, if one is given."""
+    if shape is None or rows is None:
+        return shape
+    return tuple(rows if d == "batch" else d for d in shape)
+
+
+@attrs.frozen(kw_only=True)
+class PenaltyTerm:
+    """One penalty and the parameters it is on."""
+
+    index: int
+    penalty: Penalty
+    parameters: tuple[str, ...]
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of this term's host symbols."""
+        return f"penalty{self.index}"
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """Everything a backend compiles; immutable."""
+
+    model: Model
+    terms: tuple[LossTerm, ...]
+    penalties: tuple[PenaltyTerm, ...]
+    optimizer: Optimizer
+    optimizer_name: str | None
+    updating: Updating = attrs.field(factory=Updating)
+    choices: tuple[Choice, ...]
+    reduction: Reduction
+    rules: RuleTable
+    plugins: Plugins
+    threads: int = 1
+    batch_norm: Literal["train", "freeze"] = "train"
+    dropout: Literal["file", "off"] | float = "file"
+    seed: int = 0
+    batch_size: int = 1
+    """Rows of a whole batch, for cost models."""
+    epoch_steps: int | None = None
+    """Whole batches an epoch, for cost models; None if nobody knows."""
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the trained initializers, in the file's order."""
+        return tuple(c.name for c in self.choices if c.trained)
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        """The tensors that the losses see, each once."""
+        return tuple(dict.fromkeys(t.predicted.name for t in self.terms))
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Initializers that training updates without a gradient: running statistics."""
+        return training_mode.running_statistics(self, self.predicted)
+
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        """The slots of one parameter."""
+        extra = (AVERAGE,) if self.updating.average is not None else ()
+        return (*self.optimizer_of(name).slots, *extra)
+
+    @cached_property
+    def slots(self) -> tuple[tuple[str, str], ...]:
+        """(slot, parameter) for every tensor of optimizer state."""
+        own = {p: self.slots_of(p) for p in self.parameters}
+        names = dict.fromkeys(s for slots in own.values() for s in slots)
+        return tuple((s, p) for s in names for p in self.parameters if s in own[p])
+
+    def phase(self, epoch: int) -> Problem:
+        """The problem of an epoch: without the groups that are trained from a later one on."""
+        later = {n for g in self.updating.groups if g.start_epoch > epoch for n in g.parameters}
+        if not later:
+            return self
+        return attrs.evolve(
+            self,
+            choices=tuple(
+                attrs.evolve(c, trained=False, reason="its group starts later")
+                if c.name in later
+                else c
+                for c in self.choices
+            ),
+            penalties=_without(self.penalties, later),
+            updating=attrs.evolve(
+                self.updating,
+                groups=_without(self.updating.groups, later),
+                constraints=_without(self.updating.constraints, later),
+            ),
+        )
+
+    def optimizer_of(self, name: str) -> Optimizer:
+        """The optimizer of a parameter: its group's, or the one for all."""
+        group = self.updating.group(name)
+        return self.optimizer if group is None else group.optimizer
+
+    @cached_property
+    def slot_ports(self) -> dict[str, Port]:
+        """The port of every tensor of optimizer state, by the name that it has in a checkpoint."""
+        # A slot is called as a variable is, without a "/": no two of these names are equal.
+        return {f"{s}/{p}": slot_port(s, p) for s, p in self.slots}
+
+    @cached_property
+    def average_keys(self) -> dict[str, str]:
+        """What a checkpoint calls the average of each parameter; nothing where none are kept."""
+        return {str(p.of): key for key, p in self.slot_ports.items() if p.role == "average"}
+
+    @cached_property
+    def column_ports(self) -> dict[str, Port]:
+        """The port of every column of the data, by its name: inputs, labels and sample weights."""
+        ports = {i.name: Port("data", of=i.name) for i in self.model.inputs}
+        for term in self.terms:
+            # A loss inside the model has its labels as an input of the model.
+            ports.setdefault(term.label.name, term.label_port)
+            if term.weight is not None and term.weight_port is not None:
+                ports[term.weight.name] = term.weight_port
+        return ports
+
+    def slot_values(self) -> dict[str, Array]:
+        """What ``<slot>/<parameter>`` is before the first step: zero, and of averages the weight."""
+        weights = {n: self.model.initializer(n) for n in self.parameters}
+        return {
+            # One zero, seen as many: slots of large models take their memory only once.
+            f"{s}/{p}": weights[p]
+            if s == AVERAGE
+            else np.broadcast_to(np.zeros((), weights[p].dtype), weights[p].shape)
+            for s, p in self.slots
+        }
+
+    def trace(self) -> Trace:
+        """A new, empty graph at the model's opsets."""
+        return Trace(self.model.opsets)
+
+    def scales(self, denominators: Sequence[float]) -> dict[str, float]:
+        """Factor / denominator of every loss term, by its host symbol; 0 for one without weight."""
+        out = {}
+        for term, denominator in zip(self.terms, denominators, strict=True):
+            divisor = 1.0 if self.reduction == "sum" else denominator
+            out[term.scale_symbol] = term.factor / divisor if denominator else 0.0
+        return out
+
+    def constants(self) -> dict[str, float]:
+        """Values of the host symbols that stay the same during a training."""
+        values = hypers("optimizer", self.optimizer) | self.updating.constants()
+        for term in self.terms:
+            values |= hypers(term.prefix, term.loss)
+        for penalty in self.penalties:
+            values |= hypers(penalty.prefix, penalty.penalty)
+        return values
+
+
+def _without(terms: tuple[T, ...], names: set[str]) -> tuple[T, ...]:
+    """The terms on the other parameters."""
+    rest = [
+        attrs.evolve(t, parameters=tuple(n for n in t.parameters if n not in names)) for t in terms
+    ]
+    return tuple(t for t in rest if t.parameters)

@@ -1,0 +1,127 @@
+"""How weights move, as data: groups of parameters, clipping, constraints, the average of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import attrs
+import numpy as np
+
+from ortflex_core.graph.ports import Port
+from ortflex_core.problem.hyperparameters import hypers
+from ortflex_core.protocols.kinds import Average, Constraint, Optimizer
+from ortflex_core.types import Array
+
+AVERAGE = "average"
+"""The slot that an averaged weight is in."""
+
+
+def slot_port(slot: str, of: str) -> Port:
+    """The port of a tensor of optimizer state, or of an averaged weight."""
+    return Port("average", of=of) if slot == AVERAGE else Port("slot", of=of, slot=slot)
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """Parameters that are updated alike: by an optimizer, with the rate times a factor.
+
+    They are trained from the epoch ``start_epoch`` on (gradual unfreezing), and their optimizer counts
+    steps from their own first one: ``rested`` are those that were made without them.
+    """
+
+    index: int
+    parameters: tuple[str, ...]
+    optimizer: Optimizer
+    optimizer_name: str | None
+    rate: float = 1.0
+    start_epoch: int = 0
+    rested: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of this group's host symbols."""
+        return f"group{self.index}"
+
+    @property
+    def own_step(self) -> str:
+        """What a checkpoint calls the number of this group's own steps."""
+        return f"step#{self.prefix}"
+
+
+@attrs.frozen(kw_only=True)
+class ConstraintTerm:
+    """One constraint and the parameters it is on."""
+
+    index: int
+    constraint: Constraint
+    parameters: tuple[str, ...]
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of this term's host symbols."""
+        return f"constraint{self.index}"
+
+
+@attrs.frozen(kw_only=True)
+class Updating:
+    """What happens between the gradients and the new weights, the optimizer aside.
+
+    ``clip_value`` bounds every element of every gradient, penalties included; ``clip_norm`` then
+    bounds the Euclidean norm of all of them together: g ← g · min(1, clip_norm / (‖g‖ + 1e-6)), as
+    torch.nn.utils.clip_grad_norm_ does. Weights that have moved are put back where a constraint
+    wants them, and then averaged. A step has the gradients of ``accumulate`` batches.
+    """
+
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    groups: tuple[Group, ...] = ()
+    constraints: tuple[ConstraintTerm, ...] = ()
+    average: Average | None = None
+    accumulate: int = 1
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all gradients meet the same optimizer with the same rate at the same step."""
+        factors = {g.rate for g in self.groups} | ({1.0} if self.groups else set())
+        own = any(g.optimizer_name or g.start_epoch for g in self.groups)
+        return len(factors) <= 1 and not own
+
+    def group(self, name: str) -> Group | None:
+        """The group of a parameter; None for the Trainer's own optimizer and rate."""
+        return self._owners.get(name)
+
+    @cached_property
+    def _owners(self) -> dict[str, Group]:
+        return {name: g for g in reversed(self.groups) for name in g.parameters}
+
+    def own_steps(self, slots: Mapping[str, Array]) -> dict[str, Array]:
+        """How often the parameters of each group that started later were updated, from the state."""
+        late = [g for g in self.groups if g.start_epoch]
+        return {g.own_step: np.asarray(int(slots["step"]) - g.rested) for g in late}
+
+    def going_on(self, slots: Mapping[str, Array]) -> Updating:
+        """The same from a state on, in which groups that started later have made fewer steps."""
+        made = int(slots.get("step", 0))
+        groups = tuple(
+            attrs.evolve(g, rested=made - int(slots.get(g.own_step, 0))) if g.start_epoch else g
+            for g in self.groups
+        )
+        return attrs.evolve(self, groups=groups)
+
+    def constants(self) -> dict[str, float]:
+        """Values of the host symbols."""
+        values: dict[str, float] = {}
+        for name in ("clip_value", "clip_norm"):
+            bound = getattr(self, name)
+            if bound is not None:
+                values[name] = bound
+        for group in self.groups:
+            values[f"{group.prefix}/rate"] = group.rate
+            values[f"{group.prefix}/rested"] = group.rested
+            values |= hypers(group.prefix, group.optimizer)
+        for term in self.constraints:
+            values |= hypers(term.prefix, term.constraint)
+        if self.average is not None:
+            values |= hypers(AVERAGE, self.average)
+        return values

@@ -1,0 +1,61 @@
+"""A problem as programs: loss, gradient, update, evaluation, or a whole step in one graph.
+
+Owns: what is compiled. Every backend runs these programs or parts of them.
+
+May import: problem and the packages before it.
+
+Add here: a stage of a step (:mod:`~ortflex_core.programs.stages`, :mod:`~ortflex_core.programs.updates`),
+a pattern that makes graphs smaller (:mod:`~ortflex_core.programs.patterns`).
+"""
+
+from ortflex_core.programs.cache_key import problem_key
+from ortflex_core.programs.rebuild import optimize
+from ortflex_core.programs.stages import (
+    buffer_inputs,
+    forward_program,
+    loss_program,
+    model_inputs,
+    parameter_inputs,
+    penalized_by,
+    penalty_cost,
+    penalty_gradients,
+    penalty_program,
+    slot_inputs,
+    trace_losses,
+    training_program,
+)
+from ortflex_core.programs.step import gathering_program, moving_program, step_program
+from ortflex_core.programs.updates import (
+    adding_program,
+    apply_update,
+    batch_gradient,
+    clip_gradients,
+    global_norm,
+    update_program,
+)
+
+__all__ = [
+    "adding_program",
+    "apply_update",
+    "batch_gradient",
+    "buffer_inputs",
+    "clip_gradients",
+    "forward_program",
+    "gathering_program",
+    "global_norm",
+    "loss_program",
+    "model_inputs",
+    "moving_program",
+    "optimize",
+    "parameter_inputs",
+    "penalized_by",
+    "penalty_cost",
+    "penalty_gradients",
+    "penalty_program",
+    "problem_key",
+    "slot_inputs",
+    "step_program",
+    "trace_losses",
+    "training_program",
+    "update_program",
+]

@@ -1,0 +1,125 @@
+"""Parameters that move as one vector: where updates are elementwise, many small ones cost as one.
+
+A network of small layers spends its time on starting operators, not on numbers. Its gradients are
+put together in one vector, and so are its weights and the optimizer's slots, which stay together
+from step to step of a graph; the forward pass reads parts of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.problem.updating import slot_port
+from ortflex_core.programs import updates
+
+if TYPE_CHECKING:
+    from ortflex_core.problem.problem import Problem
+
+_ELEMENTWISE = {
+    *("Abs", "Add", "And", "Cast", "Div", "Equal", "Exp", "Greater", "GreaterOrEqual", "Identity"),
+    *("Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal"),
+    *("Sign", "Sqrt", "Sub", "Sum", "Tanh", "Where"),
+}
+# Elements that are copied in the time that starting an operator takes.
+_COPIED = 1500
+_VECTOR = (7,)
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """Which parameters lie side by side in the vector, in this order."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def name(self) -> str:
+        """The parameter whose settings are those of all."""
+        return next(iter(self.shapes))
+
+    def joined(self, trace: Trace, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The vector of some tensors by parameter."""
+        op = trace.op
+        parts = [
+            tensors[name] if len(shape) == 1 else op.Reshape(tensors[name], [-1])
+            for name, shape in self.shapes.items()
+        ]
+        return op.Concat(*parts, axis=0)
+
+    def parted(self, trace: Trace, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors that a vector is made of."""
+        op = trace.op
+        sizes = op.constant([prod(shape) for shape in self.shapes.values()])
+        parts = op.Split(vector, sizes, axis=0, outputs=len(self.shapes))
+        return {
+            name: part if len(shape) == 1 else op.Reshape(part, np.asarray(shape, np.int64))
+            for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+        }
+
+
+def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
+    """The vector for graphs of some steps, where it pays; None where parameters move one by one.
+
+    ``scaled``: the gradients have the rate already, which spares a product each.
+    """
+    if steps > 1 and updates.average_shares(problem, 1) is not None:
+        # Running means are taken after the last step.
+        problem = attrs.evolve(problem, updating=attrs.evolve(problem.updating, average=None))
+    specs = [problem.model.initializers[name] for name in problem.parameters]
+    updating = problem.updating
+    if len({spec.dtype for spec in specs}) > 1 or len(specs) < 2:
+        return None
+    if not updating.uniform or updating.constraints:
+        return None
+    formula = _formula(problem, _VECTOR) if problem.optimizer.elementwise else None
+    if formula is None:
+        return None
+    nodes = len(formula) - 1
+    # Per parameter: its update, and what clipping does to its gradient.
+    nodes += 2 * (updating.clip_value is not None) + 2 * (updating.clip_norm is not None) - scaled
+    folded = scaled and nodes == 1  # into the product that makes the gradient
+    tensors = 1 + len(problem.slots_of(problem.parameters[0]))
+    reshaped = sum(len(spec.shape or ()) != 1 for spec in specs)
+    moves = 2 * (reshaped + 1) * (1 + tensors / steps)
+    saved = 0 if folded else (len(specs) - 1) * nodes - moves
+    shapes = {s.name: problem.model.initializer(s.name).shape for s in specs}
+    elements = sum(prod(shape) for shape in shapes.values())
+    if elements * (1 + tensors / steps) >= _COPIED * saved:
+        return None
+    # A formula may ask for a weight's shape, biases without decay, say: the vector has one of its own.
+    alike = all(_formula(problem, shape) == formula for shape in set(shapes.values()))
+    return Layout(shapes=shapes) if alike else None
+
+
+def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:
+    """What the update of a parameter of some shape computes; None unless it is elementwise."""
+    trace = problem.trace()
+    name = problem.parameters[0]
+    dtype = problem.model.initializers[name].dtype
+    weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
+    slots = {s: trace.input(slot_port(s, name), dtype, shape) for s in problem.slots_of(name)}
+    made = updates.apply_update(trace, problem, name, weight, gradient, slots)
+    places: dict[Tensor, Any] = {tensor: n for n, tensor in trace.inputs.items()}
+    lines: list[Any] = []
+    for node in trace.nodes:
+        (out,) = node.outputs
+        if node.op_type not in _ELEMENTWISE or node.domain or out.shape not in ((), shape):
+            return None
+        attributes = sorted(a.SerializeToString() for a in node.attributes.values())
+        lines.append((node.op_type, attributes, [_place(places, t) for t in node.arguments]))
+        places[out] = len(lines)
+    return [*lines, {port: _place(places, t) for port, t in made.items()}]
+
+
+def _place(places: Mapping[Tensor, Any], tensor: Tensor) -> Any:
+    """What a tensor is in a formula: an input, a line, a host scalar or a number."""
+    if tensor.host is not None:
+        return tensor.host
+    if tensor.constant is not None:
+        return tensor.constant.shape, tensor.constant.tobytes()
+    return places[tensor]

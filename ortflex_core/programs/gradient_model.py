@@ -1,0 +1,161 @@
+"""The gradient of a model as a model: for those who want derivatives and no training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import onnx
+from onnx import ModelProto
+
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.autodiff.reverse import gradients
+from ortflex_core.errors import ModelError, suggest
+from ortflex_core.graph.ops import FLOATS, Tensor, Trace
+from ortflex_core.graph.program import build
+from ortflex_core.model import shape_probe
+from ortflex_core.model.model import Model
+from ortflex_core.programs import rebuild
+from ortflex_core.registry import Plugins
+from ortflex_core.types import TensorSpec, dtype_name
+
+
+def gradient_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Model,
+    wrt: str | Iterable[str],
+    outputs: str | Iterable[str] | None = None,
+    *,
+    families: Sequence[str] = (),
+    plugins: Plugins | None = None,
+) -> ModelProto:
+    """A model that computes the vector-Jacobian product of another, in standard operators.
+
+    gradient/x = Σ_y (∂y/∂x)ᵀ · cotangent/y, summed over ``outputs``.
+
+    Args:
+        model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
+        wrt: names of float inputs and initializers to differentiate by.
+        outputs: names of float outputs to differentiate; None for all of them.
+        families: families of gradient rules that come first where two define an operator.
+        plugins: where gradient rules are looked for; None for what is installed.
+
+    Returns:
+        A model with the inputs of ``model``, the initializers named in ``wrt``, and one input
+        ``cotangent/<output>`` of the shape of each of ``outputs``; its outputs are those of
+        ``model``, then one ``gradient/<name>`` of the shape of each of ``wrt``. Functions are
+        inlined; dropout and normalization are as the file has them. A model of a newer opset than
+        the installed runtime reads is written at the newest that it reads, where every operator
+        means the same there; the ``doc_string`` then says so.
+
+    Raises:
+        ModelError: a name is unknown, given twice or not that of a float tensor, or a tensor of the
+            model is called ``cotangent/…`` or ``gradient/…`` already.
+        NoGradientRule: an operator on the way has no gradient rule.
+        NotDifferentiable: every way from one of ``wrt`` ends in an operator without a gradient.
+        GraphError: one of ``wrt`` reaches none of ``outputs``.
+
+    Example:
+        >>> import onnx.parser
+        >>> square = onnx.parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> '
+        ...     "g (float[N, 2] x) => (float[N, 2] y) { y = Mul(x, x) }"
+        ... )
+        >>> made = gradient_model(square, wrt=["x"])
+        >>> [i.name for i in made.graph.input], [o.name for o in made.graph.output]
+        (['x', 'cotangent/y'], ['y', 'gradient/x'])
+    """
+    source = model if isinstance(model, Model) else Model(model)
+    table = load_rules(plugins or Plugins.discover(), families)
+    shape_probe.complete_shapes(source)
+    asked = _names(wrt, "wrt")
+    known = {i.name: i for i in source.inputs} | source.initializers
+    _check(source, asked, known, "wrt", "an input or initializer")
+    floats = {o.name: o for o in source.outputs}
+    roots = (
+        [o.name for o in source.outputs if o.dtype in FLOATS]
+        if outputs is None
+        else _names(outputs, "outputs")
+    )
+    _check(source, roots, floats, "outputs", "an output")
+    _no_collisions(source, asked, roots)
+    trace = Trace(source.opsets)
+    given = {n: trace.input(n, s.dtype, s.shape) for n, s in _inputs(source, asked).items()}
+    with trace.part("forward"):
+        values = source.replay(trace, [o.name for o in source.outputs], given)
+    pairs: list[tuple[Tensor, Tensor | None]] = []
+    for name in roots:
+        y = values[name]
+        pairs.append((y, trace.input(f"cotangent/{name}", y.dtype, y.shape)))
+    with shape_probe.explain_unknown(source), trace.part("backward"):
+        found = gradients(pairs, [given[name] for name in asked], table)
+    named = {name: values[name] for name in values}
+    named |= {f"gradient/{name}": g for name, g in zip(asked, found, strict=True)}
+    trace, named = rebuild.optimize(trace, named)
+    proto = build(trace, named, name="gradient").proto()
+    _complete(proto, source, asked, pairs, roots)
+    proto.doc_string = source.stamp
+    return proto
+
+
+def _names(given: str | Iterable[str], what: str) -> list[str]:
+    names = [given] if isinstance(given, str) else list(given)
+    if not names:
+        raise ModelError(f"{what}: expected one name at least, got none")
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise ModelError(f"{what}: {twice[0]!r} is given twice")
+    return names
+
+
+def _check(
+    model: Model, names: Sequence[str], known: dict[str, TensorSpec], what: str, kind: str
+) -> None:
+    for name in names:
+        if name not in known:
+            raise ModelError(
+                f"{what}: {name!r} is not {kind} of {model.label}; {suggest(name, known)}"
+            )
+        if known[name].dtype not in FLOATS:
+            raise ModelError(
+                f"{what}: {name!r} is {dtype_name(known[name].dtype)}, expected a float tensor"
+            )
+
+
+def _no_collisions(model: Model, asked: Sequence[str], roots: Sequence[str]) -> None:
+    taken = {i.name for i in model.inputs} | set(model.initializers) | set(model.producers)
+    for name in (*(f"cotangent/{n}" for n in roots), *(f"gradient/{n}" for n in asked)):
+        if name in taken:
+            raise ModelError(
+                f"{model.label} has a tensor {name!r} already, a name that the gradient model "
+                "needs; rename the tensor"
+            )
+
+
+def _inputs(model: Model, asked: Sequence[str]) -> dict[str, TensorSpec]:
+    weights = model.initializers
+    # With the batch by the name that it has in other tensors' shapes: as equal sizes they need no sum.
+    named = {spec.name: model.value(spec.name) for spec in model.inputs}
+    return named | {name: weights[name] for name in asked if name in weights}
+
+
+def _complete(
+    proto: ModelProto,
+    model: Model,
+    asked: Sequence[str],
+    pairs: Sequence[tuple[Tensor, Tensor | None]],
+    roots: Sequence[str],
+) -> None:
+    """Inputs in the promised order, those included that nothing reads; large constants inside."""
+    graph = proto.graph
+    infos = list(_inputs(model, asked).values())
+    infos += [
+        TensorSpec(f"cotangent/{name}", y.dtype, y.shape)
+        for name, (y, _) in zip(roots, pairs, strict=True)
+    ]
+    promised = {spec.name for spec in infos}
+    for value in graph.input:
+        if value.name not in promised:
+            array = model.initializer(value.name)
+            graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+    del graph.input[:]
+    graph.input.extend(spec.to_proto() for spec in infos)

@@ -1,0 +1,354 @@
+"""Patterns of :func:`ortflex_core.programs.optimize`: what a node is replaced by, if by anything.
+
+A pattern gets the walk, the old node and its new inputs; it returns the new tensor that stands for
+the node's output, or None to leave the node as it is. What it no longer needs is left out later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from ortflex_core.graph.ops import Node, Tensor
+from ortflex_core.types import Shape, same_shape
+
+if TYPE_CHECKING:
+    from ortflex_core.programs.rebuild import Rebuild
+
+Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
+
+# Up to so many elements a kernel's work is less than its start.
+_SMALL = 4096
+# Of a constant of ones: a file may claim any size.
+_MOST_ROWS = 2**20
+
+
+def settings(node: Node) -> dict[str, Any]:
+    """The attributes of a node as Python values."""
+    return {k: onnx.helper.get_attribute_value(v) for k, v in node.attributes.items()}
+
+
+def summed_rows(node: Node) -> Tensor | None:
+    """X of ReduceSum(x, axis 0, keepdims=0), a matrix with a number of rows that is known."""
+    x, axes = (*node.inputs, None)[:2]
+    keep = node.attributes.get("keepdims")
+    static = x is not None and x.rank == 2 and isinstance((x.shape or (None,))[0], int)
+    along = axes is not None and axes.constant is not None and axes.constant.tolist() == [0]
+    return x if static and along and keep is not None and not keep.i else None
+
+
+def _small(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(d, int) for d in shape) and _size(shape) <= _SMALL
+
+
+def _size(shape: Shape) -> int:
+    return math.prod(d for d in shape if isinstance(d, int))
+
+
+def _numpy(tensor: Tensor) -> Any:
+    return onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
+
+
+def _product(
+    build: Rebuild, tensor: Tensor | None, addend: Tensor, sign: float = 1.0
+) -> Tensor | None:
+    """One Gemm for addend + sign · α·A′B′, if ``tensor`` is that product and nobody else reads it."""
+    made = build.source(tensor, "Gemm", "MatMul")
+    if made is None or tensor is None or not build.only_use(tensor) or len(made.inputs) > 2:
+        return None
+    product = made.outputs[0]
+    if product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    a, b = made.inputs
+    if a is None or b is None or (made.op_type == "MatMul" and not a.rank == b.rank == 2):
+        return None
+    if not (same_shape(addend.shape, product.shape) or _is_row(addend.shape, product.shape)):
+        return None
+    return _gemm_of(build, made, [a, b], addend, product, sign)
+
+
+def _gemm_of(
+    build: Rebuild,
+    made: Node,
+    factors: Sequence[Tensor],
+    addend: Tensor | None,
+    product: Tensor,
+    alpha: float,
+    beta: float = 1.0,
+) -> Tensor:
+    """A Gemm for alpha · AB + beta · addend; constants that multiply A or B go into alpha."""
+    kept = settings(made)
+    bare = []
+    for factor in factors:
+        scale, tensor = _scaled(build, factor)
+        alpha *= scale
+        bare.append(build.value(tensor))
+    kept["alpha"] = alpha * kept.get("alpha", 1.0)
+    kept["beta"] = beta * kept.get("beta", 1.0)
+    for name in ("alpha", "beta"):
+        if kept[name] == 1.0 or (name == "beta" and addend is None):
+            del kept[name]
+    inputs = bare if addend is None else [*bare, addend]
+    return build.make("Gemm", inputs, product.dtype, product.shape, **kept)
+
+
+def _scaled(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
+    """(k, x) of an old tensor that is k·x with a finite constant k; (1, x) of any other."""
+    made = build.source(tensor, "Mul")
+    if made is not None:
+        for scale, other in (made.inputs, made.inputs[::-1]):
+            known = None if scale is None else scale.constant
+            if known is not None and known.ndim == 0 and other is not None and np.isfinite(known):
+                return float(known), other
+    return 1.0, tensor
+
+
+def _multiplied(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """A Gemm times a constant is one Gemm."""
+    scale, product = _scaled(build, node.outputs[0])
+    made = build.source(product, "Gemm")
+    if made is None or product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    if not build.only_use(product) or product is node.outputs[0]:
+        return None
+    a, b, c = (*made.inputs, None)[:3]
+    assert a is not None
+    assert b is not None
+    return _gemm_of(
+        build, made, [a, b], None if c is None else build.value(c), node.outputs[0], scale, scale
+    )
+
+
+def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Scalars that multiply a factor go into alpha, where nothing has to be multiplied."""
+    a, b, c = (*node.inputs, None)[:3]
+    if node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    if a is None or b is None or (_scaled(build, a)[1] is a and _scaled(build, b)[1] is b):
+        return None
+    addend = None if c is None else build.value(c)
+    return _gemm_of(build, node, [a, b], addend, node.outputs[0], 1.0)
+
+
+def _divided(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Division by a host scalar is multiplication by its reciprocal, which takes less time."""
+    x, divisor = inputs
+    if x is None or divisor is None or divisor.host is None or x.host is not None:
+        return None
+    factor = build.trace.bind(1.0 / divisor.host, divisor.dtype)
+    return build.make("Mul", [x, factor], x.dtype, node.outputs[0].shape)
+
+
+def _is_row(shape: Shape | None, product: Shape | None) -> bool:
+    """Whether a shape is [n] or [1, n] beside a product [m, n]."""
+    if not shape or not product or len(product) != 2 or len(shape) > 2:
+        return False
+    return isinstance(shape[-1], int) and shape[-1] == product[-1] and shape[:-1] in ((), (1,))
+
+
+def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """C − α·A′B′ is one Gemm, and C minus a sum of products as many as they are."""
+    left = inputs[0]
+    if left is None or not same_shape(left.shape, node.outputs[0].shape):
+        return None
+    return _less(build, node.inputs[1], left)
+
+
+def _less(build: Rebuild, taken: Tensor | None, left: Tensor) -> Tensor | None:
+    """``left`` minus a product, or minus the products that a sum of them has."""
+    found = _product(build, taken, left, -1.0)
+    added = build.source(taken, "Add")
+    if found is not None or added is None or taken is None or not build.only_use(taken):
+        return found
+    if not same_shape(left.shape, taken.shape):
+        return None
+    first = _less(build, added.inputs[0], left)
+    return None if first is None else _less(build, added.inputs[1], first)
+
+
+def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """C + α·A′B′ is one Gemm, on either side; C may be a row."""
+    left, right = inputs
+    assert left is not None
+    assert right is not None
+    found = _product(build, node.inputs[1], left)
+    return found if found is not None else _product(build, node.inputs[0], right)
+
+
+def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """A row minus sums of rows is a Gemm each: C − 1ᵀX."""
+    left = inputs[0]
+    sums = build.row_sums(node.inputs[1])
+    if left is None or left.rank != 2 or not all(rows.shape for rows in sums):
+        return None
+    for rows in sums:
+        assert rows.shape
+        scale, bare = _scaled(build, rows)
+        ones = build.trace.constant(np.ones((1, rows.shape[0]), _numpy(rows)))
+        values = [ones, build.value(bare), left]
+        left = build.make("Gemm", values, left.dtype, left.shape, alpha=-scale)
+    return left if sums else None
+
+
+def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Vectors that have become rows [1, n] are stacked as [k, n]; what follows is a Reshape."""
+    first, before = inputs[0], node.inputs[0]
+    if first is None or before is None or first.shape is None or first.rank == before.rank:
+        return None
+    return build.make("Concat", inputs, first.dtype, (len(inputs), *first.shape[1:]), axis=0)
+
+
+def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Σ a·b of columns [B, 1] is aᵀb, of vectors [B] their product; Σ x·x is ReduceSumSquare(x)."""
+    product = build.source(node.inputs[0], "Mul")
+    if product is None:
+        return None
+    left, right = product.inputs
+    assert left is not None
+    assert right is not None
+    scalar = _dot(build, node, left, right)
+    if scalar is not None or left is not right:
+        return scalar
+    axes = inputs[1] if len(inputs) > 1 else None
+    if axes is not None and axes.constant is None:
+        return None
+    chosen = None if axes is None or axes.constant is None else axes.constant.tolist()
+    keep = settings(node).get("keepdims", 1)
+    return build.trace.op.ReduceSumSquare(build.value(left), axes=chosen, keepdims=keep)
+
+
+def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | None:
+    """The sum of all products, if a matrix product can make it: of columns or of vectors."""
+    whole = len(node.inputs) == 1 and not settings(node).get("keepdims", 1)
+    if not whole or not same_shape(left.shape, right.shape) or left.dtype != right.dtype:
+        return None
+    if left.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE) or left.shape is None:
+        return None
+    a, b = build.value(left), build.value(right)
+    if left.rank == 1:
+        return build.make("MatMul", [a, b], left.dtype, ())
+    if left.rank == 2 and left.shape[1] == 1 and node.outputs[0] in build.totals:
+        return build.make("Gemm", [a, b], left.dtype, (1, 1), transA=1)
+    return None
+
+
+def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of a matrix's rows is 1ᵀX, which the matrix product does several times quicker."""
+    x = summed_rows(node)
+    if x is None or x.shape is None or x.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    rows = x.shape[0]
+    if not isinstance(rows, int) or not 0 <= rows <= _MOST_ROWS:
+        return None
+    scale, bare = _scaled(build, x)
+    ones = build.trace.constant(np.full(rows, scale, _numpy(x)))
+    return build.make("MatMul", [ones, build.value(bare)], x.dtype, node.outputs[0].shape)
+
+
+def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """The sign of what a Relu gave: 0 or 1, which HardSigmoid with a huge slope finds quicker.
+
+    They differ for positive values below 1/3e38, which float32 has only as denormal numbers.
+    """
+    (y,) = inputs
+    if y is None or y.node is None or y.node.op_type != "Relu" or y.dtype != TensorProto.FLOAT:
+        return None
+    return build.make("HardSigmoid", [y], y.dtype, y.shape, alpha=3e38, beta=0.0)
+
+
+def _transposed(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Two transpositions are one, or none."""
+    (x,) = inputs
+    made = None if x is None else x.node
+    outer = settings(node).get("perm")
+    if x is None or made is None or made.op_type != "Transpose" or made.domain or outer is None:
+        return None
+    inner, source = settings(made).get("perm"), made.inputs[0]
+    if inner is None or source is None:
+        return None
+    order = [inner[k] for k in outer]
+    if order == sorted(order):
+        return source
+    return build.make("Transpose", [source], x.dtype, node.outputs[0].shape, perm=order)
+
+
+def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Max(x, 0) is Relu(x)."""
+    if len(inputs) != 2 or node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    for x, zero in (inputs, inputs[::-1]):
+        if zero is not None and x is not None and _is(zero, 0.0):
+            return build.make("Relu", [x], x.dtype, x.shape)
+    return None
+
+
+def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Log(1 + Exp(x)) is Softplus(x), which is worth it for few elements: it computes both sides."""
+    total = build.source(node.inputs[0], "Add")
+    if (
+        total is None
+        or node.outputs[0].dtype != TensorProto.FLOAT
+        or not _small(total.outputs[0].shape)
+    ):
+        return None
+    for one, other in (total.inputs, total.inputs[::-1]):
+        power = build.source(other, "Exp")
+        if power is not None and one is not None and _is(one, 1.0):
+            (x,) = power.inputs
+            assert x is not None
+            return build.make("Softplus", [build.value(x)], x.dtype, x.shape)
+    return None
+
+
+def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+    """Where(k, s·Cast(k), 0) is s·Cast(k), which is 0 there by itself."""
+    chosen, kept, zero = inputs
+    made = build.source(node.inputs[1], "Mul")
+    if chosen is None or kept is None or zero is None or made is None or not _is(zero, 0.0):
+        return None
+    for scale, factor in (made.inputs, made.inputs[::-1]):
+        cast = build.source(factor, "Cast")
+        # A host scalar is finite, so that nothing but 0 comes of its product with 0.
+        if cast is not None and scale is not None and (scale.host is not None or _finite(scale)):
+            (mask,) = cast.inputs
+            if mask is not None and mask.dtype == TensorProto.BOOL and build.value(mask) is chosen:
+                return kept
+    return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    return tensor.constant is not None and bool(np.isfinite(tensor.constant).all())
+
+
+def _is(tensor: Tensor, value: float) -> bool:
+    """Whether a tensor is a constant scalar of this value."""
+    known = tensor.constant
+    return known is not None and known.ndim == 0 and float(known) == value
+
+
+FIRST: Mapping[str, Pattern] = {
+    "Add": _add,
+    "Div": _divided,
+    "Gemm": _gemm,
+    "Log": _logarithm,
+    "Max": _maximum,
+    "Mul": _multiplied,
+    "ReduceSum": _squares,
+    "Sign": _sign,
+    "Sub": _subtract,
+    "Transpose": _transposed,
+    "Where": _where,
+}
+"""By operator, for the first walk."""
+
+SECOND: Mapping[str, Pattern] = {
+    "Concat": _stacked_rows,
+    "ReduceSum": _sum_of_rows,
+    "Sub": _rows_subtracted,
+}
+"""For the second walk, which knows the rows."""

@@ -1,0 +1,334 @@
+"""Whole training steps as one graph: forward, loss, backward, penalty, update; one or several.
+
+What happens to a weight between two steps is a formula like any other, so a graph may hold several
+steps: each reads the weights that the one before it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from ortflex_core.autodiff.reverse import gradients
+from ortflex_core.errors import NotDifferentiable
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.ports import Port, Role
+from ortflex_core.graph.program import Program, build
+from ortflex_core.graph.shortcuts import Shortcuts
+from ortflex_core.model.training_mode import Modes
+from ortflex_core.problem.hyperparameters import symbolic
+from ortflex_core.problem.problem import Problem
+from ortflex_core.problem.updating import AVERAGE, slot_port
+from ortflex_core.programs import flat_parameters, rebuild, stages, updates
+from ortflex_core.programs.flat_parameters import Layout
+from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
+from ortflex_core.protocols import calls
+from ortflex_core.types import Shape
+
+_OF_EVERY_STEP: tuple[Role, ...] = ("rate", "counter")
+"""Host symbols that each step of a graph has its own of."""
+
+
+def step_program(
+    problem: Problem,
+    *,
+    steps: int = 1,
+    rows: int | None = None,
+    plain: bool = False,
+) -> Program:
+    """A graph of ``steps`` training steps in standard operators.
+
+    Takes data, labels and sample weights, parameters, slots and running statistics; host symbols are
+    rate, counter, draw and the scales. Gives the Σ w·l of each loss term, the penalty if there is
+    one, and parameters, slots and statistics after the last step. What belongs to a step, or to one
+    batch of it (data, host symbols, costs), says so in its port.
+
+    Args:
+        problem: what is trained.
+        steps: how many.
+        rows: the batch size, where it is known and always the same: sizes then are constants of
+            the graph. None keeps the batch dimension symbolic.
+        plain: leave out every pass, and the rate out of the gradients: slower, as a reference.
+    """
+    trace = problem.trace()
+    slots: dict[Port, Tensor] = {}
+    for slot, name in problem.slots:
+        spec, port = problem.model.initializers[name], slot_port(slot, name)
+        slots[port] = trace.input(port, spec.dtype, spec.shape)
+    shares = updates.average_shares(problem, steps) if steps > 1 and not plain else None
+    means = {}
+    if shares is not None:
+        means = {p: slots.pop(slot_port(AVERAGE, p)) for p in problem.parameters}
+    factor = None if plain else gradient_factor(problem)
+    shortcuts = Shortcuts()
+    trace.shortcuts = None if rows is None or plain else shortcuts
+    layout = None if plain else flat_parameters.layout(problem, steps, factor is not None)
+    weights = stages.parameter_inputs(trace, problem)
+    if layout is not None:
+        means = {layout.name: layout.joined(trace, means)} if means else {}
+    held = _Held(weights, slots) if layout is None else _joined(trace, layout, weights, slots)
+    now = _Now(weights, held, stages.buffer_inputs(trace, problem))
+    outputs: dict[Port, Tensor] = {}
+    replaced: dict[Tensor, Tensor] = {}
+    versions = []
+    for at in range(steps):
+        now = _step(trace, problem, now, at, rows, factor, layout, outputs, replaced)
+        versions.append(now.held.weights)
+    # So far the costs alone; engines read them from one array.
+    with trace.part("loss"):
+        costs = stages.same_precision(list(outputs.values()))
+    outputs = dict(zip(outputs, costs, strict=True))
+    slots = dict(now.held.slots)
+    with trace.part("update"):
+        if shares is not None:
+            moved = updates.update_averages(trace, means, versions, shares)
+            slots |= {slot_port(AVERAGE, name): tensor for name, tensor in moved.items()}
+        if layout is not None:
+            slots = _parted(trace, layout, slots)
+    outputs.update({Port("parameter", of=n): tensor for n, tensor in now.weights.items()})
+    outputs.update(slots)
+    outputs.update({Port("buffer", of=n): tensor for n, tensor in now.buffers.items()})
+    if plain:
+        return build(trace, outputs, name="plain step")
+    rows_of = () if rows is None else [Port("parameter", of=n) for n in problem.parameters]
+    trace, outputs = rebuild.optimize(trace, outputs, replaced | shortcuts.instead, rows_of)
+    return build(trace, outputs, name="step")
+
+
+def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
+    """The gradient of one batch, added to those before it, for steps of several batches.
+
+    Takes what :func:`step_program` does but for slots, and gradients; host symbols are keep (0 for the
+    first batch of a step, else 1), draw and the scales. Gives the Σ w·l of each loss term, gradients
+    (keep · gradient + this batch's) and running statistics.
+    """
+    trace = problem.trace()
+    shortcuts = Shortcuts()
+    trace.shortcuts = None if rows is None else shortcuts
+    weights = stages.parameter_inputs(trace, problem)
+    now = _Now(weights, _Held({}, {}), stages.buffer_inputs(trace, problem))
+    outputs: dict[Port, Tensor] = {}
+    found, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs)
+    with trace.part("backward"):
+        for name, gradient in found.items():
+            port = Port("gradient", of=name)
+            before = trace.input(port, gradient.dtype, now.weights[name].shape)
+            outputs[port] = updates.KEEP * before + gradient
+    outputs.update({Port("buffer", of=n): tensor for n, tensor in buffers.items()})
+    trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead)
+    return build(trace, outputs, name="gather")
+
+
+def moving_program(problem: Problem) -> Program:
+    """The update from summed gradients, penalties included.
+
+    Takes parameters, gradients and slots; host symbols are rate and counter. Gives the penalty if there
+    is one, parameters and slots.
+    """
+    trace = problem.trace()
+    weights = stages.parameter_inputs(trace, problem)
+    outputs: dict[Port, Tensor] = {}
+    cost = stages.penalty_cost(trace, problem, weights)
+    if cost is not None:
+        outputs[stages.PENALTY] = cost
+    penalties = stages.penalty_gradients(trace, problem, weights)
+    totals = {}
+    for name in weights:
+        gradient = stages.gradient_input(trace, problem, name)
+        totals[name] = _penalized(trace, gradient, penalties.get(name))
+    for name, total in updates.clip_gradients(trace, problem, totals).items():
+        slots = stages.slot_inputs(trace, problem, name)
+        outputs.update(updates.apply_update(trace, problem, name, weights[name], total, slots))
+    trace, outputs = rebuild.optimize(trace, outputs, {})
+    return build(trace, outputs, name="update")
+
+
+def _penalized(trace: Trace, gradient: Tensor, penalty: Tensor | None) -> Tensor:
+    """The gradient of loss and penalty."""
+    if penalty is None:
+        return gradient
+    with trace.part("backward"):
+        return gradient + penalty
+
+
+@attrs.frozen
+class _Held:
+    """What updates move: tensors by parameter, or one vector for all under the name of the first."""
+
+    weights: Mapping[str, Tensor]
+    slots: Mapping[Port, Tensor]
+
+
+@attrs.frozen
+class _Now:
+    """What a step reads, and the next one after it."""
+
+    weights: Mapping[str, Tensor]
+    held: _Held
+    buffers: Mapping[str, Tensor]
+
+
+def _joined(
+    trace: Trace, layout: Layout, weights: Mapping[str, Tensor], slots: Mapping[Port, Tensor]
+) -> _Held:
+    """Weights and slots as one vector each."""
+    of_slot: dict[Port, dict[str, Tensor]] = {}
+    for port, tensor in slots.items():
+        whole = attrs.evolve(port, of=layout.name)
+        of_slot.setdefault(whole, {})[str(port.of)] = tensor
+    with trace.part("update"):
+        return _Held(
+            {layout.name: layout.joined(trace, weights)},
+            {whole: layout.joined(trace, own) for whole, own in of_slot.items()},
+        )
+
+
+def _parted(trace: Trace, layout: Layout, slots: Mapping[Port, Tensor]) -> dict[Port, Tensor]:
+    """The slots of every parameter."""
+    return {
+        attrs.evolve(whole, of=name): part
+        for whole, vector in slots.items()
+        for name, part in layout.parted(trace, vector).items()
+    }
+
+
+def _step(
+    trace: Trace,
+    problem: Problem,
+    now: _Now,
+    at: int,
+    rows: int | None,
+    factor: Host | None,
+    layout: Layout | None,
+    outputs: dict[Port, Tensor],
+    replaced: dict[Tensor, Tensor],
+) -> _Now:
+    """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
+    here = None if factor is None else _at(factor, at)
+    found: dict[str, Tensor] = {}
+    buffers = now.buffers
+    for batch in range(problem.updating.accumulate):
+        moved = attrs.evolve(now, buffers=buffers)
+        more, buffers = _gradients(trace, problem, moved, at, batch, rows, here, outputs)
+        with trace.part("backward"):
+            found = {n: found[n] + g if n in found else g for n, g in more.items()}
+    cost = stages.penalty_cost(trace, problem, now.weights)
+    if cost is not None:
+        outputs[attrs.evolve(stages.PENALTY, step=at)] = cost
+    penalties = stages.penalty_gradients(trace, problem, now.weights, here)
+    totals = {n: _penalized(trace, g, penalties.get(n)) for n, g in found.items()}
+    held = now.held
+    if layout is not None:
+        with trace.part("update"):
+            totals = {layout.name: layout.joined(trace, totals)}
+    weights: dict[str, Tensor] = {}
+    slots: dict[Port, Tensor] = {}
+    bounded = updates.clip_gradients(trace, problem, totals, 1.0 if here is None else here)
+    for name, total in bounded.items():
+        weight = held.weights[name]
+        ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
+        own = {s: held.slots[port] for s, port in ports.items() if port in held.slots}
+        if here is None:
+            after = updates.apply_update(trace, problem, name, weight, total, own, at)
+        else:
+            # The gradient is scaled already: the product that the formula makes is replaced by it.
+            port = Port("gradient", of=name, step=at)
+            stand_in = trace.input(port, weight.dtype, weight.shape)
+            after = updates.apply_update(trace, problem, name, weight, stand_in, own, at)
+            replaced[_product(trace, stand_in)] = total
+        weights[name] = after[Port("parameter", of=name)]
+        slots.update({ports[s]: after[ports[s]] for s in own})
+    held = _Held(weights, slots)
+    if layout is not None:
+        with trace.part("update"):
+            weights = layout.parted(trace, weights[layout.name])
+    return _Now(weights, held, buffers)
+
+
+def _gradients(
+    trace: Trace,
+    problem: Problem,
+    now: _Now,
+    step: int,
+    batch: int,
+    rows: int | None,
+    scale: Host | None,
+    outputs: dict[Port, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients of scale · losses and new running statistics; ``outputs`` gains the totals."""
+    local = attrs.evolve(problem, terms=tuple(t.at(step, batch, rows) for t in problem.terms))
+    mode = Modes(problem, now.buffers, Port("draw", step=step, batch=batch))
+    given = {**now.weights, **now.buffers}
+    given |= stages.model_inputs(
+        trace, problem, problem.predicted, step=step, batch=batch, rows=rows
+    )
+    rewrite, known = first_of(mode, pool_before_relu, gelu_by_its_error), rows is not None
+    with trace.part("forward"):
+        values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=known)
+    with trace.part("loss"):
+        losses = stages.trace_losses(trace, local, values)
+        outputs.update({t.term.total_port: t.total for t in losses})
+    with trace.part("backward"):
+        seeds = [(t.predicted, t.gradient(local, 1.0 if scale is None else scale)) for t in losses]
+    try:
+        with trace.part("backward"):
+            found = gradients(seeds, list(now.weights.values()), problem.rules)
+    except NotDifferentiable as error:
+        raise NotDifferentiable(
+            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
+        ) from None
+    buffers = {n: mode.updates.get(n, b) for n, b in now.buffers.items()}
+    return dict(zip(now.weights, found, strict=True)), buffers
+
+
+def gradient_factor(problem: Problem) -> Host | None:
+    """The host scalar that the update multiplies its gradient with, if that is all it does with both.
+
+    Plain gradient descent uses rate · gradient and neither of them elsewhere. Then the rate can be
+    the seed of the reverse walk, and no tensor of a weight's size has to be multiplied by it.
+    """
+    if not problem.updating.uniform:
+        return None
+    specs = [problem.model.initializers[name] for name in problem.parameters]
+    # A formula may ask for a weight's shape: biases without decay, say.
+    found = {_factor(problem, *of) for of in {(spec.dtype, spec.shape) for spec in specs}}
+    return found.pop() if len(found) == 1 else None
+
+
+def _factor(problem: Problem, dtype: int, shape: Shape | None) -> Host | None:
+    """The factor of parameters of one type and shape."""
+    trace = problem.trace()
+    weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
+    slots = {s: trace.input(slot_port(s, ""), dtype, shape) for s in problem.optimizer.slots}
+    twin = symbolic(problem.optimizer, "optimizer")
+    rate, step = Host.symbol(Port("rate").label), updates.counter(0)
+    calls.update(twin, trace.op, weight, gradient, rate, step, slots)
+    users = [n for n in trace.nodes if gradient in n.arguments]
+    if len(users) != 1 or users[0].op_type != "Mul":
+        return None
+    (scalar,) = [a for a in users[0].arguments if a is not gradient] or [gradient]
+    if scalar.host is None or sum(scalar in n.arguments for n in trace.nodes) != 1:
+        return None
+    return scalar.host
+
+
+def _product(trace: Trace, stand_in: Tensor) -> Tensor:
+    return next(n.outputs[0] for n in reversed(trace.nodes) if stand_in in n.arguments)
+
+
+def _at(expression: Host, at: int) -> Host:
+    """The expression of a first step with the symbols of another one."""
+    moved = {
+        Host.symbol(Port(role).label): Host.symbol(Port(role, step=at).label)
+        for role in _OF_EVERY_STEP
+    }
+
+    def replaced(part: Host) -> Host:
+        if part.op == "symbol":
+            return moved.get(part, part)
+        args = [replaced(a) if isinstance(a, Host) else a for a in part.args]
+        return Host.apply(part.op, *args)
+
+    return replaced(expression) if at else expression

@@ -1,0 +1,211 @@
+"""From gradients to new weights: groups, clipping, the optimizer, constraints, averages.
+
+Every backend that computes gradients by itself runs these formulas; what it adds is where the
+tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.ports import Port
+from ortflex_core.graph.program import Program, build
+from ortflex_core.problem.hyperparameters import symbolic
+from ortflex_core.problem.updating import AVERAGE, slot_port
+from ortflex_core.programs import stages
+from ortflex_core.protocols import calls
+
+if TYPE_CHECKING:
+    from ortflex_core.problem.problem import Problem
+
+_TINY = 1e-30
+KEEP = Host.symbol(Port("keep").label)
+"""What summed gradients are multiplied with before a batch's is added: 0 for a step's first, else 1."""
+
+
+def clip_gradients(
+    trace: Trace, problem: Problem, gradients: Mapping[str, Tensor], scale: Host | float = 1.0
+) -> dict[str, Tensor]:
+    """The gradients within their bounds (see :class:`Updating`), all of them scaled already.
+
+    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks"
+    (ICML 2013), §3.2; the 1e-6 is torch's.
+    """
+    with trace.part("update"):
+        return _clip_gradients(trace, problem, gradients, scale)
+
+
+def _clip_gradients(
+    trace: Trace, problem: Problem, gradients: Mapping[str, Tensor], scale: Host | float
+) -> dict[str, Tensor]:
+    op, updating = trace.op, problem.updating
+    out = dict(gradients)
+    size = Host.apply("Abs", scale)
+    if updating.clip_value is not None:
+        bound = Host.symbol("clip_value") * size
+        out = {n: op.Min(op.Max(g, -bound), bound) for n, g in out.items()}
+    if updating.clip_norm is not None:
+        norm = global_norm(trace, out)
+        # Scaled by 0, nothing is left to be clipped, and 0/0 must not come of it.
+        factor = op.Min(
+            (Host.symbol("clip_norm") * size + _TINY) / (norm + (1e-6 * size + _TINY)), 1.0
+        )
+        out = {n: g * op.Cast(factor, to=g.dtype) for n, g in out.items()}
+    return out
+
+
+def global_norm(trace: Trace, gradients: Mapping[str, Tensor]) -> Tensor:
+    """The Euclidean norm of all gradients together, a scalar."""
+    op = trace.op
+    first = next(iter(gradients.values()))
+    squares = [
+        op.Cast(op.ReduceSumSquare(gradient, keepdims=0), to=first.dtype)
+        for gradient in gradients.values()
+    ]
+    norm: Tensor = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+    return norm
+
+
+def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
+    """New weights and slots of all parameters from their gradients, in one graph.
+
+    Takes parameters, gradients, slots, and the penalty's gradients of those in ``penalized``; gives
+    parameters and slots.
+    """
+    trace = problem.trace()
+    weights = stages.parameter_inputs(trace, problem)
+    extra = set(penalized)
+    gradients: dict[str, Tensor] = {}
+    for name in weights:
+        gradient = stages.gradient_input(trace, problem, name)
+        if name in extra:
+            with trace.part("backward"):
+                gradient = gradient + stages.gradient_input(trace, problem, name, "penalty")
+        gradients[name] = gradient
+    outputs: dict[Port, Tensor] = {}
+    for name, gradient in clip_gradients(trace, problem, gradients).items():
+        slots = stages.slot_inputs(trace, problem, name)
+        outputs.update(apply_update(trace, problem, name, weights[name], gradient, slots))
+    return build(trace, outputs, name="update")
+
+
+def adding_program(problem: Problem) -> Program:
+    """Sums of gradients: keep · sum + a batch's gradient, whose port is :func:`batch_gradient`."""
+    trace = problem.trace()
+    outputs = {}
+    for name in problem.parameters:
+        spec = problem.model.initializers[name]
+        before = stages.gradient_input(trace, problem, name)
+        batch = trace.input(batch_gradient(name), spec.dtype, spec.shape)
+        with trace.part("backward"):
+            outputs[Port("gradient", of=name)] = KEEP * before + batch
+    return build(trace, outputs, name="add")
+
+
+def batch_gradient(name: str) -> Port:
+    """The port of a batch's gradient, where the sum of several has the port of the gradient."""
+    return Port("gradient", of=name, slot="batch")
+
+
+def apply_update(
+    trace: Trace,
+    problem: Problem,
+    name: str,
+    weight: Tensor,
+    gradient: Tensor,
+    slots: Mapping[str, Tensor],
+    at: int = 0,
+) -> dict[Port, Tensor]:
+    """One parameter and its slots after optimizer, constraint and average, in step ``at`` of a graph.
+
+    Without the slot of the average, that is left to :func:`update_averages`.
+    """
+    with trace.part("update"):
+        return _apply_update(trace, problem, name, weight, gradient, slots, at)
+
+
+def _apply_update(
+    trace: Trace,
+    problem: Problem,
+    name: str,
+    weight: Tensor,
+    gradient: Tensor,
+    slots: Mapping[str, Tensor],
+    at: int,
+) -> dict[Port, Tensor]:
+    updating = problem.updating
+    group = updating.group(name)
+    whole = counter(at)
+    rate, step = Host.symbol(Port("rate", step=at).label), whole
+    optimizer, prefix = problem.optimizer, "optimizer"
+    if group is not None:
+        if group.rate != 1.0:
+            rate = rate * Host.symbol(f"{group.prefix}/rate")
+        if group.start_epoch:
+            step = step - Host.symbol(f"{group.prefix}/rested")
+        optimizer, prefix = group.optimizer, group.prefix
+    twin = symbolic(optimizer, prefix)
+    own = {s: t for s, t in slots.items() if s != AVERAGE}
+    new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own)
+    moved = {slot_port(slot, name): tensor for slot, tensor in after.items()}
+    for term in updating.constraints:
+        if name in term.parameters:
+            constraint = symbolic(term.constraint, term.prefix)
+            new = calls.constrained(constraint, trace.op, new)
+    if updating.average is not None and AVERAGE in slots:
+        average = symbolic(updating.average, AVERAGE)
+        mean = calls.averaged(average, trace.op, slots[AVERAGE], new, whole)
+        moved[slot_port(AVERAGE, name)] = mean
+    return {Port("parameter", of=name): new, **moved}
+
+
+def counter(at: int) -> Host:
+    """The number of the update in step ``at`` of a graph."""
+    return Host.symbol(Port("counter", step=at).label)
+
+
+def average_shares(problem: Problem, steps: int) -> list[Any] | None:
+    """The shares of a running mean in several steps, host scalars; None where it is none."""
+    if problem.updating.average is None:
+        return None
+    average = symbolic(problem.updating.average, AVERAGE)
+    op = problem.trace().op
+    with calls.calling(average, "share"):
+        found = [average.share(op, counter(at)) for at in range(steps)]
+    return found if all(isinstance(s, Host | float | int) for s in found) else None
+
+
+def update_averages(
+    trace: Trace,
+    before: Mapping[str, Tensor],
+    weights: Sequence[Mapping[str, Tensor]],
+    shares: Sequence[Any],
+) -> dict[str, Tensor]:
+    """Running means after several steps at once, by parameter.
+
+    ``a ← Π (1 − sₖ) · a + Σ sₖ · Π_{j>k} (1 − sⱼ) · wₖ`` with the shares s of the steps: one product
+    of a row of host scalars and the stacked weights, where step by step it would be three operators
+    each.
+    """
+    op = trace.op
+    rest: Any = 1.0
+    factors: list[Any] = []
+    for share in reversed(shares):
+        factors.insert(0, share * rest)
+        rest = (1 - share) * rest
+    row = {
+        dtype: op.Concat(*(op.Reshape(trace.bind(f, dtype), [1, 1]) for f in factors), axis=1)
+        for dtype in {tensor.dtype for tensor in before.values()}
+    }
+    out = {}
+    for name, tensor in before.items():
+        shape = np.asarray(tensor.shape or (), np.int64)
+        versions = [w[name] if len(shape) else op.Reshape(w[name], [1]) for w in weights]
+        stack = op.Reshape(op.Concat(*versions, axis=0), [len(versions), -1])
+        out[name] = rest * tensor + op.Reshape(op.MatMul(row[tensor.dtype], stack), shape)
+    return out

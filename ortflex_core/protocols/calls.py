@@ -1,0 +1,288 @@
+"""The calls into formulas of plugins: what each must give, and what is said where it fails.
+
+A formula is code of a plugin. Whatever it raises, and whatever it gives that is no tensor of the
+right shape, becomes an error with the plugin, its distribution and what was expected. All of this is
+done while graphs are built; only a schedule and a metric are called during a training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.entries import OURS, Entry, singular
+from ortflex_core.errors import BrokenPlugin, ConfigError, GraphError, OrtflexError, describe_error
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Ops, Tensor, Trace
+from ortflex_core.protocols.kinds import (
+    Average,
+    Constraint,
+    Loss,
+    Metric,
+    MetricState,
+    Optimizer,
+    Penalty,
+    Schedule,
+)
+from ortflex_core.protocols.quotients import Signs, condense
+from ortflex_core.registry import KINDS, Plugins
+from ortflex_core.types import Progress, Shape, TensorSpec, shape_text
+
+
+def entry_of(component: object) -> tuple[str, Entry | None]:
+    """The kind of a component and its entry; asked only where something is wrong with it."""
+    plugins = Plugins.discover()
+    kinds = [k for k, base in KINDS.items() if base is not object and isinstance(component, base)]
+    kind = kinds[0] if kinds else "callbacks"
+    return kind, plugins[kind].entry_of(component)
+
+
+def whose(component: object) -> str:
+    """A component in a sentence: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
+    kind, entry = entry_of(component)
+    if entry is not None:
+        return entry.described
+    cls = type(component)
+    return f"the {singular(kind)} {cls.__module__}.{cls.__qualname__}"
+
+
+@contextmanager
+def calling(component: object, method: str) -> Iterator[None]:
+    """What the code of a component raises is told with its name and owner.
+
+    Raises:
+        BrokenPlugin: it raises something of its own.
+        GraphError: its formula is ill-formed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except OrtflexError as error:
+        entry = entry_of(component)[1]
+        if type(error) is not GraphError or (entry is not None and entry.owner == OURS):
+            raise
+        raise GraphError(f"{whose(component)} fails in {method}: {error}") from error
+    except BaseException as error:
+        raise BrokenPlugin(
+            f"{whose(component)} fails in {method}: {describe_error(error)}", component
+        ) from error
+
+
+def wrong(component: object, method: str, given: object, expected: str) -> BrokenPlugin:
+    """The error about a result."""
+    if isinstance(given, Tensor):
+        what = f"a tensor of shape {shape_text(given.shape)}"
+    elif isinstance(given, np.ndarray):
+        what = f"a numpy array of shape {list(given.shape)}"
+    else:
+        what = "None" if given is None else f"an object of {type(given).__name__}"
+    return BrokenPlugin(
+        f"{whose(component)} gives {what} from {method}, expected {expected}", component
+    )
+
+
+def _tensor(component: object, method: str, given: object, trace: Trace, expected: str) -> Tensor:
+    if not isinstance(given, Tensor):
+        raise wrong(component, method, given, f"{expected}, made by the operators of op")
+    if given.trace is not trace:
+        raise wrong(component, method, given, f"{expected}, of the graph that is built: keep none")
+    return given
+
+
+def _like(
+    component: object,
+    method: str,
+    given: object,
+    model: Tensor,
+    expected: str,
+    *,
+    all_: bool = True,
+) -> Tensor:
+    """A tensor of another's type and shape (or, with ``all_`` off, one that broadcasts to it)."""
+    tensor = _tensor(component, method, given, model.trace, expected)
+    if tensor.dtype != model.dtype or not _fits(tensor.shape, model.shape, exactly=all_):
+        raise wrong(component, method, given, f"{expected}: {model!r}")
+    return tensor
+
+
+def _fits(given: Shape | None, wanted: Shape | None, *, exactly: bool) -> bool:
+    """Whether nothing that is known of two shapes speaks against it."""
+    if given is None or wanted is None:
+        return True
+    if len(given) > len(wanted) or (exactly and len(given) != len(wanted)):
+        return False
+    pairs = zip(reversed(given), reversed(wanted), strict=False)
+    return all(
+        not isinstance(a, int) or not isinstance(b, int) or a == b or (a == 1 and not exactly)
+        for a, b in pairs
+    )
+
+
+# Losses and penalties ----------------------------------------------------------------------------
+
+
+def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+    """What :meth:`Loss.label` says."""
+    with calling(loss, "label"):
+        spec = loss.label(predicted, given)
+    if not isinstance(spec, TensorSpec):
+        raise wrong(loss, "label", spec, "a TensorSpec")
+    return spec
+
+
+def check_labels(loss: Loss, predicted: TensorSpec, labels: Any) -> None:
+    """Ask :meth:`Loss.check_labels`."""
+    with calling(loss, "check_labels"):
+        loss.check_labels(predicted, labels)
+
+
+def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+    """The values of a loss: float, [batch, …]."""
+    wanted = "a float tensor with one value a sample at least, [batch, …]"
+    with calling(loss, "per_sample"):
+        given = loss.per_sample(op, predicted, expected)
+    values = _tensor(loss, "per_sample", given, predicted.trace, wanted)
+    first = values.shape[0] if values.shape else None
+    others = (predicted.shape or ())[1:]
+    batch = (predicted.shape or (None,))[0]
+    cut = isinstance(batch, str) and (isinstance(first, int) or first in others)
+    if not values.is_float or values.shape == () or (cut and first != batch):
+        raise wrong(loss, "per_sample", values, wanted)
+    return values
+
+
+def mask(loss: Loss, op: Ops, expected: Tensor) -> Tensor | None:
+    """What :meth:`Loss.mask` gives."""
+    with calling(loss, "mask"):
+        given = loss.mask(op, expected)
+    return None if given is None else _tensor(loss, "mask", given, expected.trace, _FACTORS)
+
+
+def counts(loss: Loss, op: Ops, expected: Tensor) -> Tensor | None:
+    """What :meth:`Loss.counts` gives."""
+    with calling(loss, "counts"):
+        given = loss.counts(op, expected)
+    return None if given is None else _tensor(loss, "counts", given, expected.trace, _FACTORS)
+
+
+_FACTORS = "None or a tensor of factors of the sample weights"
+
+
+def loss_gradient(
+    loss: Loss, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
+) -> Tensor | None:
+    """The gradient that a loss has of its own."""
+    with calling(loss, "gradient"):
+        given = loss.gradient(op, predicted, expected, cotangent)
+    if given is None:
+        return None
+    wanted = "None or a tensor that broadcasts to the predicted one"
+    return _like(loss, "gradient", given, predicted, wanted, all_=False)
+
+
+def per_element(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
+    """The cost of every element of a weight."""
+    with calling(penalty, "per_element"):
+        given = penalty.per_element(op, weight)
+    if given is None:
+        return None
+    wanted = "None or a tensor of the weight's type and shape"
+    return _like(penalty, "per_element", given, weight, wanted)
+
+
+def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
+    """The gradient that a penalty has of its own."""
+    with calling(penalty, "gradient"):
+        given = penalty.gradient(op, weight)
+    if given is None:
+        return None
+    wanted = "None or a tensor that broadcasts to the weight"
+    return _like(penalty, "gradient", given, weight, wanted, all_=False)
+
+
+# Updates -----------------------------------------------------------------------------------------
+
+
+def update(
+    optimizer: Optimizer,
+    op: Ops,
+    weight: Tensor,
+    gradient: Tensor,
+    rate: Host,
+    step: Host,
+    slots: Mapping[str, Tensor],
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The new weight and slots of an optimizer, all of the weight's type and shape."""
+    names = ", ".join(sorted(slots)) or "none"
+    wanted = f"(weight, slots) of the weight's type and shape, the slots being {names}"
+    start = weight.trace.mark()
+    with calling(optimizer, "update"):
+        given: Any = optimizer.update(op, weight, gradient, rate, step, slots)
+    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
+        raise wrong(optimizer, "update", given, wanted)
+    new, after = given
+    if set(after) != set(slots):
+        text = f"{wanted}; the slots given are {', '.join(map(str, after)) or 'none'}"
+        raise wrong(optimizer, "update", new, text)
+    for tensor in (new, *after.values()):
+        _like(optimizer, "update", tensor, weight, wanted)
+    found = condense(
+        weight.trace, start, gradient, [new, *after.values()], Signs.of(optimizer, step)
+    )
+    return found[0], dict(zip(after, found[1:], strict=True))
+
+
+def constrained(constraint: Constraint, op: Ops, weight: Tensor) -> Tensor:
+    """The allowed weight."""
+    with calling(constraint, "apply"):
+        given = constraint.apply(op, weight)
+    return _like(constraint, "apply", given, weight, "a tensor of the weight's type and shape")
+
+
+def averaged(average: Average, op: Ops, before: Tensor, weight: Tensor, step: Host) -> Tensor:
+    """The average after a step."""
+    with calling(average, "update"):
+        given = average.update(op, before, weight, step)
+    return _like(average, "update", given, weight, "a tensor of the weight's type and shape")
+
+
+# Called during a training ------------------------------------------------------------------------
+
+
+def rate(schedule: Schedule, base: float, progress: Progress) -> float:
+    """The learning rate of the step that comes after ``progress``.
+
+    Raises:
+        ConfigError: it is negative or not finite.
+        BrokenPlugin: the schedule fails, or gives no number.
+    """
+    try:
+        value = schedule.rate(base, progress)
+        good = math.isfinite(value) and value >= 0
+    except (OrtflexError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        wanted = "expected a finite number >= 0"
+        raise BrokenPlugin(
+            f"{whose(schedule)} fails in rate: {describe_error(error)}; {wanted}", schedule
+        ) from error
+    if not good:
+        raise ConfigError(
+            f"schedule: {schedule.name!r} gives the learning rate {value!r} at step {progress.step}; "
+            f"expected a finite number >= 0, from {whose(schedule)}"
+        )
+    return value
+
+
+def score(metric: Metric, state: MetricState) -> tuple[str, float]:
+    """The column and the value of a metric."""
+    with calling(metric, "result"):
+        column, value = metric.column, state.result()
+    if not isinstance(value, int | float | np.number):
+        raise wrong(metric, "result", value, "a number")
+    return column, float(value)

@@ -1,0 +1,168 @@
+"""What backends are compared with: the fused step in float64, without any pass of ours.
+
+A wrong pass shows where the reference has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from ortflex_core.data.batches import Batch
+from ortflex_core.engines.evaluator import by_name
+from ortflex_core.graph.ports import Key, Port, ports_of
+from ortflex_core.graph.program import Program
+from ortflex_core.problem.problem import LossTerm, Problem
+from ortflex_core.problem.updating import AVERAGE
+from ortflex_core.programs.stages import PENALTY, evaluation_program, prediction_program
+from ortflex_core.programs.step import step_program
+from ortflex_core.protocols.kinds import Device
+from ortflex_core.reference import export_check
+from ortflex_core.reference.divergence import Found, Step
+from ortflex_core.reference.double_precision import run_widened, widened
+from ortflex_core.types import Array
+
+
+class Double:
+    """The fused step in float64, from arrays to arrays.
+
+    ``probe`` is the problem with plain gradient descent, which :meth:`step` reads gradients off.
+    """
+
+    name = "float64"
+
+    def __init__(self, problem: Problem, probe: Problem | None, device: Device) -> None:
+        self._problem, self._probe, self._device = problem, probe or problem, device
+        self._programs: dict[tuple[bool, int], Program] = {}
+
+    def step(self, start: Step, batches: Sequence[Batch], rate: float) -> Found:
+        """One step from the given state; the weights of the next one are float32 again."""
+        moved = self._moved(True, start, batches, 1.0)
+        gradients = {n: a - moved[Port("parameter", of=n)] for n, a in start.weights.items()}
+        loss, penalty, after = self.advance(start, batches, rate)
+        return Found(loss + penalty, gradients, after)
+
+    def advance(
+        self, start: Step, batches: Sequence[Batch], rate: float
+    ) -> tuple[float, float, Step]:
+        """Loss, penalty and the next state, in float32 again, without the gradients."""
+        problem = self._problem
+        made = self._moved(False, start, batches, rate)
+        factors = _factors(problem, batches)
+        penalty = np.sum(made.get(PENALTY, 0.0)).item()
+        loss = sum(
+            made[part.total_port].item() * factors[part.scale_symbol]
+            for part in _parts(problem, batches)
+        )
+
+        def new(group: Mapping[str, Array], ports: Mapping[str, Port]) -> dict[str, Array]:
+            with np.errstate(over="ignore"):  # who compares looks at what is not finite
+                return {n: made[ports[n]].astype(a.dtype) for n, a in group.items() if n in ports}
+
+        weights = new(start.weights, ports_of("parameter", start.weights))
+        slots = {
+            **new(start.slots, problem.slot_ports),
+            "step": np.asarray(start.slots["step"] + 1),
+        }
+        buffers = new(start.buffers, ports_of("buffer", start.buffers))
+        return loss, penalty, Step(weights, slots, buffers)
+
+    def tensors(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
+        """Tensors of the graph from the weights that the step starts with."""
+        program = widened(prediction_program(self._problem, names))
+        columns = _columns(self._problem, [batch])
+        return by_name(self._run(program, start, columns, self._problem.constants()))
+
+    def served(
+        self, start: Step, batch: Batch, names: Sequence[str], export: export_check.Export
+    ) -> export_check.Served:
+        """What the state of a step gives in inference mode; the export is that of the same state."""
+        totals, made = self.evaluate(start, batch, names)
+        exported = export({**_averaged(start).weights, **start.buffers}, batch)
+        return export_check.Served(made, totals, exported)
+
+    def evaluate(
+        self, start: Step, batch: Batch, names: Sequence[str]
+    ) -> tuple[list[float], dict[str, Array]]:
+        """Σ w·l of each loss term and tensors of the graph, with the averages where there are any."""
+        program = widened(evaluation_program(self._problem, names))
+        columns = _columns(self._problem, [batch])
+        made = self._run(program, _averaged(start), columns, self._problem.constants())
+        return [made[t.total_port].item() for t in self._problem.terms], by_name(made)
+
+    def predict(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
+        """Tensors of the graph, with the averages where there are any."""
+        return self.tensors(_averaged(start), batch, names)
+
+    def _moved(
+        self, probing: bool, start: Step, batches: Sequence[Batch], rate: float
+    ) -> dict[Key, Array]:
+        """What the step's graph gives; ``probing``: that of plain gradient descent."""
+        problem = self._probe if probing else self._problem
+        key = (probing, len(batches))
+        if key not in self._programs:
+            updating = attrs.evolve(problem.updating, accumulate=len(batches))
+            part = attrs.evolve(problem, updating=updating)
+            self._programs[key] = widened(step_program(part, plain=True))
+        values = problem.constants() | _factors(problem, batches)
+        made = int(start.slots["step"])
+        drawn = made * problem.updating.accumulate + 1
+        values |= {Port("draw", batch=k).label: drawn + k for k in range(len(batches))}
+        values |= {Port("rate").label: rate, Port("counter").label: made + 1}
+        return self._run(self._programs[key], start, _columns(problem, batches), values)
+
+    def _run(
+        self,
+        program: Program,
+        start: Step,
+        columns: Mapping[Key, Array],
+        values: Mapping[str, float],
+    ) -> dict[Key, Array]:
+        known = dict(columns)
+        slots = self._problem.slot_ports
+        for group, ports in (
+            (start.weights, ports_of("parameter", start.weights)),
+            (start.buffers, ports_of("buffer", start.buffers)),
+            (start.slots, slots),
+        ):
+            known |= {ports[n]: array for n, array in group.items() if n in ports}
+        for port in program.takes:
+            if port not in known and isinstance(port, Port):
+                known[port] = self._problem.model.initializer(str(port.of))
+        return run_widened(
+            program, {key: known[key] for key in program.takes}, values, self._device
+        )
+
+
+def _columns(problem: Problem, batches: Sequence[Batch]) -> dict[Key, Array]:
+    """The columns of a step's batches."""
+    ports = problem.column_ports
+    return {
+        attrs.evolve(ports[name], batch=k): batch.array(name)
+        for k, batch in enumerate(batches)
+        for name in batch.columns
+        if name in ports
+    }
+
+
+def _parts(problem: Problem, batches: Sequence[Batch]) -> list[LossTerm]:
+    """Every loss term in every batch of a step."""
+    return [term.at(0, k, None) for term in problem.terms for k in range(len(batches))]
+
+
+def _averaged(step: Step) -> Step:
+    """The state with the averages of the weights in their place."""
+    weights = {n: step.slots.get(f"{AVERAGE}/{n}", a) for n, a in step.weights.items()}
+    return attrs.evolve(step, weights=weights)
+
+
+def _factors(problem: Problem, batches: Sequence[Batch]) -> dict[str, float]:
+    """What the totals of a step's batches are multiplied with, in each of them."""
+    below = [sum(d) for d in zip(*(b.denominators for b in batches), strict=True)]
+    out: dict[str, float] = {}
+    for k in range(len(batches)):
+        local = attrs.evolve(problem, terms=tuple(t.at(0, k, None) for t in problem.terms))
+        out |= local.scales(below)
+    return out

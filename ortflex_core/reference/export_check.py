@@ -1,0 +1,88 @@
+"""What a state of a training gives in inference mode: predictions, losses, the exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import numpy as np
+import onnx
+
+from ortflex_core.data.batches import Batch
+from ortflex_core.model.model import Model
+from ortflex_core.model.onnx_file import HUGE, size_of
+from ortflex_core.problem.problem import Problem
+from ortflex_core.problem.updating import AVERAGE
+from ortflex_core.protocols.kinds import Engine
+from ortflex_core.reference.divergence import Kind, distance
+from ortflex_core.runtime.session import session_options
+from ortflex_core.types import Array
+
+# What float32 explains, next to the largest output.
+_ROUNDING = 1e-6
+Export = Callable[[Mapping[str, Array], Batch], Mapping[str, Array]]
+"""From weights, averages in their place, and running statistics to the exported model's outputs."""
+
+
+@attrs.frozen
+class Served:
+    """Outputs of a batch by name, Σ w·l of each loss term, and outputs of the exported model."""
+
+    predicted: Mapping[str, Array]
+    totals: Sequence[float]
+    exported: Mapping[str, Array]
+
+
+def serve(engine: Engine, batch: Batch, names: Sequence[str], export: Export) -> Served:
+    """Ask an engine that has its state."""
+    slots = engine.slots()
+    state = {n: slots.get(f"{AVERAGE}/{n}", a) for n, a in engine.state().items()}
+    predicted = engine.predict(batch, names)
+    totals, _ = engine.evaluate(batch, names)
+    return Served(predicted, totals, export({**state, **engine.buffers()}, batch))
+
+
+def exporter(model: Model, names: Sequence[str]) -> Export:
+    """What runs the exported model; of a model too large for one buffer, nothing is run."""
+    inputs = [spec.name for spec in model.inputs]
+    too_large = sum(map(size_of, model.proto.graph.initializer)) > HUGE
+
+    def export(state: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
+        if too_large:
+            return {}
+        proto = model.export(state, free_batch=model.free_batch, inferring=True)
+        return _run(proto, {n: batch.array(n) for n in inputs}, names)
+
+    return export
+
+
+def _run(
+    model: onnx.ModelProto, feeds: Mapping[str, Array], names: Sequence[str]
+) -> dict[str, Array]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
+    )
+    found = session.run(list(names), dict(feeds))
+    return dict(zip(names, found, strict=True))
+
+
+def errors(problem: Problem, mine: Served, true: Served) -> list[tuple[Kind, str, float, bool]]:
+    """(kind, name, error, whether it is more than float32 explains) of everything that is served."""
+    out: list[tuple[Kind, str, float, bool]] = []
+    for term, got, wanted in zip(problem.terms, mine.totals, true.totals, strict=True):
+        out.append(("evaluation", term.loss.name, *_distance(np.asarray(got), np.asarray(wanted))))
+    pairs: tuple[tuple[Kind, Mapping[str, Array], Mapping[str, Array]], ...] = (
+        ("prediction", mine.predicted, true.predicted),
+        ("export", mine.exported, true.exported),
+    )
+    for kind, got_by_name, wanted_by_name in pairs:
+        for name, wanted_array in wanted_by_name.items():
+            out.append((kind, name, *_distance(got_by_name.get(name), wanted_array)))
+    return out
+
+
+def _distance(mine: Array | None, true: Array) -> tuple[float, bool]:
+    largest = float(np.abs(np.where(np.isfinite(true), true, 0)).max(initial=1.0))
+    return distance(mine, true, floor=_ROUNDING * largest)

@@ -1,0 +1,247 @@
+"""The caching IO binder: only what changed is bound again.
+
+Binding a tensor costs about as much as running a small operator. A :class:`Binder` remembers, per
+session and name, the pointer, shape and type that are bound, skips what is bound already, and keeps
+every bound value alive: onnxruntime keeps pointers, and a value that Python lets go corrupts the
+heap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ortflex_core.errors import GraphError
+from ortflex_core.graph.host_scalars import HostProgram
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols.kinds import Device, Value
+from ortflex_core.runtime.session import error_reason
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
+
+
+def value_key(value: Value) -> tuple[int, tuple[int, ...], int]:
+    """What a binding depends on: pointer, shape and element type."""
+    return value.data_ptr(), tuple(value.shape()), value.element_type()
+
+
+class Memory(Protocol):
+    """Memory on a device: address, sizes and type."""
+
+    @property
+    def pointer(self) -> int:
+        """The address."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements."""
+
+
+_Known = dict[str, tuple[Any, object]]
+"""What is bound to a name: a key that other memory does not have, and the owner of the memory."""
+
+
+class Binder:
+    """One set of bindings of a session.
+
+    Args:
+        session: of onnxruntime, in its Python wrapper or not.
+        name: of the graph, for messages.
+        binding: one of onnxruntime's that exists already; None makes one.
+
+    Attributes:
+        made: how many bindings were made.
+        runs: how often the session ran on them.
+        session: what runs, without its Python wrapper.
+    """
+
+    def __init__(self, session: Any, name: str = "graph", binding: Any = None) -> None:
+        self.name = name
+        self.made = 0
+        self.runs = 0
+        self.session = getattr(session, "_sess", session)
+        self._binding = session.io_binding()._iobinding if binding is None else binding
+        self._inputs: _Known = {}
+        self._outputs: _Known = {}
+        # The bindings made since the run number `_before`.
+        self._fresh = self._before = 0
+
+    @property
+    def reused(self) -> int:
+        """How many bindings runs have found as the run before them left them, all runs together."""
+        fresh = self._fresh if self._before == self.runs else 0
+        bound = len(self._inputs) + len(self._outputs)
+        return max(0, self.runs * bound - self.made + fresh)
+
+    def _count(self, made: int = 1) -> None:
+        if self._before != self.runs:
+            self._before, self._fresh = self.runs, 0
+        self._fresh += made
+        self.made += made
+
+    def input(self, name: str, value: Value) -> None:
+        """Bind an input, unless the same memory is bound to it in the same shape and type."""
+        self._value(self._inputs, self._binding.bind_ortvalue_input, name, value)
+
+    def output(self, name: str, value: Value) -> None:
+        """Bind an output, unless the same memory is bound to it in the same shape and type."""
+        self._value(self._outputs, self._binding.bind_ortvalue_output, name, value)
+
+    def _value(self, known: _Known, bind: Callable[..., None], name: str, value: Value) -> None:
+        key = value_key(value)
+        before = known.get(name)
+        if before is None or before[0] != key:
+            bind(name, value)
+            known[name] = (key, value)
+            self._count()
+
+    def input_at(self, spec: TensorSpec, owner: object, device: Any, pointer: int) -> None:
+        """Bind an input to memory inside ``owner``, which is kept alive; its shape is the spec's."""
+        self._at(self._inputs, self._binding.bind_input, spec, owner, device, pointer)
+
+    def output_at(self, spec: TensorSpec, owner: object, device: Any, pointer: int) -> None:
+        """Bind an output to memory inside ``owner``, which is kept alive; its shape is the spec's."""
+        self._at(self._outputs, self._binding.bind_output, spec, owner, device, pointer)
+
+    def _at(
+        self,
+        known: _Known,
+        bind: Callable[..., None],
+        spec: TensorSpec,
+        owner: object,
+        device: Any,
+        pointer: int,
+    ) -> None:
+        key = (pointer, spec.shape, spec.dtype)
+        before = known.get(spec.name)
+        if before is None or before[0] != key:
+            bind(spec.name, device, spec.numpy.type, list(spec.shape or ()), pointer)
+            known[spec.name] = (key, owner)
+            self._count()
+
+    def lent(self, memory: Mapping[str, Memory], names: Iterable[str], device: Any) -> None:
+        """Bind inputs to memory that the caller keeps alive until the run is over, and no longer."""
+        known, bind, made = self._inputs, self._binding.bind_input, 0
+        for name in names:
+            b = memory[name]
+            key = (b.pointer, b.shape, b.dtype)
+            before = known.get(name)
+            if before is None or before[0] != key:
+                bind(name, device, b.dtype.type, b.shape, b.pointer)
+                known[name] = (key, None)
+                made += 1
+        if made:
+            self._count(made)
+
+    def hosts(self, vector: HostVector) -> None:
+        """Bind the scalar inputs to their places in a vector of host scalars."""
+        for name, dtype, pointer in vector.places():
+            spec = TensorSpec(name, dtype, ())
+            self._at(
+                self._inputs, self._binding.bind_input, spec, vector, vector.ort_device, pointer
+            )
+
+    def forget(self, name: str | None = None) -> None:
+        """Have an input and output of a name bound again; without a name unbind all inputs."""
+        if name is None:
+            self._binding.clear_binding_inputs()
+            self._inputs.clear()
+            return
+        self._inputs.pop(name, None)
+        self._outputs.pop(name, None)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an input of a name is bound."""
+        return name in self._inputs
+
+    def fetch(self, names: Iterable[str], device: Any) -> list[Value]:
+        """Run the session with outputs in new memory of the runtime, which belongs to the caller.
+
+        Raises:
+            GraphError: as for :meth:`run`.
+        """
+        bind = self._binding.bind_output
+        count = 0
+        for name in names:
+            bind(name, device)
+            count += 1
+        self.run()
+        values = self._binding.get_outputs()
+        # Iterating would give references, which show other values after the next run.
+        fetched = [values[k] for k in range(count)]
+        # Left bound, they would be written over by the next run.
+        self._binding.clear_binding_outputs()
+        return fetched
+
+    def run(self) -> None:
+        """Run the session on what is bound.
+
+        Raises:
+            GraphError: onnxruntime's reason, without the C++ trace.
+        """
+        try:
+            self.session.run_with_iobinding(self._binding, None)
+        except Exception as error:  # onnxruntime has its own exception classes, made in C++
+            raise GraphError(f"the {self.name} graph failed: {error_reason(error)}") from error
+        self.runs += 1
+
+
+def binding_counts(binders: Iterable[Binder]) -> dict[str, int]:
+    """What an engine's counters say of its bindings: ``bindings_made`` and ``bindings_reused``."""
+    known = list(binders)
+    return {
+        "bindings_made": sum(b.made for b in known),
+        "bindings_reused": sum(b.reused for b in known),
+    }
+
+
+class HostVector:
+    """The scalar inputs of a program, side by side in one small vector per element type.
+
+    Expressions are evaluated in float64 and stored in the type that the graph wants. Only what
+    depends on a symbol that changed is written again.
+    """
+
+    def __init__(self, program: Program, device: Device, constants: Mapping[str, float]) -> None:
+        self._device = device
+        self.ort_device = device.ort_device()
+        self._constants = dict(constants)
+        self._program = HostProgram([h.expression for h in program.hosts])
+        self.varying = tuple(sorted(self._program.symbols - set(constants)))
+        self._last: tuple[float, ...] | None = None
+        # Which expressions, where their values go, and the memory to copy that to, if it is far.
+        self._groups: list[tuple[list[int], Array, Value | None]] = []
+        self._places: list[tuple[str, int, int]] = []
+        self._memory: list[Value] = []
+        for dtype in dict.fromkeys(h.spec.dtype for h in program.hosts):
+            members = [k for k, h in enumerate(program.hosts) if h.spec.dtype == dtype]
+            memory = device.empty([len(members)], numpy_dtype(dtype))
+            view = device.view(memory)
+            staged = np.zeros(len(members), numpy_dtype(dtype)) if view is None else view
+            self._groups.append((members, staged, memory if view is None else None))
+            self._memory.append(memory)
+            size = numpy_dtype(dtype).itemsize
+            for place, k in enumerate(members):
+                name = program.hosts[k].spec.name
+                self._places.append((name, dtype, memory.data_ptr() + place * size))
+
+    def places(self) -> list[tuple[str, int, int]]:
+        """(input's name, element type, address) of every scalar."""
+        return self._places
+
+    def update(self, values: Mapping[str, float]) -> None:
+        """Set the symbols; free when none of those that occur has changed."""
+        key = tuple([values[name] for name in self.varying])
+        if key == self._last:
+            return
+        numbers = self._program({**self._constants, **values})
+        for members, staged, far in self._groups:
+            staged[:] = [numbers[k] for k in members]
+            if far is not None:
+                self._device.write(far, staged)
+        self._last = key

@@ -1,0 +1,329 @@
+"""Which onnxruntime is installed, what it can do, and what is wrong with it.
+
+About twenty distributions install the same import name ``onnxruntime``. Two of them at once
+overwrite each other's files, and an old one with numpy 2 imports and then crashes the process.
+So this module looks at the metadata *before* anything imports onnxruntime, and
+:func:`require_runtime` is how the rest of the project gets at it.
+
+    >>> from ortflex_core.runtime.installation import Distribution, diagnose
+    >>> old = Distribution("onnxruntime-training", "1.16.3")
+    >>> [fault] = diagnose([old], numpy_version="2.4.6", location=lambda: "__init__.py")
+    >>> fault.command
+    'python -m pip install "numpy<2"'
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from ortflex_core.errors import RuntimeUnavailable
+
+# What installs the import name `onnxruntime`, the most able first: of two, the first is kept.
+# Not in the list: onnxruntime-extensions, -genai and others, which have import names of their own.
+KNOWN_DISTRIBUTIONS = (
+    "onnxruntime-training",
+    "onnxruntime-training-cpu",
+    "ort-nightly-training",
+    "ort-training-nightly",
+    "onnxruntime-gpu",
+    "ort-nightly-gpu",
+    "onnxruntime-azure",
+    "onnxruntime-cann",
+    "onnxruntime-coreml",
+    "onnxruntime-directml",
+    "onnxruntime-migraphx",
+    "onnxruntime-noopenmp",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-rocm",
+    "onnxruntime-silicon",
+    "onnxruntime-tensorrt",
+    "onnxruntime-vitisai",
+    "onnxruntime-webgpu",
+    "ort-nightly-directml",
+    "ort-nightly-qnn",
+    "ort-nightly",
+    "onnxruntime",
+)
+
+_PIP = "python -m pip"
+_FIRST_WITH_NUMPY_2 = (1, 19)
+
+
+@attrs.frozen
+class Distribution:
+    """One installed distribution that provides ``import onnxruntime``."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@attrs.frozen
+class Fault:
+    """A problem of the installation, and the command that repairs it."""
+
+    message: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.message}\nTo repair it: {self.command}"
+
+
+@attrs.frozen(kw_only=True)
+class Runtime:
+    """The onnxruntime of this environment and what it can do.
+
+    ``max_opset`` and ``max_ir`` are the newest that it really loads (found by trying), so every
+    graph that ortflex makes is stamped with at most these.
+
+    Example:
+        >>> runtime = Runtime(distribution="onnxruntime", version="1.31.1", max_opset=26, max_ir=13)
+        >>> runtime.version_info, runtime.has_training_agent
+        ((1, 31, 1), False)
+    """
+
+    distribution: str
+    version: str
+    max_opset: int
+    max_ir: int
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    has_training_session: bool = False
+    has_training_agent: bool = False
+
+    @property
+    def version_info(self) -> tuple[int, ...]:
+        """The version as integers, so that 1.9 sorts before 1.16."""
+        return version_tuple(self.version)
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """Return the release numbers of a version.
+
+    >>> version_tuple("1.20.0.dev20241101+cu118")
+    (1, 20, 0)
+    """
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in release.group().split(".")) if release else ()
+
+
+def find_distributions(path: Sequence[str] | None = None) -> list[Distribution]:
+    """List the distributions that provide ``import onnxruntime``, the most able first.
+
+    Args:
+        path: folders to look in, ``sys.path`` if None.
+    """
+    where = sys.path if path is None else list(path)
+    return [
+        Distribution(name, found.version)
+        for name in KNOWN_DISTRIBUTIONS
+        # The first one found hides the others of the same name, as it does for an import.
+        for found in list(importlib.metadata.distributions(name=name, path=where))[:1]
+    ]
+
+
+def import_location() -> str | None:
+    """Return the folder that ``import onnxruntime`` would take, without importing it.
+
+    An empty folder, which an uninstallation can leave, does not count: Python would import
+    it as a namespace package with nothing in it.
+    """
+    try:
+        spec = importlib.util.find_spec("onnxruntime")
+    except (ImportError, ValueError):  # ValueError: an imported module without a spec
+        return None
+    return None if spec is None else spec.origin
+
+
+def diagnose(
+    found: Sequence[Distribution] | None = None,
+    *,
+    numpy_version: str | None = None,
+    location: Callable[[], str | None] = import_location,
+) -> list[Fault]:
+    """Return what is wrong with the installation, without importing onnxruntime.
+
+    Args:
+        found: the distributions, :func:`find_distributions` if None.
+        numpy_version: the version of numpy, that of this environment if None.
+        location: where the import would come from; asked only if metadata alone decide nothing.
+
+    Example:
+        >>> names = "onnxruntime-gpu", "onnxruntime"
+        >>> [fault] = diagnose([Distribution(name, "1.31.1") for name in names])
+        >>> fault.message.startswith("2 distributions provide the package 'onnxruntime'")
+        True
+    """
+    found = find_distributions() if found is None else found
+    if not found:
+        stray = location()
+        return [_nothing_installed() if stray is None else _no_metadata(stray)]
+    if len(found) > 1:
+        return [_several(found)]
+    runtime = found[0]
+    if location() is None:
+        return [
+            Fault(
+                f"{runtime} is listed as installed, but there is no package 'onnxruntime' to "
+                "import: its files were removed, perhaps by uninstalling another runtime.",
+                _reinstall(runtime),
+            )
+        ]
+    numpy = numpy_version or importlib.metadata.version("numpy")
+    if version_tuple(runtime.version) < _FIRST_WITH_NUMPY_2 and version_tuple(numpy) >= (2,):
+        return [
+            Fault(
+                f"{runtime} was built for numpy 1, and numpy {numpy} is installed: it would "
+                "import and then crash the process at the first run.",
+                f'{_PIP} install "numpy<2"',
+            )
+        ]
+    return []
+
+
+def require_runtime() -> Runtime:
+    """Return the runtime of this environment, checked before onnxruntime is imported.
+
+    The answer is kept for the life of the process; a failure is not, so that a notebook can be
+    repaired without a restart.
+
+    Raises:
+        RuntimeUnavailable: no runtime is installed, two are, or the installed one cannot work;
+            the message has the command that repairs it.
+    """
+    found = find_distributions()
+    if faults := diagnose(found):
+        raise RuntimeUnavailable("\n".join(map(str, faults)))
+    return _probe(found[0])
+
+
+@functools.lru_cache(maxsize=1)
+def _probe(distribution: Distribution) -> Runtime:
+    try:
+        with _hidden("onnxruntime.training"):
+            ort = importlib.import_module("onnxruntime")
+        # Not everything that makes a package useless shows at its import.
+        sessions, providers = ort.InferenceSession, ort.get_available_providers()
+        options = ort.SessionOptions()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        message = f"{distribution} is installed, but importing it fails: {reason}"
+        raise RuntimeUnavailable(str(Fault(message, _reinstall(distribution)))) from error
+    options.log_severity_level = 4  # a refusal is an answer here, not an error to print
+    max_opset, max_ir = _newest_accepted(
+        lambda model: sessions(model, options, providers=["CPUExecutionProvider"])
+    )
+    pybind = importlib.import_module("onnxruntime.capi._pybind_state")
+    return Runtime(
+        distribution=distribution.name,
+        version=distribution.version,
+        max_opset=max_opset,
+        max_ir=max_ir,
+        providers=tuple(providers),
+        has_training_session=_has_training_session(),
+        has_training_agent=all(
+            hasattr(pybind, name) for name in ("TrainingAgent", "OrtModuleGraphBuilder")
+        ),
+    )
+
+
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Make ``module`` impossible to import for a while.
+
+    A training build, when imported, tries ``onnxruntime.training``, which imports torch where
+    there is one: two seconds that nothing here needs.
+    """
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # Python's mark of a module that does not exist
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
+def _has_training_session() -> bool:
+    # Not `onnxruntime.training`, which needs torch.
+    try:
+        module = importlib.import_module("onnxruntime.capi.training.training_session")
+    except ImportError:
+        return False
+    return hasattr(module, "TrainingSession")
+
+
+def _newest_accepted(load: Callable[[bytes], Any]) -> tuple[int, int]:
+    """Return the newest opset and IR version that ``load`` takes without raising."""
+    # onnx costs 60 ms, which the checks above should not pay.
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = functools.partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=[1])
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "probe", [value("x")], [value("y")]
+    )
+
+    def accepts(opset: int, ir: int) -> bool:
+        model = helper.make_model(
+            graph, ir_version=ir, opset_imports=[helper.make_opsetid("", opset)]
+        )
+        try:
+            load(model.SerializeToString())
+        except Exception:  # each release of onnxruntime has its own exceptions for this
+            return False
+        return True
+
+    # Every runtime that ortflex knows loads this pair.
+    opset, ir = 17, 8
+    ir = next((new for new in range(onnx.IR_VERSION, ir, -1) if accepts(opset, new)), ir)
+    newest = onnx.defs.onnx_opset_version()
+    return next((new for new in range(newest, opset, -1) if accepts(new, ir)), opset), ir
+
+
+def _nothing_installed() -> Fault:
+    # The choice of the extra `default` in pyproject.toml.
+    trains = (
+        sys.platform == "linux"
+        and platform.machine() == "x86_64"
+        and sys.version_info[:2] in {(3, 11), (3, 12)}
+    )
+    package = "onnxruntime-training-cpu==1.19.2" if trains else "onnxruntime"
+    return Fault("No onnxruntime is installed in this environment.", f"{_PIP} install {package}")
+
+
+def _no_metadata(location: str) -> Fault:
+    return Fault(
+        f"'onnxruntime' would be imported from {location}, but no installed distribution provides "
+        "it: its version is unknown. Remove or rename that folder, then install a runtime.",
+        _nothing_installed().command,
+    )
+
+
+def _several(found: Sequence[Distribution]) -> Fault:
+    names = " ".join(one.name for one in found)
+    return Fault(
+        f"{len(found)} distributions provide the package 'onnxruntime': "
+        f"{', '.join(map(str, found))}. They overwrite each other's files, so keep one only.",
+        f"{_PIP} uninstall -y {names} && {_PIP} install {found[0].name}=={found[0].version}",
+    )
+
+
+def _reinstall(runtime: Distribution) -> str:
+    return f"{_PIP} install --force-reinstall --no-deps {runtime.name}=={runtime.version}"

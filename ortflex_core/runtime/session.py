@@ -1,0 +1,276 @@
+"""Sessions on programs: made once per structure, shared, with one thread by default.
+
+The cache of programs and sessions is the only process-wide state of ortflex, apart from the list of
+libraries that sessions load. It is bounded and locked, its entries are immutable (weights and
+bindings belong to engines), and a forked child starts with an empty cache, because a session's
+threads do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+import onnx
+
+from ortflex_core.errors import GraphError, MissingKernel, PluginError
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols.kinds import Device
+from ortflex_core.runtime.installation import version_tuple
+from ortflex_core.types import Array
+
+_LIMIT = 128
+# Nodes of a graph from which on onnxruntime's fusions, and its simplifications, are left out: the
+# time they take grows with the square of the nodes (2 s at 6,000, minutes at 40,000).
+_NO_FUSION = 3000
+_NO_BASICS = 6000
+_BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
+"""The name of the node that fails when a loop reaches the bound of ``ortflex_core.model.loop_bounds``."""
+_RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
+_PLACE = re.compile(r"^(/\S+ .*?\) (?=\S)|\S+\.(h|cc|cu):\d+ )")
+_NO_KERNEL = re.compile(
+    r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'"
+)
+_UNREGISTERED = re.compile(r"([\w.:]+)\(-?\d*\) is not a registered function/op")
+_cache: OrderedDict[Hashable, Any] = OrderedDict()
+T = TypeVar("T")
+_lock = threading.Lock()
+_alive: weakref.WeakSet[Any] = weakref.WeakSet()
+_orphans: list[Any] = []
+
+
+def keep_alive(session: Any) -> Any:
+    """Remember a session for the case that the process forks; returns it."""
+    _alive.add(session)
+    return session
+
+
+def _after_fork() -> None:
+    """In a forked child: locks are free again, and sessions of the parent are never destroyed.
+
+    Their threads are not there, and a session that ends waits for its threads.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _orphans.extend(_alive)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+_libraries: dict[str, None] = {}
+
+
+def use_library(path: str | os.PathLike[str]) -> None:
+    """Have every session from now on load a custom-operator library of onnxruntime.
+
+    A library is code: only code can name one, never a model or a recipe. A family of gradient rules
+    does it by ``RULES.kernels(path)``.
+
+    Raises:
+        PluginError: onnxruntime cannot load it.
+    """
+    import onnxruntime
+
+    name = os.fspath(path)
+    if name in _libraries:
+        return
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(name)
+    except Exception as error:  # onnxruntime has its own exception classes, made in C++
+        raise PluginError(
+            f"onnxruntime {onnxruntime.__version__} cannot load the custom-operator library "
+            f"{name!r}: {error_reason(error)}"
+        ) from error
+    with _lock:
+        _libraries[name] = None
+
+
+def session_options(threads: int) -> Any:
+    """Options that all our sessions share: quiet, sequential, ``threads`` inside an operator."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Fatal only: a failure becomes an exception, whose message reports it once.
+    options.log_severity_level = 4
+    # More threads than processors wait for one another: minutes for a step of microseconds.
+    options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
+    options.inter_op_num_threads = 1
+    options.enable_mem_reuse = not _reuses_too_early(onnxruntime.__version__)
+    for library in tuple(_libraries):
+        options.register_custom_ops_library(library)
+    return options
+
+
+@functools.lru_cache(maxsize=1)
+def _reuses_too_early(version: str) -> bool:
+    """Whether values can be written over before their last reader: in training builds of 1.16.
+
+    Met with what a Scan reads, and with the statistics of a BatchNormalization; gradients were
+    wrong without a word.
+    """
+    from onnxruntime.capi import _pybind_state
+
+    return version_tuple(version) < (1, 17) and hasattr(_pybind_state, "TrainingAgent")
+
+
+def get_program(key: Hashable, make: Callable[[], Program]) -> Program:
+    """The program of a key, made or found; two fits of the same structure trace it once."""
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]  # type: ignore[no-any-return]
+    return _remember(key, make())
+
+
+def _remember(key: Hashable, made: T) -> T:
+    with _lock:
+        _cache[key] = made
+        while len(_cache) > _LIMIT:
+            _cache.popitem(last=False)
+    return made
+
+
+def get_session(program: Program, device: Device, threads: int = 1, optimize: bool = True) -> Any:
+    """The session of a program on a device, made or found; ``optimize=False`` runs it as it stands.
+
+    Raises:
+        MissingKernel: the runtime lacks an operator; names it, the node, the opset and ways out.
+        GraphError: onnxruntime refuses the graph; its reason without the C++ trace.
+    """
+    key = (os.getpid(), program.key, device, threads, optimize)
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    import onnxruntime
+
+    options = session_options(threads)
+    levels = onnxruntime.GraphOptimizationLevel
+    if not optimize or program.nodes > _NO_BASICS:
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
+    elif program.nodes > _NO_FUSION:
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+    try:
+        made = open_session(program.model, options, device)
+    except Exception as error:  # onnxruntime has its own exception classes, made in C++
+        if missing := missing_kernel(error, program.proto(), program.name, device):
+            raise MissingKernel(missing) from error
+        raise GraphError(
+            f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {error_reason(error)}"
+        ) from error
+    return _remember(key, made)
+
+
+def open_session(model: bytes, options: Any, device: Device) -> Any:
+    """A session, without onnxruntime's fusions where they make operators it has no kernel for.
+
+    Older versions fuse Gemm and its activation in float64, too, and then lack the kernel.
+
+    Raises:
+        Exception: whatever onnxruntime raises.
+    """
+    import onnxruntime
+
+    providers = device.providers()
+    try:
+        return keep_alive(onnxruntime.InferenceSession(model, options, providers=providers))
+    except Exception as error:  # onnxruntime has its own exception classes, made in C++
+        levels = onnxruntime.GraphOptimizationLevel
+        fused = "com.microsoft" in str(error) and b"com.microsoft" not in model
+        if not fused or options.graph_optimization_level != levels.ORT_ENABLE_ALL:
+            raise
+        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+        return keep_alive(onnxruntime.InferenceSession(model, options, providers=providers))
+
+
+def error_reason(error: BaseException) -> str:
+    """The first line of onnxruntime's message: which node and what, without where in its sources."""
+    if endless := _BOUND_REACHED.search(str(error)):
+        return f"{endless[0]}; it does not end on these data, or needs a larger bound"
+    text = str(error).strip().splitlines()
+    first = text[0] if text else type(error).__name__
+    node = _RUNNING.search(first)
+    for marker in ("Status Message: ", "[ONNXRuntimeError] : "):
+        if marker in first:
+            first = first.rsplit(marker, 1)[1]
+    first = _PLACE.sub("", first)
+    if node:
+        first = f"{node[1]} node {node[2]!r}: {first}"
+    return first[:500]
+
+
+def missing_kernel(
+    error: BaseException, model: onnx.ModelProto, name: str, device: Device
+) -> str | None:
+    """What to do where the runtime lacks an operator; None if that is not what is wrong."""
+    import onnxruntime
+
+    text = str(error)
+    found = _NO_KERNEL.search(text)
+    if found is None:
+        unknown = _UNREGISTERED.search(text)
+        if unknown is None:
+            return None
+        operator, label = unknown[1].rpartition(":")[2], ""
+    else:
+        operator, label = found[1], found[2]
+    graph = model.graph
+    node = next((n for n in graph.node if label and n.name == label), None)
+    node = node or next((n for n in graph.node if n.op_type == operator), None)
+    domain = (node.domain if node is not None else "") or "ai.onnx"
+    opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    where = f"node {node.name!r} of the {name} graph" if node is not None else name
+    types = {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
+    ways = ["use another onnxruntime or device (`ortflex doctor` lists them)"]
+    if onnx.TensorProto.DOUBLE in types:
+        ways.insert(0, "convert the model to float32, which has more kernels than float64")
+    else:
+        ways.append("write the operator with others")
+    if newer := _changed_at(operator, domain, opsets.get(domain, 1)):
+        ways.insert(0, f"export the model with opset <= {newer - 1}, for which there may be one")
+    return (
+        f"onnxruntime {onnxruntime.__version__} has no kernel on {device.name} for the operator "
+        f"{operator} of {domain} opset {opsets.get(domain, '?')}, {where}. Ways out: {', or '.join(ways)}."
+    )
+
+
+def _changed_at(operator: str, domain: str, opset: int) -> int | None:
+    """The opset that last changed an operator of the standard, if it is older than that."""
+    try:
+        schema = onnx.defs.get_schema(operator, opset, "" if domain == "ai.onnx" else domain)
+        onnx.defs.get_schema(operator, schema.since_version - 1, schema.domain)
+    except onnx.defs.SchemaError:
+        return None
+    return int(schema.since_version)
+
+
+def run_once(
+    program: Program,
+    feeds: Mapping[Any, Array],
+    values: Mapping[str, float],
+    device: Device,
+    optimize: bool = True,
+) -> dict[Any, Array]:
+    """Run a program from arrays to arrays, by port or promised name; for what happens once."""
+    arrays = {spec.name: feeds[key] for key, spec in program.takes.items()}
+    results = run_arrays(program, arrays | program.scalars(values), device, optimize)
+    return {key: results[spec.name] for key, spec in program.gives.items()}
+
+
+def run_arrays(
+    program: Program, feeds: dict[str, Array], device: Device, optimize: bool = True
+) -> dict[str, Array]:
+    """Run a program whose every input is an array."""
+    names = [o.name for o in program.outputs]
+    runner = get_session(program, device, optimize=optimize)
+    try:
+        results = runner.run(names, feeds)
+    except Exception as error:  # as above
+        raise GraphError(f"the {program.name} graph failed: {error_reason(error)}") from error
+    return dict(zip(names, results, strict=True))

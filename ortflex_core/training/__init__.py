@@ -1,0 +1,13 @@
+"""The Trainer, its state, the loop, evaluation and checkpointing.
+
+Owns: the only mutable state of the core.
+
+May import: checkpoints and the packages before it.
+
+Add here: what happens between steps (:mod:`~ortflex_core.training.loop`), what a Trainer can be asked
+(:mod:`~ortflex_core.training.trainer`).
+"""
+
+from ortflex_core.training.progress_bar import epoch_summary
+
+__all__ = ["epoch_summary"]

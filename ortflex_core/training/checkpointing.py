@@ -1,0 +1,305 @@
+"""Between a Trainer and its checkpoints: what is written down, and how a Trainer comes out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from ortflex_core.checkpoints import checkpoint
+from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
+from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
+from ortflex_core.registry import Plugins
+from ortflex_core.training import differences, fingerprint
+from ortflex_core.training.fingerprint import Identity
+from ortflex_core.types import Array, Position, Progress
+
+if TYPE_CHECKING:
+    from ortflex_core.data.batches import Source
+    from ortflex_core.training.trainer import Trainer
+
+T = TypeVar("T", bound="Trainer")
+_log = logging.getLogger("ortflex")
+_TRIES = 10
+
+
+@attrs.define
+class Standing:
+    """Where a Trainer stands between two calls.
+
+    ``position`` is that of an unfinished training that the next fit goes on with; ``last`` that of a
+    fit that was interrupted here, which only its checkpoints go on with, for the next fit begins anew.
+    ``slots`` and ``buffers`` wait for an engine, ``written`` is the checkpoint with this model that was
+    written or read last, ``identity`` is what all of them say, and ``size`` and ``epoch`` are what the
+    engine is built for. Without ``strict`` that training goes on with other data, too.
+    """
+
+    fits: int = 0
+    manual: Progress = attrs.field(factory=Progress)
+    position: Position | None = None
+    last: Position | None = None
+    slots: Mapping[str, Array] = attrs.field(factory=dict)
+    buffers: Mapping[str, Array] = attrs.field(factory=dict)
+    written: Written | None = None
+    size: Size | None = None
+    epoch: int = 0
+    identity: Identity | None = None
+    strict: bool = True
+
+    def built(self, size: Size, taken: Iterable[str]) -> None:
+        """There is an engine now, and the slots it takes are in there."""
+        left = set(self.slots) - set(taken)
+        self.size, self.slots, self.buffers = size, {n: self.slots[n] for n in left}, {}
+
+
+def save(trainer: Trainer, folder: Path) -> Path:
+    """Write a checkpoint of a Trainer (see :meth:`ortflex_core.Trainer.save`)."""
+    live, standing = trainer.live, trainer.live.standing
+    position = standing.position or standing.last
+    if trainer.loop is not None:
+        position = trainer.loop.position()
+    now = standing.manual if trainer.loop is None else trainer.loop.progress
+    identity = standing.identity = standing.identity or Identity.of(trainer)
+    saved = Saved()
+    tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
+    if tell is not None:
+        tell(progress=now, saved=saved)
+    record = Record(
+        format=checkpoint.FORMAT,
+        structure=identity.structure,
+        arguments=identity.arguments,
+        unnamed=identity.unnamed,
+        versions=identity.versions | fingerprint.of_backends(trainer, live.backend),
+        runtime=str(trainer.runtime),
+        backend=live.backend,
+        size=standing.size,
+        fits=standing.fits,
+        manual=now if position is None else attrs.evolve(now, history=()),
+        position=position,
+        frozen=identity.frozen,
+    )
+    parts = {
+        "parameter": live.state(),
+        "slot": live.slots(),
+        "buffer": live.buffers(),
+    }
+    standing.written = checkpoint.write(
+        folder,
+        record,
+        parts,
+        saved,
+        lambda path: trainer.model.export({}, path),
+        before=standing.written,
+    )
+    return folder
+
+
+def resume(
+    cls: type[T], folder: Path, plugins: Plugins | None, strict: bool, changes: Mapping[str, Any]
+) -> T:
+    """A Trainer out of a checkpoint (see :meth:`ortflex_core.Trainer.resume`)."""
+    for _ in range(_TRIES):
+        found = checkpoint.read(folder)
+        try:
+            return _resumed(cls, found, plugins, strict, changes)
+        except OrtflexError:
+            # Another process may have put another checkpoint there since it was read.
+            if checkpoint.is_there(found):
+                raise
+    raise CheckpointError(f"{str(folder)!r} is replaced so often that it cannot be read")
+
+
+def _resumed(
+    cls: type[T],
+    found: Checkpoint,
+    plugins: Plugins | None,
+    strict: bool,
+    changes: Mapping[str, Any],
+) -> T:
+    folder = found.folder
+    missing = [name for name in found.record.unnamed if name not in changes and name != "callbacks"]
+    if missing:
+        raise CheckpointError(
+            f"the training of {str(folder)!r} used objects that no file can name; pass them again: "
+            f"Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
+        )
+    arguments = {**found.record.arguments, **changes}
+    model = arguments.pop("model", found.model)
+    trainer = None
+    with contextlib.suppress(ModelError):
+        trainer = _made(cls, found, model, plugins, arguments)
+    trained = list(found.part("parameter"))
+    if trainer is None or (trained and "params" not in changes and not _trains(trainer, trained)):
+        # What is trained by default may change from one version to the next.
+        params = {"params": trained} if trained and "params" not in changes else {}
+        trainer = _made(cls, found, model, plugins, {**arguments, **params})
+    _take(trainer, found, strict, chosen=changes)
+    return trainer
+
+
+def _made(
+    cls: type[T], found: Checkpoint, model: Any, plugins: Plugins | None, arguments: Any
+) -> T:
+    try:
+        return cls(model, plugins=plugins, **arguments)
+    except TypeError as error:
+        text = f"the checkpoint {str(found.folder)!r} is broken: {error}"
+        raise CheckpointError(text) from error
+
+
+def _trains(trainer: Trainer, names: Iterable[str]) -> bool:
+    return set(trainer.setup.problem.parameters) == set(names)
+
+
+def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
+    """Bring a Trainer where a checkpoint stands."""
+    _take(trainer, checkpoint.read(folder), strict)
+
+
+def _take(
+    trainer: Trainer, found: Checkpoint, strict: bool, chosen: Collection[str] | None = None
+) -> None:
+    """Take a checkpoint's state over; ``chosen`` are arguments that were changed on purpose."""
+    record, label = found.record, str(found.folder)
+    identity = trainer.live.standing.identity or Identity.of(trainer)
+    frozen = _compare(trainer, found, identity, strict, chosen)
+    state = found.part("parameter")
+    whole = trainer.setup.problem
+    wanted = whole.parameters
+    if set(state) != set(wanted):
+        raise CheckpointError(
+            f"the checkpoint {label!r} trains {', '.join(sorted(state)) or 'nothing'}, "
+            f"here it is {', '.join(sorted(wanted))}; use the same params"
+        )
+    slots = found.part("slot")
+    position = record.position
+    further = chosen is not None and "epochs" in chosen
+    if position is not None and (further or trainer.epochs > (position.progress.epochs or 0)):
+        position = attrs.evolve(position, stopped=False)
+    most = {f"{s}/{p}" for s, p in whole.slots} | {g.own_step for g in whole.updating.groups}
+    # At an epoch's end nothing of what is trained from the next one on has state yet.
+    epoch = 0 if position is None else position.progress.epoch - (position.steps == 0)
+    least = {f"{s}/{p}" for s, p in whole.phase(max(epoch, 0)).slots}
+    if slots and not least <= set(slots) - {"step"} <= most:
+        raise CheckpointError(
+            f"the checkpoint {label!r} was written with another optimizer: its state is "
+            f"{', '.join(sorted(slots)[:4])}, …; use the same optimizer"
+        )
+    live = trainer.live
+    live.forget()
+    before, standing = live.state(), live.standing
+    try:
+        live.replace(state)
+        live.standing = Standing(
+            fits=record.fits,
+            manual=record.manual
+            if position is None
+            else attrs.evolve(record.manual, history=position.records),
+            position=position,
+            slots=slots,
+            buffers=found.part("buffer"),
+            written=None if frozen or record.frozen is None else found.written,
+            size=record.size,
+            epoch=record.manual.epoch,
+            identity=identity,
+            strict=strict,
+        )
+        tell = trainer.hooks.callables(trainer).get("checkpoint_loading")
+        if tell is not None:
+            tell(saved=found.saved())
+    except BaseException as error:
+        live.replace(before)
+        live.standing = standing
+        if isinstance(error, DataError):
+            raise CheckpointError(f"the checkpoint {label!r} is broken: {error}") from error
+        raise
+    if record.runtime != str(trainer.runtime):
+        _log.warning(
+            "the checkpoint %r was written with %s, this is %s: the weights will be the same to "
+            "rounding, not to the last bit",
+            label,
+            record.runtime,
+            trainer.runtime,
+        )
+
+
+def _compare(
+    trainer: Trainer,
+    found: Checkpoint,
+    identity: Identity,
+    strict: bool,
+    chosen: Collection[str] | None,
+) -> list[str]:
+    """Refuse another model, other plugins and other arguments; the frozen weights that differ.
+
+    Raises:
+        CheckpointError: what differs, unless it may without ``strict``.
+    """
+    record, label = found.record, str(found.folder)
+    if record.structure != identity.structure:
+        raise CheckpointError(
+            f"the checkpoint {label!r} belongs to another model: the structure there "
+            f"is {record.structure[:12]}…, here it is {identity.structure[:12]}…. "
+            "Trainer.resume(folder) takes the model that is in the checkpoint"
+        )
+    differ = []
+    here = identity.versions | fingerprint.of_backends(trainer)
+    if other := differences.versions(record, here):
+        differ.append(f"with other plugins: {'; '.join(other)}. Install those")
+    changed = differences.arguments(record, trainer, identity)
+    if chosen is not None and changed:
+        # All others are those of the checkpoint.
+        _log.info("the training goes on with other arguments: %s", "; ".join(changed.values()))
+    elif changed:
+        differ.append(
+            f"by a training with other arguments: {'; '.join(changed.values())}. Put them back, or "
+            "use Trainer.resume(folder), which takes them from the checkpoint"
+        )
+    frozen = differences.frozen(record, identity, found.part("buffer"))
+    if frozen:
+        more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
+        differ.append(
+            f"with other values of weights that are not trained: {', '.join(frozen[:3])}{more}. Use "
+            "that model; Trainer.resume(folder) takes it from the checkpoint"
+        )
+    for difference in differ:
+        text = f"the checkpoint {label!r} was written {difference}"
+        if strict:
+            raise CheckpointError(
+                f"{text}, or continue anyway with strict=False. For its weights alone use "
+                "set_state(Trainer.resume(folder).get_state())"
+            )
+        _log.warning("%s", text)
+    return frozen
+
+
+def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -> None:
+    """Have a source go on where a training was; other data are refused.
+
+    Raises:
+        DataError: other numbers of rows or steps than the training had that was interrupted, what
+            the source says is other, or, with ``strict``, other values.
+    """
+    was = start.progress
+    given = now.rows_per_epoch, now.steps_per_epoch
+    if (was.rows_per_epoch, was.steps_per_epoch) != given:
+        raise DataError(
+            f"the training to go on with had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
+            f"steps an epoch, these data give {given[0]} and {given[1]}; give the same data and "
+            "batch_size"
+        )
+    if start.data is None:
+        return
+    source.go_on(start.data)
+    if differ := differences.data(start.data, source.place()):
+        text = f"the training to go on with had other data: {'; '.join(differ)}"
+        if strict:
+            raise DataError(
+                f"{text}. Give the same data, or continue with these anyway: "
+                "Trainer.resume(folder, strict=False)"
+            )
+        _log.warning("%s", text)

@@ -1,0 +1,159 @@
+"""How a Trainer differs from the one that wrote a checkpoint, as far as the training would.
+
+Every argument of the Trainer is compared but those in :data:`FREE`. Arguments are compared as they are
+spelled out; two spellings of the same thing are then compared by what they stand for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ortflex_core.checkpoints.record import Record
+from ortflex_core.entries import OURS
+from ortflex_core.errors import OrtflexError, printable
+from ortflex_core.training import fingerprint
+from ortflex_core.training.fingerprint import Identity
+from ortflex_core.training.setup import Setup
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
+
+FREE: Mapping[str, str] = {
+    "params": "the trained tensors themselves are compared",
+    "epochs": "a training may go on longer",
+    "backend": "every backend computes the same, to rounding",
+    "device": "every device computes the same, to rounding",
+    "threads": "they decide how quick a step is",
+    "metrics": "they are looked at, and not trained on",
+    "callbacks": "they keep their own state",
+    "reinitialize": "the weights come from the checkpoint",
+    "check_finite": "it refuses data, and changes none",
+    "progress": "it is shown",
+}
+"""Arguments that may differ, and why that changes nothing in the training."""
+
+GO_ON = ("0.1.0",)
+"""Versions of ortflex whose checkpoints go on here to the same bits (tests/core/test_saved_by_0_1_0.py)."""
+
+_NOTHING = object()
+_SHOWN = 160
+
+
+def arguments(
+    record: Record, trainer: Trainer, identity: Identity, but: Collection[str] = ()
+) -> dict[str, str]:
+    """What of the arguments differs, one text an argument: ``learning_rate: was 0.1, is 0.5``.
+
+    ``but`` are arguments that are not compared.
+    """
+    names = dict.fromkeys([*record.arguments, *record.unnamed, *identity.arguments])
+    out: dict[str, str] = {}
+    for name in names:
+        if name in FREE or name in but:
+            continue
+        unnamed = name in record.unnamed, name in identity.unnamed
+        if all(unnamed):
+            continue
+        old = record.arguments.get(name, _NOTHING)
+        if old is _NOTHING and not unnamed[0]:
+            old = _default(trainer, name)
+        new = identity.arguments.get(name, _NOTHING)
+        if not any(unnamed) and _same(trainer, name, old, new):
+            continue
+        out[name] = "; ".join(_changes(name, old, new))
+    return out
+
+
+def frozen(record: Record, identity: Identity, buffers: Collection[str]) -> list[str]:
+    """The initializers that are neither trained nor in ``buffers`` and have other values."""
+    if record.frozen is None:  # a checkpoint of format 1
+        return []
+    names = dict.fromkeys([*record.frozen, *identity.frozen])
+    return [n for n in names if n not in buffers and record.frozen.get(n) != identity.frozen.get(n)]
+
+
+def versions(record: Record, here: Mapping[str, str]) -> list[str]:
+    """The distributions whose plugins took part and that are now of another version, or not used.
+
+    ortflex itself may be newer than the checkpoint, if it is of one of the versions :data:`GO_ON`.
+    """
+    return [
+        f"{name} was {old}, " + (f"is {here[name]}" if name in here else "is not used")
+        for name, old in record.versions.items()
+        if here.get(name) != old and not (name == OURS and old in GO_ON)
+    ]
+
+
+def data(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """What differs of two sources' columns, where both have said what they are."""
+    old, new = (was or {}).get("columns"), now.get("columns")
+    if not old or not new:
+        return []
+    out = [f"there is no {name!r} now" for name in old if name not in new]
+    out += [f"there was no {name!r}" for name in new if name not in old]
+    for name in (n for n in old if n in new):
+        before, after = (f"{c['dtype']}{list(c['shape'])}" for c in (old[name], new[name]))
+        if before != after:
+            out.append(f"{name!r} was {before}, is {after}")
+        elif old[name]["digest"] != new[name]["digest"]:
+            out.append(f"{name!r} has other values, or its rows come in another order")
+    return out
+
+
+def _default(trainer: Trainer, name: str) -> Any:
+    """What an argument is that the version which wrote the checkpoint did not have."""
+    parameter = inspect.signature(type(trainer)).parameters.get(name)
+    if parameter is None or parameter.default is inspect.Parameter.empty:
+        return _NOTHING
+    return fingerprint.argument(trainer, name, parameter.default)
+
+
+def _same(trainer: Trainer, name: str, old: Any, new: Any) -> bool:
+    if old == new and type(old) is type(new):
+        return True
+    if old is _NOTHING or new is _NOTHING or name not in _MEANINGS:
+        return False
+    meaning = _MEANINGS[name]
+    given = {**trainer.arguments, "callbacks": (), "progress": False, name: old}
+    try:
+        twin = type(trainer)(trainer.model, plugins=trainer.plugins, **given)
+    except (OrtflexError, TypeError, ValueError):
+        return False
+    return bool(meaning(twin.setup) == meaning(trainer.setup))
+
+
+# What arguments with several spellings stand for.
+_MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
+    "loss": lambda setup: setup.requests,
+    "penalty": lambda setup: setup.problem.penalties,
+    "optimizer": lambda setup: setup.optimizer,
+    "learning_rate": lambda setup: setup.learning_rate,
+    "schedule": lambda setup: setup.schedule,
+    "groups": lambda setup: (setup.problem.updating.groups, setup.problem.penalties),
+    "constraint": lambda setup: setup.problem.updating.constraints,
+    "averaging": lambda setup: setup.problem.updating.average,
+}
+
+
+def _changes(name: str, old: Any, new: Any) -> Iterator[str]:
+    """What differs; of two tables of one component, the parameters that do."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
+        for key in dict.fromkeys([*old, *new]):
+            before, after = old.get(key, _NOTHING), new.get(key, _NOTHING)
+            if before != after:
+                yield from _changes(f"{name}.{key}", before, after)
+        return
+    yield f"{name}: was {_shown(old, new)}, is {_shown(new, old)}"
+
+
+def _shown(value: Any, other: Any) -> str:
+    if value is _NOTHING:
+        return "not given" if not isinstance(other, str) else "an object that no file can name"
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        mine = value["name"]
+        if not isinstance(other, Mapping) or other.get("name") != mine:
+            value = mine
+    text = repr(value)
+    return printable(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…", lines=False)

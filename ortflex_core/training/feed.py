@@ -1,0 +1,215 @@
+"""What a Trainer is fed: arrays, data that are read in pieces, batches that somebody else makes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import attrs
+
+from ortflex_core.checkpoints.checkpoint import Size
+from ortflex_core.component import expected_count, is_count
+from ortflex_core.data.batches import ArrayBatches, Batch, Lasting, Source
+from ortflex_core.data.columns import Columns, split
+from ortflex_core.data.iterables import Batches, IterableBatches
+from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if_small, rows_of
+from ortflex_core.engines.scores import chunk_size, slices
+from ortflex_core.errors import DataError
+from ortflex_core.model.model import Model
+from ortflex_core.protocols.kinds import DataSource
+from ortflex_core.training.preparation import Preparation, gives_batches, load
+
+_log = logging.getLogger("ortflex")
+
+Convert = Callable[[Any, Any, Any], Columns]
+"""Sorts X, y and sample weights into columns and encodes the labels."""
+
+
+@attrs.frozen
+class Feed:
+    """Data of any kind, before they are made ready for a problem.
+
+    ``first`` are the rows that tell what kinds of labels and weights there are.
+    """
+
+    given: Columns | Pieces | IterableBatches
+    first: Columns
+    size: Size
+    convert: Convert
+
+    @classmethod
+    def of(
+        cls,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        convert: Convert,
+        *,
+        batch_size: int,
+        limit: int | None = None,
+        labelled: bool = True,
+    ) -> Feed:
+        """Open what a user gave.
+
+        ``limit`` is the batches an epoch of an endless iterable; without ``labelled``, an iterable may
+        give X alone.
+
+        Raises:
+            DataError: it is empty, cannot be read, or has other columns than the model and the losses.
+        """
+        if limit is not None and not is_count(limit):
+            raise DataError(f"steps_per_epoch: {expected_count(limit)}")
+        if isinstance(X, DataSource):
+            X = load(X)
+        if isinstance(X, Pieces):
+            X = read_if_small(X)
+        if limit is not None and not gives_batches(X, y):
+            raise DataError(
+                f"steps_per_epoch is the length of an epoch of an endless iterable, but these data end "
+                f"by themselves; leave it out (got {limit!r})"
+            )
+        if isinstance(X, Pieces):
+            rows = min(batch_size, rows_of(X))
+            first = convert(head(X, rows), None, None)
+            return cls(X, first, Size(rows=rows, epoch_steps=rows_of(X) // rows), convert)
+        # Of a list nobody knows whether it is meant for rows or for batches.
+        if gives_batches(X, y) and (labelled or not isinstance(X, Sequence)):
+            own = X if isinstance(X, Batches) else Batches(X, prefetch=0)
+            given = IterableBatches(own, convert, limit, batch_size, labelled)
+            buffered = Size(rows=batch_size, epoch_steps=limit)
+            size = buffered if own.buffer else Size(rows=given.first.rows, epoch_steps=1)
+            return cls(given, given.first, size, convert)
+        return cls.of_columns(convert(X, y, sample_weight), batch_size)
+
+    @classmethod
+    def of_columns(cls, columns: Columns, batch_size: int) -> Feed:
+        """Columns whose names and labels are right already."""
+        rows = min(batch_size, columns.rows)
+        size = Size(rows=rows, epoch_steps=columns.rows // rows)
+        return cls(columns, columns, size, lambda X, y, weight: X)
+
+    def some(self, rows: int) -> Columns:
+        """All rows of arrays, the first ones of data that are read in pieces."""
+        if isinstance(self.given, Pieces):
+            return self._convert_columns(head(self.given, rows))
+        return self.first
+
+    def split(self, fraction: float, seed: int) -> tuple[Feed, Feed]:
+        """Rows to train on, and rows held out.
+
+        Raises:
+            DataError: the data are not all in memory, or one of the two would be empty.
+        """
+        if not isinstance(self.given, Columns):
+            iterable = isinstance(self.given, IterableBatches)
+            what = "an iterable" if iterable else "data that do not fit into the shuffle buffer"
+            raise DataError(
+                f"{what} cannot be split; give validation_data=(X, y) or a source of its own"
+            )
+        train, held = split(self.given, fraction, seed)
+        rows = self.size.rows
+        return Feed.of_columns(train, rows), Feed.of_columns(held, rows)
+
+    def source(self, preparing: Preparation, batch_size: int) -> Source:
+        """Batches to train on.
+
+        Raises:
+            DataError: the data do not fit the problem, or the batches a fixed batch dimension.
+        """
+        given = self.given
+        source: Source
+        if isinstance(given, IterableBatches):
+            given.use(_making(preparing))
+            source = given
+        elif isinstance(given, Pieces):
+            source = PieceBatches(given, _making(preparing, self._convert_columns), batch_size)
+        else:
+            prepared = preparing.columns(given)
+            denominators = preparing.denominators(prepared)
+            source = ArrayBatches(Lasting(prepared), denominators, batch_size)
+        _check_sizes(source, preparing.problem.model, batch_size)
+        return source
+
+    def labelled(self, preparing: Preparation) -> Callable[[], Iterable[Batch]]:
+        """Consecutive batches with their labels, to evaluate; again with every call."""
+        given = self.given
+        if isinstance(given, Columns):
+            size = chunk_size(preparing.problem, given.rows)
+            prepared = preparing.columns(given)
+            batches = slices(prepared, given.rows, size, preparing.denominators(prepared))
+            return lambda: batches
+        return partial(self._consecutive, _making(preparing, self._convert_columns), preparing)
+
+    def inputs(self, preparing: Preparation) -> Iterator[Batch]:
+        """Consecutive batches without labels, to predict from."""
+        given = self.given
+        if isinstance(given, Columns):
+            size = chunk_size(preparing.problem, given.rows)
+            return iter(slices(preparing.inputs(given), given.rows, size, []))
+        making = Making(prepare=preparing.inputs, denominators=lambda columns: [])
+        if isinstance(given, Pieces):
+            making = attrs.evolve(making, convert=self._convert_columns)
+        return self._consecutive(making, preparing)
+
+    def _consecutive(self, making: Making, preparing: Preparation) -> Iterator[Batch]:
+        source: Source
+        if isinstance(self.given, Pieces):
+            size = chunk_size(preparing.problem, rows_of(self.given))
+            source = PieceBatches(self.given, making, size)
+        else:
+            assert isinstance(self.given, IterableBatches)
+            self.given.use(making)
+            source = self.given
+        with closing(source.epoch(None)) as groups:  # type: ignore[type-var]  # a generator
+            for group in groups:
+                yield from group
+
+    def _convert_columns(self, columns: Columns) -> Columns:
+        return self.convert(columns, None, None)
+
+
+def _making(
+    preparing: Preparation, convert: Callable[[Columns], Columns] = lambda columns: columns
+) -> Making:
+    return Making(prepare=preparing.columns, denominators=preparing.denominators, convert=convert)
+
+
+def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
+    rows = source.rows
+    if rows is None:
+        return
+    size = min(batch_size, rows)
+    if size < batch_size:
+        _log.info("batch_size %d is reduced to the %d rows there are", batch_size, rows)
+    for spec in model.inputs:
+        fixed = spec.shape[0] if spec.shape else None
+        if isinstance(fixed, int) and (size != fixed or rows % size):
+            raise DataError(
+                f"the input {spec} has a fixed batch dimension, but there would be batches of "
+                f"{size} of {rows} rows; use batch_size={fixed} and a multiple of it as rows, "
+                "free_batch=True, or export the model with a dynamic batch dimension"
+            )
+
+
+def held_out(given: Any) -> tuple[Any, Any, Any]:
+    """What ``validation_data`` is as X, y and sample_weight.
+
+    Raises:
+        DataError: it is none of the forms there are.
+    """
+    if isinstance(given, tuple | list) and len(given) in (2, 3) and not _batch_list(given):
+        return given[0], given[1], given[2] if len(given) == 3 else None
+    if isinstance(given, DataSource | Columns | Pieces) or gives_batches(given, None):
+        return given, None, None
+    raise DataError(
+        "validation_data: expected (X, y), (X, y, sample_weight), a data source, an iterable of "
+        f"batches or a fraction, got {type(given).__name__}"
+    )
+
+
+def _batch_list(given: Sequence[Any]) -> bool:
+    """Whether this is a list of batches rather than one."""
+    return isinstance(given, list) and all(isinstance(g, tuple) and len(g) in (2, 3) for g in given)

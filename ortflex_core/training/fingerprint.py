@@ -1,0 +1,141 @@
+"""What a Trainer is, written down: its model, its arguments, its plugins, its frozen weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import Component
+from ortflex_core.config.parts import Parts, to_plain
+from ortflex_core.data import digests
+from ortflex_core.errors import LONG, CheckpointError, OrtflexError, short_repr
+from ortflex_core.model import onnx_file
+from ortflex_core.registry import Entry, Plugins
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
+
+
+@attrs.frozen(kw_only=True)
+class Identity:
+    """What every checkpoint of a Trainer says alike: made once.
+
+    ``versions`` are of the distributions whose plugins take part, backends aside; ``frozen`` has a
+    digest of every initializer that is not trained.
+    """
+
+    structure: str
+    arguments: dict[str, Any]
+    unnamed: tuple[str, ...]
+    versions: dict[str, str]
+    frozen: dict[str, str]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Identity:
+        """Model, arguments and plugins of a Trainer."""
+        arguments, unnamed = _arguments(trainer)
+        return cls(
+            structure=onnx_file.structure(trainer.model.proto),
+            arguments=arguments,
+            unnamed=tuple(unnamed),
+            versions={entry.distribution: entry.version for entry in _entries(trainer)},
+            frozen=digests.of_frozen(trainer.model, trainer.setup.problem.parameters),
+        )
+
+
+def argument(trainer: Trainer, name: str, value: Any) -> Any:
+    """The value of an argument as JSON, components as tables with every parameter.
+
+    Raises:
+        OrtflexError, TypeError: there are objects in it that no file can name.
+    """
+    return _json(to_plain(Parts(trainer.plugins).spell_out(name, value)))
+
+
+def of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
+    """The distributions of the backend of that name, or of all that may be used, with their versions."""
+    registry = trainer.plugins["backends"]
+    found = [registry.entry_of(b) for b in trainer.setup.backends if only in ("", b.name)]
+    return {entry.distribution: entry.version for entry in found if entry is not None}
+
+
+def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
+    """The Trainer's arguments as JSON, and the names of those that no file can hold.
+
+    Raises:
+        CheckpointError: a number has more digits than JSON is read with.
+    """
+    out: dict[str, Any] = {}
+    unnamed: list[str] = []
+    for name, value in trainer.arguments.items():
+        try:
+            if name == "callbacks":
+                named = [v for v in value if _nameable(v, trainer.plugins)]
+                if len(named) < len(value):
+                    unnamed.append(name)
+                value = named
+            out[name] = argument(trainer, name, value)
+        except (OrtflexError, TypeError):
+            unnamed.append(name)
+        except OverflowError as error:
+            raise CheckpointError(
+                f"{name} has {error}, which no checkpoint can hold; give a smaller one"
+            ) from error
+    return out, unnamed
+
+
+def _nameable(callback: Any, plugins: Plugins) -> bool:
+    return isinstance(callback, str | Mapping) or bool(plugins["callbacks"].name_of(callback))
+
+
+def _json(value: Any) -> Any:
+    """Plain JSON types.
+
+    Raises:
+        TypeError: something that JSON has no word for.
+        OverflowError: a number that has more digits than Python reads.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_json(v) for v in value]
+    if isinstance(value, int) and abs(value) >= LONG:
+        raise OverflowError(short_repr(value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{short_repr(value)} is not JSON")
+
+
+def _with_parts(component: Component) -> Iterator[Component]:
+    """A component, and those inside it."""
+    yield component
+    for field in attrs.fields(type(component)):
+        value = getattr(component, field.name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Component):
+                yield from _with_parts(part)
+
+
+def _entries(trainer: Trainer) -> Iterator[Entry]:
+    plugins, setup = trainer.plugins, trainer.setup
+    updating = setup.problem.updating
+    parts: list[tuple[str, Any]] = [
+        ("optimizers", setup.optimizer),
+        *(("optimizers", group.optimizer) for group in updating.groups),
+        *(("constraints", term.constraint) for term in updating.constraints),
+        *(("averages", average) for average in (updating.average,) if average is not None),
+        *(("schedules", schedule) for schedule in _with_parts(setup.schedule)),
+        ("devices", setup.device),
+        *(("losses", loss) for r in setup.requests for loss in _with_parts(r.loss)),
+        *(("penalties", term.penalty) for term in setup.problem.penalties),
+    ]
+    for kind, component in parts:
+        entry = plugins[kind].entry_of(component)
+        if entry is not None:
+            yield entry
+    yield from plugins["gradients"]

@@ -1,0 +1,153 @@
+"""Between a Trainer and its loop: what a training is told, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.checkpoints.checkpoint import Size
+from ortflex_core.data.batches import Source
+from ortflex_core.data.items import item_of
+from ortflex_core.engines import failures
+from ortflex_core.errors import GraphError
+from ortflex_core.graph.ops import FLOATS
+from ortflex_core.protocols import calls
+from ortflex_core.training.checkpointing import go_on
+from ortflex_core.training.loop import Loop, Plan, beginning
+from ortflex_core.types import Array, History
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
+
+_log = logging.getLogger("ortflex")
+_STILL_THERE = (
+    "The training is still in memory: trainer.save(another_folder) keeps it, and Trainer.resume goes on "
+    "from there; trainer.export(another_path) writes the weights; trainer.history_ has the epochs."
+)
+
+
+def train(
+    trainer: Trainer, source: Source, validate: Callable[[], Mapping[str, float]] | None
+) -> History:
+    """Train on a source, or go on with the training that was resumed."""
+    live, standing = trainer.live, trainer.live.standing
+    accumulate = live.problem.updating.accumulate
+    start, standing.position, standing.last = standing.position, None, None
+    if start is not None:
+        now = beginning(source, accumulate, trainer.epochs)
+        go_on(start, now, source, standing.strict)
+    if trainer.setup.metrics and validate is None:
+        _log.warning(
+            "metrics (%s) are computed on validation data, and there are none: give validation_data, "
+            "or validation = 0.2 in a recipe, to hold a fifth of the rows out",
+            ", ".join(metric.name for metric in trainer.setup.metrics),
+        )
+    if not standing.fits and (shared := trainer.setup.shared()):
+        _log.warning(
+            "several nodes read one parameter, which trains as one: %s. That is meant where weights are "
+            "tied; but exporters also merge weights of equal values. `ortflex check` lists them all; "
+            "docs/howto/choose-what-is-trained.md says how to export them apart",
+            shared,
+        )
+    plan = Plan(
+        engine=trainer.engine,
+        source=source,
+        schedule=live.bound(trainer.schedule),
+        base_rate=trainer.learning_rate,
+        epochs=trainer.epochs,
+        hooks=trainer.hooks.callables(trainer),
+        validate=validate,
+        shuffle=trainer.shuffle,
+        seed=(trainer.seed, standing.fits) if start is None else start.seed,
+        progress=trainer.progress,
+        accumulate=accumulate,
+        enter=live.enter if trainer.setup.problem.phase(0) is not trainer.setup.problem else None,
+        start=start,
+        broken=partial(_broken, trainer),
+    )
+    standing.fits += start is None
+    trainer.loop = loop = Loop(plan)
+    try:
+        history = loop.run()
+        if start is None and (risen := _risen(loop.begun, history)):
+            _log.warning(
+                "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
+                *risen,
+                trainer.learning_rate,
+            )
+        standing.last = loop.position() if loop.left_alone else None
+        if not (loop.ended or loop.left_alone):
+            _log.info(
+                "a callback put other weights back than those where the training was interrupted; "
+                "only checkpoints that were written before it go on from there"
+            )
+    except GraphError as error:
+        batch = source.sample()
+        raise failures.explained(error, live.problem, trainer.engine, batch) from error
+    except OSError as error:  # of a hook that writes: the disk is full, a folder is gone
+        standing.last = loop.position() if loop.left_alone and loop.settled else None
+        if loop.progress.step:
+            error.add_note(_STILL_THERE)
+        raise
+    finally:
+        standing.manual, trainer.loop = loop.progress, None
+        trainer.history_ = loop.history()
+    return history
+
+
+def _broken(trainer: Trainer) -> str:
+    """Which weight is not finite, of those that are trained and then of the constants.
+
+    Constants may be infinite where something is masked, but not NaN.
+    """
+    problem = trainer.live.problem
+    for name, array in trainer.engine.state().items():
+        if text := _not_numbers(array, np.isfinite(array)):
+            return f"the weight {name!r} {text}"
+    for name, spec in problem.model.initializers.items():
+        if name in problem.parameters or spec.dtype not in FLOATS:
+            continue
+        array = problem.model.initializer(name)
+        if text := _not_numbers(array, ~np.isnan(array)):
+            return f"the weight {name!r}, which is not trained, {text}"
+    return ""
+
+
+def _not_numbers(array: Array, good: Array) -> str:
+    count = int(good.size - np.count_nonzero(good))
+    kind = "NaN" if np.isnan(array).any() else "infinities"
+    return f"has {kind} ({count} of {good.size} values)" if count else ""
+
+
+def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
+    """From where to where the loss rose: ten times that of the first batch, or half of an epoch's.
+
+    Losses that are negative have no such proportion.
+    """
+    losses = history.losses
+    if not losses or begun is None or min(begun, losses[0]) <= 0:
+        return None
+    if losses[-1] > 10 * begun:
+        return begun, losses[-1]
+    return (losses[0], losses[-1]) if losses[-1] > 1.5 * losses[0] else None
+
+
+def step(trainer: Trainer, batch: Any) -> float:
+    """Train one step on one batch (see :meth:`ortflex_core.Trainer.step`)."""
+    X, y, weight = item_of(batch, 0)
+    live, columns = trainer.live, trainer.setup.open(X, y, weight)
+    prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
+    now = live.standing.manual
+    rate = calls.rate(live.bound(trainer.schedule), trainer.learning_rate, now)
+    try:
+        [(loss, penalty)] = trainer.engine.run([prepared], [rate]).read()
+    except GraphError as error:
+        raise failures.explained(error, live.problem, trainer.engine, prepared) from error
+    moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
+    live.standing.manual, live.standing.last = moved, None
+    return loss + penalty

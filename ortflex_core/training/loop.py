@@ -1,0 +1,430 @@
+"""The training loop: epochs, batches, rates, hooks; what is watched and when to stop.
+
+Nothing is done per step that can be done once: hooks nobody implements are resolved away, a rate
+that counts by epochs is computed once an epoch, losses are handles that are read in blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.data.batches import Batch, Source, whole_steps
+from ortflex_core.engines.last_good import Good
+from ortflex_core.errors import TrainingDiverged
+from ortflex_core.protocols import calls
+from ortflex_core.protocols.kinds import Engine, Losses, Schedule
+from ortflex_core.training.interrupts import Interrupts
+from ortflex_core.training.progress_bar import Display
+from ortflex_core.types import Array, History, Position, Progress
+
+_log = logging.getLogger("ortflex")
+
+# Losses are looked at after so many steps at the latest; a training that went wrong stops there.
+_BLOCK = 256
+# Rows of a first batch whose cost says where a training began.
+_SOME = 8
+
+Hook = Callable[..., Any]
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """What one training needs to know.
+
+    ``hooks`` maps hook names to callables and has only those somebody implements; ``validate``
+    returns scores of the validation data, or is None; ``enter`` is asked at the start of every epoch
+    for another engine, where other parameters are trained from it on; ``start`` is where an earlier
+    training of the same plan stopped; ``broken`` tells which weight is not finite at the start, if any.
+    """
+
+    engine: Engine
+    source: Source
+    schedule: Schedule
+    base_rate: float
+    epochs: int
+    hooks: Mapping[str, Hook]
+    validate: Callable[[], Mapping[str, float]] | None = None
+    shuffle: bool = True
+    seed: tuple[int, ...] = (0,)
+    progress: bool | None = None
+    accumulate: int = 1
+    enter: Callable[[int], Engine | None] | None = None
+    start: Position | None = None
+    broken: Callable[[], str] = str
+
+
+class Loop:
+    """One training, from its first step to its History."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.engine = plan.engine
+        self.progress = beginning(plan.source, plan.accumulate, plan.epochs)
+        self._records: list[dict[str, float]] = []
+        self._interrupted = False
+        self._good = Good()
+        self._recent: list[float] = []
+        self.begun: float | None = None
+        """What the first step cost that this process made."""
+        self._stop = False
+        self._halted = False  # stopped by a step, which a training that goes on need not be
+        self.watching = False
+        """Between runs of steps: how many steps a run has is up to the backend, so nothing may change."""
+        self.left_alone = False  # unfinished, and hooks at the end changed no weights
+        self.settled = False  # all was decided when the training ended or failed
+        self._interrupts = Interrupts()
+        self._rate = math.nan
+        self._sums = _Sums()
+        self._pending: list[tuple[Losses, Sequence[int]]] = []
+        self._before = 0.0  # seconds of the epoch under way that another process spent
+        self._started = 0.0
+        if plan.start is not None:
+            self._continue(plan.start)
+
+    @property
+    def _at_once(self) -> int:
+        """The steps of a run: each engine has its own number."""
+        return 1 if "step_end" in self.plan.hooks else self.engine.steps_per_run
+
+    def _continue(self, start: Position) -> None:
+        now = start.progress
+        self._records = [dict(record) for record in start.records]
+        self.progress = attrs.evolve(
+            self.progress,
+            step=now.step,
+            epoch=now.epoch,
+            rows=now.rows,
+            history=tuple(self._records),
+        )
+        self._sums = _Sums(start.steps, start.rows, start.loss, start.penalty)
+        self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
+        # Where an epoch begins, so may another engine.
+        if start.at_once != self._at_once and (start.steps or self.plan.enter is None):
+            _log.warning(
+                "the checkpoint was written by a training of %d steps a run, this one makes %d: the "
+                "weights will be the same to float32 rounding, not to the last bit",
+                start.at_once,
+                self._at_once,
+            )
+
+    def position(self) -> Position:
+        """Where the training stands now; after a whole run of steps, from which it can go on."""
+        sums = self._sums
+        self._drain()
+        return Position(
+            progress=attrs.evolve(self.progress, history=()),  # it is in the records
+            steps=sums.steps,
+            rows=sums.rows,
+            loss=sums.loss,
+            penalty=sums.penalty,
+            seconds=self._seconds() if sums.steps else 0.0,
+            rate=self._rate,
+            records=tuple(dict(record) for record in self._records[: self.progress.epoch]),
+            seed=self.plan.seed,
+            at_once=self._at_once,
+            stopped=self._stop,
+            data=self.plan.source.place(),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._stop or self.progress.epoch >= self.plan.epochs
+
+    def run(self) -> History:
+        """Train.
+
+        Raises:
+            TrainingDiverged: a loss or a weight is not finite; the engine has the last good state.
+            ConfigError: the schedule gave a negative or non-finite rate.
+        """
+        plan, interrupts, failed = self.plan, self._interrupts, False
+        with interrupts, Display(self.progress.total_steps, plan.progress) as display:
+            try:
+                self._tell("train_start")
+                interrupts.held = True
+                while not (self.ended or self._halted):
+                    if plan.enter is not None:
+                        self.engine = plan.enter(self.progress.epoch) or self.engine
+                    self._keep()
+                    self._epoch(display)
+                    interrupts.check()
+                self._keep()
+                interrupts.held = False
+            except KeyboardInterrupt as error:
+                # It came between steps, so what there is is good.
+                self._interrupted = True
+                self._tell("exception", error=error)
+            except BaseException as error:
+                failed = True
+                self._tell("exception", error=error)
+                raise
+            finally:
+                interrupts.held = False
+                plan.source.close()
+                left = None if self.ended else self.engine.state()
+                self.settled = self.settled or not failed
+                try:
+                    self._tell("train_end")
+                finally:
+                    self.left_alone = left is not None and _same(left, self.engine.state())
+        return self.history()
+
+    def _tell(self, name: str, **values: Any) -> Any:
+        hook = self.plan.hooks.get(name)
+        return hook(progress=self.progress, **values) if hook is not None else None
+
+    def _settle(self, within: bool = False) -> None:
+        """The moment to save; a hook that fails now leaves a training that can go on from here."""
+        self.settled = True
+        if within:  # an epoch, after as many steps as the backend makes at once
+            self._show("settled")
+        else:
+            self._tell("settled")
+        self.settled = False
+
+    def history(self) -> History:
+        """The epochs so far."""
+        return History(tuple(self._records), interrupted=self._interrupted)
+
+    def _keep(self) -> None:
+        """Keep the state if it is good; if not, go back to the last that was."""
+        bad = self._good.keep(self.engine)
+        if bad is not None:
+            self._give_up(f"the parameter {bad!r} is not finite any more", self.progress.step)
+
+    def _give_up(self, what: str, step: int) -> None:
+        back = "the state at the start is kept"
+        if self._good.back():
+            back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
+        if not self._recent and (broken := self.plan.broken()):
+            raise TrainingDiverged(
+                f"{broken}, before the first step. Give a file with finite weights, or set them: "
+                "trainer.set_state, or reinitialize="
+            )
+        recent = ", ".join(f"{v:.4g}" for v in self._recent[-5:]) or "none"
+        raise TrainingDiverged(
+            f"{what} at step {step} with the rate {self._rate:.4g}; the last losses were {recent}. "
+            f"{back.capitalize()}. A smaller learning_rate or scaled inputs usually help."
+        )
+
+    def _epoch(self, display: Display) -> None:
+        plan, epoch, sums = self.plan, self.progress.epoch, self._sums
+        if not sums.steps:
+            self._tell("epoch_start")
+        self._started = time.perf_counter()
+        done = sums.steps * plan.accumulate
+        more = partial(self._rng, epoch + 1) if epoch + 1 < plan.epochs else None
+        at_once = self._at_once * plan.accumulate
+        drawn = plan.source.epoch(self._rng(epoch), at_once, done, epoch, more)
+        try:
+            with closing(drawn):  # type: ignore[type-var]  # generators, all of them
+                self._steps(whole_steps(drawn, plan.accumulate), display)
+            scores = None if plan.validate is None else self._validated(plan.validate)
+        except KeyboardInterrupt:
+            if sums.rows:
+                self._record(epoch, sums)
+            raise
+        record = self._record(epoch, sums)
+        record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
+        if self._halted and sums.steps != self.progress.steps_per_epoch:
+            return  # the epoch has not ended: a training that goes on from here ends it
+        self._sums, self._before = _Sums(), 0.0
+        self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
+        if scores is not None:
+            self._tell("validation_end", scores=scores)
+        if any(self._tell("epoch_end", record=record) or ()):
+            self._stop = True
+        self._settle()
+
+    def _validated(self, validate: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
+        """The scores; this may take long and changes nothing, so Ctrl-C need not wait."""
+        interrupts = self._interrupts
+        interrupts.check()
+        interrupts.held = False
+        scores = validate()
+        interrupts.held = True
+        return scores
+
+    def _rng(self, epoch: int) -> np.random.Generator | None:
+        """What shuffles an epoch."""
+        return np.random.default_rng([*self.plan.seed, epoch]) if self.plan.shuffle else None
+
+    def _seconds(self) -> float:
+        """How long the epoch under way has taken."""
+        return self._before + time.perf_counter() - self._started
+
+    def _record(self, epoch: int, sums: _Sums) -> dict[str, float]:
+        rows = max(sums.rows, 1)
+        record = {
+            "epoch": float(epoch),
+            "loss": sums.loss / rows,
+            "penalty": sums.penalty / rows,
+            "rate": self._rate,
+            "rows": float(sums.rows),
+            "seconds": self._seconds(),
+        }
+        self._records.append(record)
+        return record
+
+    def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
+        engine, schedule = self.engine, self.plan.schedule
+        hooks = self.plan.hooks
+        watched, settles, seen = ("step_end" in hooks, "settled" in hooks, "steps_end" in hooks)
+        start = self.progress
+        step, rows = start.step, start.rows
+        every_step = schedule.by != "epoch"
+        if not every_step:
+            self._rate = self._rate_at(start)
+        # Not attrs.evolve, which costs more than the schedule does.
+        at = partial(
+            Progress,
+            epoch=start.epoch,
+            epochs=start.epochs,
+            steps_per_epoch=start.steps_per_epoch,
+            rows_per_epoch=start.rows_per_epoch,
+            history=start.history,
+        )
+        constant: dict[int, list[float]] = {}
+        pending, waiting, interrupts = self._pending, 0, self._interrupts
+        run, together = engine.run, self.plan.accumulate
+        try:
+            for batches in groups:
+                sizes = _rows(batches, together)
+                count, size = len(sizes), sizes[0]
+                if every_step:
+                    rates = [
+                        self._rate_at(at(step=step + k, rows=rows + k * size)) for k in range(count)
+                    ]
+                    self._rate = rates[-1]
+                else:
+                    rates = constant.setdefault(count, [self._rate] * count)
+                pending.append((run(batches, rates), sizes))
+                step += count
+                rows += sum(sizes)
+                waiting += count
+                if watched or settles or seen:
+                    self.progress = at(step=step, rows=rows)
+                if seen:
+                    costs = self._drain()
+                    losses, penalties = zip(*costs, strict=True)
+                    self._show("steps_end", losses=losses, penalties=penalties, rates=rates)
+                if watched:
+                    self._drain()
+                    self._after_step()
+                elif waiting >= _BLOCK or display.due:
+                    self.progress = at(step=step, rows=rows)
+                    self._drain()
+                    waiting = 0
+                    if display.active:
+                        display.show(step, start.epoch, self._recent[-1], self._rate, rows)
+                if settles:
+                    self._settle(within=True)
+                if self._halted:
+                    break
+                if interrupts.came:
+                    interrupts.check()
+        finally:
+            self.progress = at(step=step, rows=rows)
+            self._drain()
+
+    def _show(self, name: str, **values: Any) -> None:
+        """Tell a hook that may observe, and change nothing."""
+        self.watching = True
+        try:
+            self._tell(name, **values)
+        finally:
+            self.watching = False
+
+    def _after_step(self) -> None:
+        loss, penalty = self._sums.last
+        answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
+        self._halted = self._halted or any(answers or ())
+
+    def _drain(self) -> list[tuple[float, float]]:
+        """Read the losses that have come together; a non-finite one ends the training."""
+        pending, step = self._pending, self.progress.step
+        if not pending:
+            return []
+        costs: list[tuple[float, float]] = []
+        sizes: list[int] = []
+        for losses, of_steps in pending:
+            costs.extend(losses.read())
+            sizes.extend(of_steps)
+        pending.clear()
+        if self.begun is None:
+            # A few rows may cost far less than the others: they are no measure.
+            self.begun = sum(costs[0]) if sizes[0] >= _SOME else math.inf
+        if len(costs) == 1 and math.isfinite(sum(costs[0])):  # a hook waits for every step
+            self._recent = [*self._recent[-4:], sum(costs[0])]
+            self._sums.add_one(sizes[0], *costs[0])
+            return costs
+        table = np.asarray(costs, dtype=np.float64)
+        total = table.sum(axis=1)
+        bad = np.flatnonzero(~np.isfinite(total))
+        last = len(total) if not len(bad) else int(bad[0])
+        self._recent = [*self._recent, *total[max(0, last - 5) : last].tolist()][-5:]
+        if len(bad):
+            self._give_up(f"the loss is {total[last]}", step - len(total) + last + 1)
+        self._sums.add(np.asarray(sizes), table)
+        return costs
+
+    def _rate_at(self, progress: Progress) -> float:
+        return calls.rate(self.plan.schedule, self.plan.base_rate, progress)
+
+
+def _same(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
+    return all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
+    """Where a training of some epochs over a source starts."""
+    steps = None if source.steps is None else -(-source.steps // accumulate)
+    return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
+
+
+def _rows(batches: Sequence[Batch], size: int) -> Sequence[int]:
+    """The rows of every step, ``size`` batches each."""
+    if size == 1:
+        return [batches[0].size] * len(batches)
+    rows = [batch.size for batch in batches]
+    return [sum(rows[k : k + size]) for k in range(0, len(rows), size)]
+
+
+class _Sums:
+    """Loss and penalty of an epoch, weighted by rows."""
+
+    __slots__ = ("last", "loss", "penalty", "rows", "steps")
+
+    def __init__(
+        self, steps: int = 0, rows: int = 0, loss: float = 0.0, penalty: float = 0.0
+    ) -> None:
+        self.steps, self.rows, self.loss, self.penalty = steps, rows, loss, penalty
+        self.last = (math.nan, math.nan)
+
+    def add_one(self, rows: int, loss: float, penalty: float) -> None:
+        """Take in one step: what ``add`` does, without arrays."""
+        self.steps += 1
+        self.rows += rows
+        self.loss += rows * loss
+        self.penalty += rows * penalty
+        self.last = (loss, penalty)
+
+    def add(self, rows: Array, costs: Array) -> None:
+        """Take in some steps: their rows [n], and their loss and penalty [n, 2]."""
+        self.steps += len(rows)
+        self.rows += int(rows.sum())
+        # One after another, so that it does not matter how many come at a time.
+        before = np.array([[self.loss, self.penalty]])
+        sums = np.cumsum(np.concatenate([before, rows[:, None] * costs]), axis=0)
+        self.loss, self.penalty = map(float, sums[-1])
+        self.last = (float(costs[-1, 0]), float(costs[-1, 1]))

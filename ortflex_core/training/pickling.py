@@ -1,0 +1,74 @@
+"""Trainers in pickles and copies: the model's bytes, the arguments and the state; no session, no engine.
+
+For workers of joblib and multiprocessing, whose pickles come from the same program. A pickle executes
+what it says, so one from somebody else is no way to hand on a training: a checkpoint is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.checkpoints.checkpoint import Saved
+from ortflex_core.training.checkpointing import Standing
+from ortflex_core.types import Array
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
+
+
+@attrs.frozen(kw_only=True)
+class Packed:
+    """What a pickle holds of a Trainer."""
+
+    model: bytes
+    arguments: Mapping[str, Any]
+    weights: Mapping[str, Array]
+    standing: Standing
+    saved: Saved
+    history: Any
+
+
+def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
+    """For ``__reduce__``: how a Trainer is made again, and from what.
+
+    Raises:
+        ValueError: the model has more than 2 GB, which only a file can have.
+    """
+    live, saved = trainer.live, Saved()
+    standing = live.standing
+    tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
+    now = standing.manual if trainer.loop is None else trainer.loop.progress
+    if tell is not None:
+        tell(progress=now, saved=saved)
+    packed = Packed(
+        model=trainer.model.export({}).SerializeToString(),
+        arguments=trainer.arguments,
+        weights=live.state(),
+        standing=attrs.evolve(
+            standing,
+            manual=now,
+            position=standing.position if trainer.loop is None else trainer.loop.position(),
+            last=None,
+            slots=live.slots(),
+            buffers=live.buffers(),
+            written=None,
+            epoch=now.epoch,
+        ),
+        saved=saved,
+        history=trainer.history_,
+    )
+    return rebuilt, (type(trainer), packed)
+
+
+def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
+    """The Trainer again; it compiles when it is first asked for something."""
+    made = cls(packed.model, **packed.arguments)
+    made.live.replace(packed.weights)
+    made.live.standing, made.history_ = packed.standing, packed.history
+    tell = made.hooks.callables(made).get("checkpoint_loading")
+    if tell is not None:
+        tell(saved=packed.saved)
+    return made

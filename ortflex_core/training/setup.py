@@ -1,0 +1,263 @@
+"""From the arguments of a Trainer to its parts: every name resolved, every error reported at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.autodiff.families import load_rules
+from ortflex_core.config.arguments import Arguments, device_spec
+from ortflex_core.data.columns import Columns
+from ortflex_core.engines import backend_choice
+from ortflex_core.errors import ModelError, Problems, Unsupported
+from ortflex_core.model import shape_probe, targets
+from ortflex_core.model.model import Model
+from ortflex_core.model.nodes import reads
+from ortflex_core.parameters import selection
+from ortflex_core.parameters.selection import Choice
+from ortflex_core.problem import groups
+from ortflex_core.problem.losses import LossRequest, check_inputs, check_precision, loss_requests
+from ortflex_core.problem.problem import Problem
+from ortflex_core.problem.updating import Updating
+from ortflex_core.protocols.kinds import Backend, Device, Engine, Metric, Optimizer, Schedule
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime.installation import Runtime
+from ortflex_core.training.preparation import encode_labels, open_source, with_last_axis
+from ortflex_core.types import Array
+
+_FEW = 3
+"""So many parameters a warning names."""
+
+_PLURALS = {
+    "constant": "constants",
+    "mask": "masks",
+    "running statistic": "running statistics",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """The parts of a training; ``problem`` has no loss terms yet, they need the kinds of the data."""
+
+    runtime: Runtime
+    plugins: Plugins
+    model: Model
+    optimizer: Optimizer
+    schedule: Schedule
+    device: Device
+    metrics: tuple[Metric, ...]
+    callbacks: tuple[Any, ...]
+    backends: tuple[Backend, ...]
+    requests: tuple[LossRequest, ...]
+    classes: Array | None
+    learning_rate: float
+    problem: Problem
+
+    def compiled(self, candidate: Problem) -> tuple[Backend, Engine]:
+        """The first backend that supports a problem, and its engine.
+
+        Raises:
+            Unsupported: there is none; each one's reasons are given.
+        """
+        return backend_choice.chosen(
+            self.plugins, self.backends, candidate, self.device, self.runtime
+        )
+
+    def open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
+        """The user's data as columns, class labels as numbers.
+
+        Raises:
+            DataError: they cannot be read, or are not those of the model and the losses.
+        """
+        columns = open_source(X, y, sample_weight, self.model, self.requests)
+        encoded = encode_labels(columns, self.requests, self.classes)
+        return with_last_axis(encoded, self.requests, self.model)
+
+    def describe(self) -> str:
+        """What is trained and what is not, in one line."""
+        specs = self.model.initializers
+        trained = [f"{n} {list(specs[n].shape or ())}" for n in self.problem.parameters]
+        left = [f"{c.name} ({c.reason})" for c in self.problem.choices if not c.trained]
+        text = f"training {len(trained)} parameters: {', '.join(trained)}"
+        for group in self.problem.updating.groups:
+            if group.start_epoch:
+                text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
+        if left:
+            text += f"; not: {', '.join(left)}"
+        return text + self._traced()
+
+    def headline(self) -> str:
+        """How much is trained, how much is left out, and how to change it, in one short line."""
+        trained = self.problem.parameters
+        numbers = sum(self.model.initializer(n).size for n in trained)
+        text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
+        later = sum(len(g.parameters) for g in self.problem.updating.groups if g.start_epoch)
+        if later:
+            text += f" ({later} of them from a later epoch on)"
+        left = Counter(c.sort for c in self.problem.choices if not c.trained)
+        if left:
+            sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
+            text += f"; left out: {sorts}"
+        return text + "; `ortflex check` lists them, params= changes it" + self._traced()
+
+    def _traced(self) -> str:
+        """Which losses see other tensors than they were put on, and how the file is read."""
+        seen = "".join(
+            f"; {r.loss.name} sees {r.predicted!r}, the scores before the {r.traced_back}"
+            for r in self.requests
+            if r.traced_back
+        )
+        return seen + (f"; {self.model.stamp}" if self.model.stamp else "")
+
+    def shared(self) -> str:
+        """The parameters that several nodes before the losses read, in one line; "" if there are none."""
+        leading = set(map(id, self.model.ancestors([r.predicted for r in self.requests])))
+        origins = {n: n for n in self.problem.parameters}
+        readers = []
+        for k, node in enumerate(self.model.internal.graph.node):
+            if id(node) not in leading:
+                continue
+            names = list(dict.fromkeys(origins[n] for n in reads(node) if n in origins))
+            if node.op_type == "Identity" and names:  # torch's older exporter merges by copies
+                origins[node.output[0]] = names[0]
+            else:
+                readers.append((node.name or f"#{k}", names))
+        found = selection.shared(readers)
+        several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in found.items()]
+        return ", ".join(several[:_FEW]) + (
+            f", and {n} more" if (n := len(several) - _FEW) > 0 else ""
+        )
+
+
+def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Arguments) -> Setup:
+    """Find and build everything that the arguments name.
+
+    Raises:
+        ConfigError: all that is wrong with the arguments, at once.
+        ModelError: the model is too new for the runtime, or has nothing to train.
+        Unsupported: the device is not there.
+    """
+    check_version(model, runtime)
+    errors, wrong = Problems(), arguments.problems()
+    errors.extend(line for lines in wrong.values() for line in lines)
+    if "prefer" not in wrong:
+        plugins = errors.collect(lambda: plugins.preferring(arguments.prefer)) or plugins
+    rules: Any = None
+    if "gradients" not in wrong:  # whose plugins may bring kernels along
+        rules = errors.collect(lambda: load_rules(plugins, arguments.gradients))
+    shape_probe.complete_shapes(model)
+    get = plugins.component
+    optimizer = errors.collect(lambda: get("optimizers", arguments.optimizer))
+    schedule = errors.collect(lambda: get("schedules", arguments.schedule))
+    device = errors.collect(lambda: get("devices", device_spec(arguments.device)))
+    metrics = [
+        errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
+        for k, m in enumerate(arguments.metrics)
+    ]
+    callbacks = [
+        errors.collect(partial(_callback, plugins, c, f"callbacks[{k}]"))
+        for k, c in enumerate(arguments.callbacks)
+    ]
+    backends = errors.collect(lambda: backend_choice.candidates(plugins, arguments.backend))
+    requests = errors.collect(lambda: loss_requests(model, arguments.loss, plugins)) or []
+    choices: list[Choice] = []
+    if requests and "params" not in wrong:
+        seen = [r.predicted for r in requests]
+        choose = partial(selection.choose_parameters, model, seen, arguments.params)
+        choices = errors.collect(choose) or []
+    grouped: Any = None
+    if "groups" not in wrong:
+        grouped = errors.collect(
+            lambda: groups.read(
+                arguments.groups,
+                choices,
+                optimizer,
+                plugins,
+                penalty=arguments.penalty,
+                constraint=arguments.constraint,
+                averaging=arguments.averaging,
+            )
+        )
+    errors.raise_all()
+    check_inputs(model)
+    check_precision(model, [c.name for c in grouped.choices if c.trained])
+    failing = f"{backend_choice.whose(plugins, 'devices', device)} fails in available"
+    ask = partial(type(device).available, runtime)
+    unavailable = backend_choice.reasons(device, ask, failing)
+    if unavailable:
+        raise Unsupported(f"the device {device.name!r} cannot be used: {unavailable[0]}")
+    return Setup(
+        runtime=runtime,
+        plugins=plugins,
+        model=model,
+        optimizer=optimizer,
+        schedule=schedule,
+        device=device,
+        metrics=tuple(metrics),
+        callbacks=tuple(callbacks),
+        backends=tuple(backends),
+        requests=tuple(requests),
+        classes=targets.file_classes(model)
+        if arguments.classes is None
+        else np.asarray(arguments.classes),
+        learning_rate=float(arguments.learning_rate or optimizer.default_rate),
+        problem=Problem(
+            model=model,
+            terms=(),
+            penalties=grouped.penalties,
+            optimizer=optimizer,
+            optimizer_name=plugins["optimizers"].known_as(optimizer),
+            updating=Updating(
+                clip_value=arguments.clip_value,
+                clip_norm=arguments.clip_norm,
+                groups=grouped.groups,
+                constraints=grouped.constraints,
+                average=grouped.average,
+                accumulate=arguments.accumulate,
+            ),
+            choices=grouped.choices,
+            reduction=arguments.reduction,
+            rules=rules,
+            plugins=plugins,
+            threads=1 if arguments.threads == "auto" else arguments.threads,
+            batch_norm=arguments.batch_norm,
+            dropout=arguments.dropout,
+            seed=arguments.seed,
+            batch_size=arguments.batch_size,
+        ),
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
+
+
+def _callback(plugins: Plugins, spec: Any, where: str) -> Any:
+    if isinstance(spec, str | Mapping):
+        return plugins.component("callbacks", spec, where)
+    return spec
+
+
+def check_version(model: Model, runtime: Runtime) -> None:
+    """Refuse what the runtime cannot load, and name one that can.
+
+    Raises:
+        ModelError: the opset or the IR version is too new.
+    """
+    opset, ir = model.opsets[""], model.internal.ir_version
+    if opset <= runtime.max_opset and ir <= runtime.max_ir:
+        return
+    known = [("onnxruntime-training 1.16.3", 19, 9), ("onnxruntime-training-cpu 1.19.2", 21, 10)]
+    fits = [name for name, top, newest in known if opset <= top and ir <= newest]
+    hint = f"use {' or '.join(fits)}" if fits else "use the newest onnxruntime"
+    why = f", and it cannot be written so ({model.unreadable})" if model.unreadable else ""
+    raise ModelError(
+        f"{model.label} has opset {opset} and IR version {ir}; the installed {runtime} reads opset "
+        f"{runtime.max_opset} and IR {runtime.max_ir} at most{why}: {hint}, or export the model "
+        f"again with opset <= {runtime.max_opset}"
+    )

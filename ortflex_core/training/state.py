@@ -1,0 +1,280 @@
+"""The weights in training, and the engine that has them: what a Trainer holds between two calls."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.checkpoints.checkpoint import Size
+from ortflex_core.data import columns as data
+from ortflex_core.data.columns import Columns
+from ortflex_core.engines import failures
+from ortflex_core.engines import scores as scoring
+from ortflex_core.engines.evaluator import Evaluator
+from ortflex_core.engines.scores import Scores
+from ortflex_core.errors import DataError, suggest
+from ortflex_core.model import shape_probe
+from ortflex_core.problem.losses import bind_terms
+from ortflex_core.problem.problem import LossTerm, Problem
+from ortflex_core.problem.updating import AVERAGE
+from ortflex_core.programs import cost
+from ortflex_core.protocols import calls
+from ortflex_core.protocols.kinds import Engine, Schedule, ScheduleContext, Value
+from ortflex_core.training.checkpointing import Standing
+from ortflex_core.training.feed import Feed
+from ortflex_core.training.loop import Hook
+from ortflex_core.training.preparation import Preparation
+from ortflex_core.training.setup import Setup
+from ortflex_core.types import Array
+
+_log = logging.getLogger("ortflex")
+
+
+class Live:
+    """A problem and its weights: here at first, in an engine from the first batch on.
+
+    The engine is built when the kinds of the data are known, and again when other labels or weights
+    come, or an epoch from which other parameters are trained; the weights, the optimizer's state and
+    the statistics move from one to the next.
+
+    Args:
+        setup: the parts of the training.
+        weights: the tensors to train, by initializer name.
+        threads: as for the Trainer.
+        check_finite: as for the Trainer.
+        graph_built: gives the hook that is told of every graph, or None.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        weights: Mapping[str, Array],
+        *,
+        threads: int | Literal["auto"],
+        check_finite: bool,
+        graph_built: Callable[[], Hook | None],
+    ) -> None:
+        self.setup, self.problem = setup, setup.problem
+        self.model, self.device = setup.model, setup.device
+        self.engine: Engine | None = None
+        self.backend: str | None = None
+        self.standing = Standing()
+        self.evaluator = Evaluator(self.problem, self.device)
+        self._weights = dict(weights)
+        self._threads, self._check_finite, self._graph_built = threads, check_finite, graph_built
+        self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
+
+    # ------------------------------------------------------------------ compiling
+
+    def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
+        """The losses for these kinds of labels and weights."""
+        labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
+        weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
+        return bind_terms(self.model, self.setup.requests, labels, weights)
+
+    def preparing(self, wanted: Problem) -> Preparation:
+        """What makes data ready for a problem."""
+        return Preparation(wanted, self.device, self._check_finite)
+
+    def build(self, columns: Columns, size: Size) -> Preparation:
+        """Compile for these kinds of labels and weights, unless that is done already."""
+        terms = self.terms(columns)
+        if self.engine is None or terms != self.problem.terms:
+            known = self.standing.size if self.engine is None else None
+            batch = columns.take(np.arange(min(size.rows, columns.rows)))
+            self._compile(terms, known or size, self.standing.epoch, batch)
+        return self.preparing(self.problem)
+
+    def inference(self, terms: tuple[LossTerm, ...] = ()) -> Problem:
+        """The problem for whoever looks at the weights beside an engine, in every epoch the same.
+
+        What is trained from a later epoch on is an input of its graphs, not a constant.
+        """
+        now = self.problem
+        return attrs.evolve(
+            self.setup.problem, terms=terms, batch_size=now.batch_size, threads=now.threads
+        )
+
+    def enter(self, epoch: int) -> Engine | None:
+        """The engine of an epoch, if it trains other parameters than the one there is."""
+        now, then = self.problem, self.setup.problem.phase(epoch)
+        self.standing.epoch = epoch
+        if then.parameters == now.parameters or self.standing.size is None:
+            return None
+        new = [n for n in then.parameters if n not in now.parameters]
+        if new:
+            _log.info("from epoch %d on %s are trained as well", epoch + 1, ", ".join(new))
+        return self._compile(now.terms, self.standing.size, epoch)
+
+    def _compile(
+        self, terms: tuple[LossTerm, ...], size: Size, epoch: int, batch: Columns | None = None
+    ) -> Engine:
+        before, slots = self.engine, self.slots()
+        state = self._weights | (before.state() if before is not None else {})
+        problem = attrs.evolve(
+            self.setup.problem,
+            terms=terms,
+            updating=self.setup.problem.updating.going_on(slots),
+            batch_size=size.rows,
+            epoch_steps=size.epoch_steps,
+        ).phase(epoch)
+        resting = {n: state[n] for n in state if n not in problem.parameters}
+        problem = attrs.evolve(
+            problem, model=self.model.holding(resting) if resting else self.model
+        )
+        if self._threads == "auto":
+            problem = attrs.evolve(problem, threads=cost.threads(problem))
+        with shape_probe.explain_unknown(self.model):
+            backend, engine = self.setup.compiled(problem)
+        engine.load({n: state[n] for n in problem.parameters})
+        if before is not None:
+            self.standing.slots, self.standing.buffers = slots, self.buffers()
+        taken = {"step", *(f"{s}/{p}" for s, p in problem.slots)}
+        if self.standing.slots:
+            engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
+            engine.load_buffers(self.standing.buffers)
+        if batch is not None and failures.batch_dim_uncertain(problem):
+            failures.check_rows(problem, engine, self.preparing(problem).batch(batch))
+        if before is not None:
+            before.close()
+        self._weights, self.problem = state, problem
+        self.engine, self.backend = engine, backend.name
+        self.standing.built(size, taken)
+        # Large tensors that it put on the device for predictions are in the engine's now.
+        self.evaluator = Evaluator(self.inference(terms), self.device)
+        tell = self._graph_built()
+        for name, program in engine.programs().items() if tell is not None else ():
+            tell(name=name, program=program)  # type: ignore[misc]
+        return engine
+
+    def forget(self) -> None:
+        """Have the engine built anew at the next step; what state it has waits for the new one here."""
+        if self.engine is None:
+            return
+        self._weights, slots, buffers = self.state(), self.slots(), self.buffers()
+        self.standing.slots, self.standing.buffers = slots, buffers
+        self.engine.close()
+        self.engine, self.backend = None, None
+        # Without what the engine's problem had as constants: parameters that rested.
+        self.problem = attrs.evolve(
+            self.setup.problem, terms=self.problem.terms, batch_size=self.problem.batch_size
+        )
+        self.evaluator = Evaluator(self.problem, self.device)
+
+    def bound(self, schedule: Schedule) -> Schedule:
+        """The schedule for this problem; what it asks the compiled loss is asked once."""
+        if self._bound is None or self._bound[:2] != (schedule, self.problem.terms):
+            slope = partial(scoring.slope, self.problem, self.device)
+            better = [m.column for m in self.setup.metrics if m.better == "higher"]
+            higher = frozenset(f"validation_{column}" for column in better)
+            context = ScheduleContext(slope=slope, higher=higher)
+            with calls.calling(schedule, "bind"):
+                bound = schedule.bind(context)
+            self._bound = (schedule, self.problem.terms, bound)
+        return self._bound[2]
+
+    # ------------------------------------------------------------------ evaluation
+
+    def predictions(self, feed: Feed, names: Sequence[str]) -> dict[str, Array]:
+        """Tensors of the graph for all rows.
+
+        Raises:
+            ModelError: there is no tensor of a name.
+        """
+        for name in names:
+            self.model.value(name)
+        batches = feed.inputs(self.preparing(self.problem))
+        if self.engine is not None:
+            predict = self.engine.predict
+        else:
+            predict = partial(self.evaluator.predict, self._weights_now())
+        parts = [predict(batch, names) for batch in batches]
+        return {n: np.concatenate([p[n] for p in parts]) for n in names}
+
+    def scorer(self, feed: Feed) -> Callable[[], dict[str, float]]:
+        """Scores of labelled data, with the weights of whenever it is called.
+
+        The engine is never built anew for it, for a training may be running on it: data with other
+        kinds of labels or sample weights than the training's get an evaluator of their own.
+        """
+        judged = self.inference(self.terms(feed.first))
+        batches = feed.labelled(self.preparing(judged))
+        scores = Scores(judged, self.setup.metrics, batches)
+        evaluator = Evaluator(judged, self.device)
+
+        def of_now() -> dict[str, float]:
+            if self.engine is not None and judged.terms == self.problem.terms:
+                return scores(self.engine.evaluate)
+            return scores(partial(evaluator.evaluate, self._weights_now()))
+
+        return of_now
+
+    def per_sample(self, columns: Columns) -> dict[str, Array]:
+        """The values of every loss before weights and reduction, by the tensor each one is on."""
+        unweighted = attrs.evolve(columns, weights={})
+        problem = self.inference(self.terms(unweighted))
+        prepared = self.preparing(problem).columns(unweighted)
+        return scoring.per_sample(problem, self.device, prepared, self.inferring())
+
+    def _weights_now(self) -> dict[str, Value]:
+        return {n: self.device.put(a) for n, a in self.inferring().items()}
+
+    # ------------------------------------------------------------------ state
+
+    def state(self, *, buffers: bool = False, averaged: bool = False) -> dict[str, Array]:
+        """Copies of the trained tensors (see :meth:`ortflex_core.Trainer.get_state`)."""
+        live = self.engine.state() if self.engine is not None else {}
+        state = {n: live[n] if n in live else array.copy() for n, array in self._weights.items()}
+        if averaged:
+            slots = self.engine.slots() if self.engine is not None else self.standing.slots
+            state |= {n: slots[k] for n in state if (k := f"{AVERAGE}/{n}") in slots}
+        return {**state, **self.buffers()} if buffers else state
+
+    def inferring(self) -> dict[str, Array]:
+        """What predictions are made with and exports have."""
+        return self.state(buffers=True, averaged=True)
+
+    def slots(self) -> dict[str, Array]:
+        """The optimizer's state, that which waits for an engine included."""
+        if self.engine is None:
+            return dict(self.standing.slots)
+        slots = self.engine.slots()
+        return {**self.standing.slots, **slots, **self.problem.updating.own_steps(slots)}
+
+    def buffers(self) -> dict[str, Array]:
+        """The running statistics."""
+        engine = self.engine
+        return engine.buffers() if engine is not None else dict(self.standing.buffers)
+
+    def replace(self, state: Mapping[str, Array]) -> None:
+        """Put other values into trained tensors; those not named stay.
+
+        Raises:
+            DataError: an unknown name, another shape, or values that are not numbers.
+        """
+        if not isinstance(state, Mapping):
+            raise DataError(
+                f"expected arrays by the names of parameters, got {type(state).__name__}"
+            )
+        clean: dict[str, Array] = {}
+        for name, array in state.items():
+            if name not in self._weights:
+                raise DataError(f"unknown parameter {name!r}; {suggest(name, self._weights)}")
+            old = self._weights[name]
+            fresh = np.asarray(array)
+            if fresh.shape != old.shape or fresh.dtype.kind not in "iuf":
+                raise DataError(
+                    f"the parameter {name!r} is {old.dtype}{list(old.shape)}, got "
+                    f"{fresh.dtype}{list(fresh.shape)}"
+                )
+            clean[name] = fresh.astype(old.dtype)
+        if self.engine is not None and set(clean) <= set(self.problem.parameters):
+            self.engine.load(clean)
+            return
+        self.forget()  # it may have such a value as a constant
+        self._weights |= clean

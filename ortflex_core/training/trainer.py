@@ -1,0 +1,422 @@
+"""The Trainer: what users call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import onnx
+
+from ortflex_core.config.arguments import Arguments, names
+from ortflex_core.config.recipe import Recipe
+from ortflex_core.engines.graph_files import load_graphs, write_programs
+from ortflex_core.errors import ConfigError, OrtflexError
+from ortflex_core.hooks import HookManager, weak_hook
+from ortflex_core.model.inference_mode import in_training
+from ortflex_core.model.model import Model, as_model
+from ortflex_core.parameters.initialize import reinitialize as draw
+from ortflex_core.problem.problem import Problem
+from ortflex_core.protocols.kinds import Engine
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training import checkpointing, fit, pickling
+from ortflex_core.training.announcement import announce
+from ortflex_core.training.feed import Feed, held_out
+from ortflex_core.training.loop import Loop
+from ortflex_core.training.setup import resolve
+from ortflex_core.training.state import Live
+from ortflex_core.types import Array, History
+
+_log = logging.getLogger("ortflex")
+_NOT_RECORDED = ("self", "model", "plugins")
+
+
+class Trainer:
+    """Trains an ONNX model.
+
+    Every part is chosen by name (``"adam"``), by a mapping (``{"name": "adam", "beta1": 0.8}``) or
+    given as an object (``Adam(beta1=0.8)``); the three are the same.
+
+    Args:
+        model: a path, the file's bytes, or a ModelProto. Its weights are where training starts.
+        loss: what is minimised: one loss, ``{tensor: loss}``, or a list of tables that may also
+            have ``predicted``, ``expected``, ``weight`` and ``factor``; without a tensor it is on
+            the only float output.
+        params: what is trained: names, globs and ``!glob``; by default every parameter that is
+            found.
+        penalty: what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``.
+        optimizer: how weights move.
+        learning_rate: how far weights move; by default the optimizer's own.
+        schedule: the learning rate over time.
+        groups: parameters (``params``: names, globs) with a ``rate`` (a factor), an ``optimizer``
+            or a ``penalty`` of their own, ``frozen``, or trained from ``start_epoch`` on; the first
+            group that fits takes a parameter.
+        clip_norm: bound of the Euclidean norm of all gradients together.
+        clip_value: bound of every element of a gradient.
+        accumulate: how many batches make a step; their gradients are those of one large batch.
+        constraint: where weights may be: one constraint on all, or ``{parameter glob:
+            constraint}``.
+        averaging: a mean of the weights along the way, which predictions, evaluations and exports
+            then use.
+        device: where the training runs: a device's name; ``name:1`` is the second of its kind.
+        backend: what runs the steps; ``auto`` takes the first that supports the problem.
+        batch_size: rows a step; reduced to the number of rows where there are fewer.
+        epochs: passes over the data.
+        shuffle: a new random order every epoch.
+        seed: of everything random.
+        reduction: ``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l.
+        metrics: one or several, evaluated on the validation data and by ``Trainer.evaluate``.
+        callbacks: what else happens during the training: one or several, by name, or objects with
+            hooks.
+        classes: class labels in the order of the scores; by default the file's, where it has them.
+        reinitialize: True, or names and globs of parameters that start from new random values.
+        check_finite: refuse data with NaN or infinity (checked once an array).
+        batch_norm: ``train`` updates the running statistics where they are initializers.
+        dropout: ``file`` trains with the file's ratios; ``off``, or a ratio for all.
+        threads: threads inside an operator; ``auto`` is one for a step under 50 million operations,
+            for which more are slower, and otherwise one for every processor.
+        gradients: families of gradient rules that come first where two define an operator.
+        prefer: distributions whose plugins are meant where several have the name, the first of them
+            first; ``my-package/adam`` says it for one name.
+        free_batch: train a model with a fixed batch dimension on batches of any size, where its
+            graph treats every row alike; the export keeps the file's size unless told otherwise.
+        progress: a progress bar; by default on terminals only.
+        plugins: where components are found; by default all plugins that are installed.
+
+    Raises:
+        ConfigError: names and parameters that do not exist or do not fit, all at once.
+        ModelError: the model is broken, too new, or has nothing to train.
+        RuntimeUnavailable: onnxruntime is missing or installed twice.
+
+    Example:
+        >>> trainer = Trainer("model.onnx", loss="squared_error", epochs=20)  # doctest: +SKIP
+        >>> trainer.fit(X, y)                                                 # doctest: +SKIP
+        >>> trainer.export("trained.onnx")                                    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
+        *,
+        loss: Any,
+        params: str | Iterable[str] | None = None,
+        penalty: Any = None,
+        optimizer: Any = "sgd",
+        learning_rate: float | None = None,
+        schedule: Any = "constant",
+        groups: Sequence[Mapping[str, Any]] = (),
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        constraint: Any = None,
+        averaging: Any = None,
+        device: Any = "cpu",
+        backend: Any = "auto",
+        batch_size: int = 32,
+        epochs: int = 10,
+        shuffle: bool = True,
+        seed: int = 0,
+        reduction: Literal["mean", "sum"] = "mean",
+        metrics: Any = (),
+        callbacks: Any = (),
+        classes: Sequence[Any] | None = None,
+        reinitialize: bool | str | Iterable[str] = False,
+        check_finite: bool = True,
+        batch_norm: Literal["train", "freeze"] = "train",
+        dropout: Literal["file", "off"] | float = "file",
+        threads: int | Literal["auto"] = "auto",
+        gradients: str | Iterable[str] = (),
+        prefer: str | Iterable[str] = (),
+        free_batch: bool = False,
+        progress: bool | None = None,
+        plugins: Plugins | None = None,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in _NOT_RECORDED}
+        arguments = Arguments(**given)
+        self.arguments = attrs.asdict(arguments, recurse=False)
+        self.setup = resolve(
+            require_runtime(), plugins or Plugins.discover(), as_model(model, free_batch), arguments
+        )
+        self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
+        self.check_finite, self.progress, self.threads = check_finite, progress, threads
+        self.runtime, self.plugins = self.setup.runtime, self.setup.plugins
+        self.model, self.device = self.setup.model, self.setup.device
+        self.optimizer, self.schedule = self.setup.optimizer, self.setup.schedule
+        self.learning_rate = self.setup.learning_rate
+        self.hooks = HookManager(self.plugins, self.setup.callbacks)
+        self.history_ = History()
+        weights = {n: self.model.initializer(n) for n in self.setup.problem.parameters}
+        self.live = Live(
+            self.setup,
+            weights | draw(self.model, self.setup.problem.choices, arguments.reinitialize, seed),
+            threads=threads,
+            check_finite=check_finite,
+            graph_built=partial(weak_hook, weakref.ref(self), "graph_built"),
+        )
+        """Its weights, and the engine that has them once there were data."""
+        self.loop: Loop | None = None
+        self.folder = Path()
+        """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
+
+    @classmethod
+    def from_recipe(
+        cls, recipe: Recipe, plugins: Plugins | None = None, callbacks: Sequence[Any] = ()
+    ) -> Trainer:
+        """Make a Trainer with the arguments of a recipe.
+
+        Args:
+            recipe: the arguments.
+            plugins: the plugins that names refer to; by default all that are installed.
+            callbacks: objects that are added to the recipe's callbacks.
+
+        Raises:
+            OrtflexError: as for the constructor.
+        """
+        arguments = {f.name: getattr(recipe, f.name) for f in attrs.fields(Arguments)}
+        arguments["callbacks"] += tuple(callbacks)
+        plugins = plugins or Plugins.discover()
+        trainer = cls(recipe.model, **arguments, plugins=plugins)
+        hook = trainer.hooks.callables(trainer).get("recipe_resolved")
+        if hook is not None:
+            hook(recipe=recipe.resolved(plugins))
+        return trainer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles and copies hold the model, the arguments and the state, and nothing that runs."""
+        return pickling.reduced(self)
+
+    @property
+    def problem(self) -> Problem:
+        """What is trained; its loss terms are there once data were seen."""
+        return self.live.problem
+
+    @property
+    def engine(self) -> Engine:
+        """The compiled problem.
+
+        Raises:
+            OrtflexError: nothing was trained yet.
+        """
+        if self.live.engine is None:
+            raise OrtflexError("nothing is compiled yet: call fit or step first")
+        return self.live.engine
+
+    @property
+    def backend_(self) -> str | None:
+        """The name of the backend that trains, None before there is an engine."""
+        return self.live.backend
+
+    def describe(self) -> str:
+        """What is trained and what is not, in one line."""
+        return self.setup.describe()
+
+    def forget_engine(self) -> None:
+        """Build the engine anew at the next step, out of the state that waits for it."""
+        self.live.forget()
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        validation_data: Any = None,
+        steps_per_epoch: int | None = None,
+    ) -> History:
+        """Train on arrays, mappings of arrays, a data source, or an iterable of batches.
+
+        Weights and optimizer state go on from where they are; the schedule starts anew. After
+        :meth:`resume` from a checkpoint of an unfinished training, that training goes on instead.
+
+        Args:
+            X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or
+                ``(X, y, sample_weight)`` batches (or a function that returns one), which
+                :class:`ortflex_core.data.Batches` shuffles and draws in the background.
+            y: labels; a mapping where there are several losses.
+            sample_weight: one weight a row, or anything that broadcasts to the values of the loss.
+            validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, an iterable of
+                batches, or a fraction of the rows, which are then held out.
+            steps_per_epoch: the length of an epoch of an endless iterable.
+
+        Raises:
+            DataError: the data do not fit the model or the loss.
+            Unsupported: no backend can train this problem; each one's reasons are given.
+            TrainingDiverged: loss or weights are not finite any more; the last good state is kept.
+        """
+        feed, validation = self._feed(X, y, sample_weight, limit=steps_per_epoch), None
+        if isinstance(validation_data, float):
+            feed, validation = feed.split(validation_data, self.seed)
+        elif validation_data is not None:
+            validation = self._feed(*held_out(validation_data))
+        preparing = self.live.build(feed.first, feed.size)
+        announce(self)
+        source = feed.source(preparing, self.batch_size)
+        validate = None if validation is None else self.live.scorer(validation)
+        self.history_ = fit.train(self, source, validate)
+        return self.history_
+
+    def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
+        self.model.files.verify()
+        return Feed.of(X, y, sample_weight, self.setup.open, batch_size=self.batch_size, **options)
+
+    def step(self, batch: Any) -> float:
+        """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
+
+        The rate is the schedule's for the steps made so far.
+        """
+        return fit.step(self, batch)
+
+    @property
+    def train_losses_(self) -> list[float]:
+        """Loss + penalty per epoch of the last fit, weighted by rows."""
+        return self.history_.losses
+
+    @property
+    def validation_losses_(self) -> list[float]:
+        """Validation loss per epoch of the last fit; empty without validation data."""
+        has = "validation_loss" in self.history_.columns
+        return self.history_["validation_loss"] if has else []
+
+    def predict(self, X: Any, outputs: str | Sequence[str] | None = None) -> Any:
+        """The model's outputs with the weights of now, in inference mode.
+
+        One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
+        """
+        wanted = [o.name for o in self.model.outputs]
+        if outputs is not None:
+            wanted = names("outputs", outputs)
+            if not wanted:
+                raise ConfigError("outputs: expected one name at least, got none")
+        whole = self.live.predictions(self._feed(X, labelled=False), wanted)
+        return whole[wanted[0]] if len(wanted) == 1 else whole
+
+    def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
+        """Loss and metrics on labelled data, with the weights of now, in inference mode.
+
+        ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
+        """
+        return self.live.scorer(self._feed(X, y, sample_weight))()
+
+    def per_sample_losses(self, X: Any, y: Any = None) -> Any:
+        """The value of the loss for every sample, before weights and reduction.
+
+        With several losses, a mapping from the tensor each one is on.
+        """
+        out = self.live.per_sample(self.setup.open(X, y, None))
+        return out if len(out) > 1 else next(iter(out.values()))
+
+    def get_state(self, *, buffers: bool = False, averaged: bool = False) -> dict[str, Array]:
+        """Copies of the trained tensors, by initializer name.
+
+        Args:
+            buffers: running statistics, too.
+            averaged: the averages of the weights instead of them, where ``averaging`` keeps any.
+        """
+        return self.live.state(buffers=buffers, averaged=averaged)
+
+    def set_state(self, state: Mapping[str, Array]) -> None:
+        """Replace trained tensors; those not named stay.
+
+        Raises:
+            DataError: an unknown name, another shape, or values that are not numbers.
+            OrtflexError: called by a hook between runs of steps (``steps_end``, ``settled``).
+        """
+        if self.loop is not None and self.loop.watching:
+            raise OrtflexError(
+                "set_state: weights cannot be changed in the hooks steps_end and settled, which come "
+                "after so many steps as the backend makes at once; use step_end, which comes after "
+                "every step, or epoch_end"
+            )
+        self.live.replace(state)
+
+    def export(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        free_batch: bool = False,
+        inference: bool = False,
+    ) -> onnx.ModelProto:
+        """The model with the weights of now, everything else as in the user's file.
+
+        A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
+        unless ``free_batch`` is given here, too. A file that was exported in training mode stays in
+        it, with a warning, unless ``inference`` switches BatchNormalization and Dropout off.
+
+        Raises:
+            ModelError: ``free_batch``, but it was not freed for the training.
+            OutputError: the file cannot be written; an old one of that name is untouched.
+        """
+        if not inference and (still := in_training(self.model.proto)):
+            _log.warning(
+                "%s is in training mode (%s), and so is the export; export(inference=True) is not",
+                self.model.label,
+                ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
+            )
+        return self.model.export(
+            self.live.inferring(), path, free_batch=free_batch, inferring=inference
+        )
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint: everything that :meth:`resume` needs to go on, bit for bit.
+
+        Between steps and during a training (from a hook) alike. An older one of that name is
+        replaced when the new one is whole, whichever other processes save there. A symbolic link to
+        a folder is followed.
+
+        Raises:
+            OutputError: the folder is not a checkpoint and not empty, or cannot be written; what was
+                there is untouched.
+        """
+        return checkpointing.save(self, Path(folder))
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        plugins: Plugins | None = None,
+        strict: bool = True,
+        **changes: Any,
+    ) -> Trainer:
+        """A Trainer out of a checkpoint; its ``fit``, given the same data, goes on from there.
+
+        Args:
+            folder: what :meth:`save` or the checkpoint callback wrote.
+            plugins: where components are found.
+            strict: refuse plugins of other versions, other weights that are not trained and, in the
+                next ``fit``, other data than those the checkpoint was written with; else warn.
+            changes: arguments that replace the recorded ones (``epochs=50``), and those whose
+                objects no file can name (callbacks among them).
+
+        Raises:
+            CheckpointError: there is no checkpoint, it is damaged, of another model or of other plugins.
+        """
+        return checkpointing.resume(cls, Path(folder), plugins, strict, changes)
+
+    def restore(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
+        """Take over a checkpoint's state; the next ``fit``, given the same data, goes on from there.
+
+        Args:
+            folder: as for :meth:`resume`.
+            strict: refuse what :meth:`resume` refuses, and a Trainer with other arguments, those aside
+                that do not change the training (:data:`ortflex_core.training.differences.FREE`); else warn.
+
+        Raises:
+            CheckpointError: as :meth:`resume`, and what differs; nothing was changed.
+        """
+        checkpointing.restore(self, Path(folder), strict)
+
+    def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+        """Every graph in use: written to ``<folder>/<name>.onnx``, or as ModelProtos without a folder.
+
+        Raises:
+            OutputError: the folder cannot be written to.
+        """
+        programs = self.engine.programs()
+        return load_graphs(programs) if folder is None else write_programs(programs, Path(folder))

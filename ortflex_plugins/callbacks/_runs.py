@@ -1,0 +1,173 @@
+"""Which checkpoints of a folder belong to which run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ortflex_core.checkpoints import list_checkpoints
+from ortflex_core.errors import CheckpointError
+from ortflex_core.files import OutputError, make_folder
+from ortflex_core.locks import FolderLock
+
+_FILES = ("checkpoint.json", "state.safetensors", "model")
+_BEST = "best"
+
+
+class Runs:
+    """The checkpoints of one run in one folder.
+
+    A run is a training, the trainings that resume it, and further ``fit`` calls of the same Trainer.
+    Its identifier is in every checkpoint, with what the callback keeps.
+    """
+
+    def __init__(self) -> None:
+        self.identifier = ""
+        self.loaded = False
+        """Whether the identifier came from a checkpoint."""
+        self._nameless = False  # it came from a checkpoint of 0.1.0, which has none
+        self._written: list[Path] = []  # of this training, the oldest first
+        self._before: list[Path] = []  # of an earlier fit of the same run
+        self._lock = FolderLock(".checkpoints.lock")
+
+    def resume(self, identifier: Any) -> None:
+        """Go on with the run that a checkpoint names."""
+        self.loaded = isinstance(identifier, str) and bool(identifier)
+        self._nameless = not self.loaded
+        self.identifier = identifier if self.loaded else ""
+
+    def begin(self, place: Path, step: int, *, fresh: bool) -> None:
+        """Take a folder for a training that starts, or goes on, at a step.
+
+        Raises:
+            CheckpointError: another process writes there, or there are checkpoints of another run.
+            OutputError: the folder cannot be made or written to.
+        """
+        identifier = "" if fresh else self.identifier
+        make_folder(place)
+        try:
+            free = self._lock.acquire(place)
+        except OSError as error:
+            raise OutputError(f"cannot write to {str(place)!r}: {error.strerror}") from error
+        if not free:
+            raise CheckpointError(
+                f"the folder {str(place)!r} is in use: {self._lock.holder(place)} writes checkpoints "
+                "there. Wait for its end, or give the callback checkpoint another folder"
+            )
+        try:
+            self._take(place, step, identifier)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.identifier = identifier or uuid.uuid4().hex
+        self.loaded = self._nameless = False
+
+    def end(self) -> None:
+        """Give the folder back."""
+        self._lock.release()
+
+    def target(self, path: Path) -> Path:
+        """The path, if nothing is there or a checkpoint of this run.
+
+        Raises:
+            OutputError: there is something else.
+        """
+        if os.path.lexists(path) and not (_run_of(path) == self.identifier or _damaged(path)):
+            raise OutputError(
+                f"cannot write the checkpoint {str(path)!r}: the folder was not written by this "
+                "training and was not changed; move it"
+            )
+        return path
+
+    def written(self, path: Path, keep: int) -> None:
+        """Take note of a checkpoint that is whole, and remove those of this run that are too many."""
+        self._written = [*(p for p in self._written if p != path), path]
+        surplus = [*self._before, *self._written[:-keep]]
+        self._before, self._written = [], self._written[-keep:]
+        for old in surplus:
+            if old not in self._written and _run_of(old) == self.identifier:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _take(self, place: Path, step: int, identifier: str) -> None:
+        steps = sorted(list_checkpoints(place), key=_number)
+        best = [place / _BEST] if os.path.lexists(place / _BEST) else []
+        own = [p for p in steps if identifier and _run_of(p) == identifier]
+        broken = [p for p in (*steps, *best) if identifier and _damaged(p)]
+        known = {*own, *broken, *(p for p in best if identifier and _run_of(p) == identifier)}
+        if self._nameless:  # those next to it are left as they are
+            known |= {p for p in (*steps, *best) if _run_of(p) is None and _has_record(p)}
+        foreign = [p.name for p in (*steps, *best) if p not in known]
+        if foreign:
+            shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+            raise CheckpointError(
+                f"the folder {str(place)!r} has {shown}, which this training did not write; nothing "
+                "was changed. To continue the training that did: Trainer.resume(folder), or ortflex "
+                "train with --resume. To start another: give the callback checkpoint another folder, "
+                "or move these away"
+            )
+        self._written, self._before = own, []
+        if step == 0:
+            self._written, self._before = [], own
+            return
+        later = [p for p in steps if _number(p) > step]
+        self._written = [p for p in own if p not in later]
+        if later:
+            _move_aside(later, place)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _run_of(path: Path) -> str | None:
+    """The run that a checkpoint belongs to; None if that cannot be read."""
+    try:
+        table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+        found = table["callbacks"]["checkpoint"]["run"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _damaged(path: Path) -> bool:
+    """Whether this was a checkpoint of unknown origin: its record is missing or cannot be read.
+
+    An empty folder counts: a process that is killed while it removes a checkpoint leaves one.
+    """
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        there = {inner.name for inner in path.iterdir()}
+        return not there or any(name in there for name in _FILES)
+    return not (isinstance(table, dict) and "format" in table)
+
+
+def _has_record(path: Path) -> bool:
+    return (path / "checkpoint.json").is_file()
+
+
+def _move_aside(paths: list[Path], place: Path) -> None:
+    """Move checkpoints to where no resume looks for them.
+
+    Raises:
+        OutputError: that is not possible.
+    """
+    count = 1
+    while os.path.lexists(place / f"superseded-{count}"):
+        count += 1
+    target = place / f"superseded-{count}"
+    try:
+        target.mkdir()
+        for path in paths:
+            path.rename(target / path.name)
+    except OSError as error:
+        raise OutputError(
+            f"cannot move {str(paths[0])!r}, which is newer than the checkpoint that this training "
+            f"continues from: {error.strerror or error}"
+        ) from error

@@ -1,0 +1,179 @@
+"""Gradient rules of the Fourier transforms.
+
+Lengths and axes that are known while the graph is built become constants; the others are asked for
+when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ortflex_core.autodiff import Gradient, NodeView, full
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.graph import Ops, Tensor
+
+_INT64 = onnx.TensorProto.INT64
+
+
+def dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The transform is y = F x with a symmetric F, and conj(F) g its way back.
+
+    conj(F) is the inverse transform without its 1/n. A half spectrum is what is left of the whole
+    one, a real signal has no imaginary part, and a signal shorter than the transform ends in zeros.
+    """
+    x, axis = node.inputs[0], _axis(node)
+    if x.shape is None or axis is None:
+        return [_at_run_time(op, node, full(op, g, node.outputs[0])), None, None]
+    axis %= len(x.shape)
+    size = x.shape[axis]
+    length = 2 * (size - 1) if node.onesided and node.inverse and isinstance(size, int) else size
+    if node.input(1) is not None:
+        length = None if node.input(1).constant is None else int(node.input(1).constant)
+    whole = full(op, g, node.outputs[0])
+    if not all(isinstance(n, int) for n in (length, size, x.shape[-1])):
+        return [_at_run_time(op, node, whole), None, None]
+    if node.onesided and node.inverse:
+        return [_to_half(op, op.DFT(whole, axis=axis, onesided=1), axis, size, length), None, None]
+    if node.onesided:
+        whole = _padded(op, whole, axis, length - (length // 2 + 1))
+    back = op.DFT(whole, axis=axis, inverse=1 - node.inverse)
+    back = back / length if node.inverse else back * length
+    if x.shape[-1] == 1:
+        back = op.Slice(back, starts=[0], ends=[1], axes=[-1])
+    if length > size:
+        back = op.Slice(back, starts=[0], ends=[size], axes=[axis])
+    return [_padded(op, back, axis, size - length), None, None]
+
+
+def _at_run_time(op: Ops, node: NodeView, whole: Tensor) -> Tensor:
+    """The same where the axis or a size is known only then."""
+    x, given = node.inputs[0], node.input(1)
+    one = op.constant([-1])
+    axis = node.input(2)
+    along = (
+        op.constant([_axis(node)]) if axis is None else op.Cast(op.Reshape(axis, one), to=_INT64)
+    )
+    size = op.Gather(op.Shape(x), along)
+    settings: dict[str, Any] = {"axis": _axis(node) if axis is None else axis}
+    length = size if given is None else op.Cast(op.Reshape(given, one), to=_INT64)
+    if node.onesided and node.inverse:
+        if given is not None:
+            raise NoGradientRule("of half a spectrum, with a length that is not constant")
+        length = 2 * (size - 1)
+        back = op.DFT(whole, **settings, onesided=1)
+        places = op.Range(op.constant(0), op.Squeeze(size, axes=[0]), op.constant(1))
+        ends = op.Equal(op.Mod(places, op.Max(op.Squeeze(size, axes=[0]) - 1, 1)), 0)
+        counts = op.Where(ends, op.constant(1.0, x.dtype), op.constant(2.0, x.dtype))
+        back = back * op.Reshape(counts, _but_one(op, x, along, size))
+        return back / op.Cast(length, to=x.dtype)
+    if node.onesided:
+        whole = _longer(op, whole, along, length - (length / 2 + 1))
+    back = op.DFT(whole, **settings, inverse=1 - node.inverse)
+    scale = op.Cast(length, to=x.dtype)
+    back = back / scale if node.inverse else back * scale
+    last = op.Slice(op.Shape(x), [-1], [np.iinfo(np.int64).max])
+    back = op.Slice(back, op.constant([0]), last, op.constant([-1]))
+    back = op.Slice(back, op.constant([0]), size, along)
+    if given is not None:
+        back = _longer(op, back, along, op.Max(size - length, 0))
+    return op.Reshape(back, op.Shape(x))
+
+
+def _but_one(op: Ops, x: Tensor, along: Tensor, size: Tensor) -> Tensor:
+    """The shape that has ``size`` at one axis of x and 1 at the others."""
+    ones = op.Expand(op.constant([1]), op.Shape(op.Shape(x)))
+    return op.ScatterElements(ones, _place(op, x, along), size, axis=0)
+
+
+def _place(op: Ops, x: Tensor, along: Tensor) -> Tensor:
+    """An axis, counted from the front."""
+    return op.Mod(along, op.Shape(op.Shape(x)))
+
+
+def _longer(op: Ops, x: Tensor, along: Tensor, count: Tensor) -> Tensor:
+    """Zeros after the end of one axis."""
+    rank = op.Shape(op.Shape(x))
+    none = op.Expand(op.constant([0]), rank * 2)
+    pads = op.ScatterElements(none, _place(op, x, along) + rank, count, axis=0)
+    return op.Pad(x, pads)
+
+
+def _to_half(op: Ops, spectrum: Tensor, axis: int, size: int, length: int) -> Tensor:
+    """The cotangent of half a spectrum that a real signal was made of.
+
+    The half that is not there is the mirror image of this one: what has an image counts twice.
+    """
+    if length // 2 + 1 != size:
+        raise NoGradientRule(
+            f"of half a spectrum of {size} for {length} places, which onnxruntime has wrong,"
+        )
+    counts = np.full(size, 2.0 / length, np.float32)
+    counts[[0, -1] if length % 2 == 0 else [0]] = 1.0 / length
+    shape = [1] * (spectrum.rank or 0)
+    shape[axis] = size
+    return spectrum * op.constant(counts.reshape(shape), spectrum.dtype)
+
+
+def _axis(node: NodeView) -> int | None:
+    """An attribute up to opset 19, an input from 20 on."""
+    given = node.input(2)
+    if given is not None:
+        return None if given.constant is None else int(given.constant)
+    return -2 if node.axis is None else int(node.axis)
+
+
+def _padded(op: Ops, x: Tensor, axis: int, count: int) -> Tensor:
+    if count <= 0:
+        return x
+    pads = [0] * (2 * (x.rank or 0))
+    pads[(x.rank or 0) + axis] = count
+    return op.Pad(x, op.constant(pads))
+
+
+def stft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Frames of the signal, times the window, each transformed."""
+    signal, step, window = node.inputs[0], node.inputs[1], node.input(2)
+    if signal.rank != 3:
+        raise NoGradientRule("of a signal that is not [batch, time, parts]")
+    length, size = _frame_length(node), signal.shape[1]
+    if step.constant is not None and isinstance(length, int) and isinstance(size, int):
+        hop = int(step.constant)
+        starts = np.arange((size - length) // hop + 1) * hop
+        places = op.constant(starts[:, None] + np.arange(length), _INT64)
+    elif length is None:
+        raise NoGradientRule("without a window and a frame_length")
+    else:
+        places = _frames(op, signal, step, length)
+    frames = op.Gather(signal, places, axis=1)
+    if window is not None:
+        frames = frames * op.Unsqueeze(window, axes=[1])
+    return node.through([op.DFT(frames, axis=2, onesided=node.onesided)], g)
+
+
+def _frames(op: Ops, signal: Tensor, step: Tensor, length: int | Tensor) -> Tensor:
+    """[frame, place in it]: where in the signal that is."""
+    scalar = op.constant(np.array([], np.int64))
+    zero, one = op.constant(0), op.constant(1)
+    hop = op.Cast(op.Reshape(step, scalar), to=_INT64)
+    count = op.constant(length) if isinstance(length, int) else op.Reshape(length, scalar)
+    count = op.Cast(count, to=_INT64)
+    size = op.Gather(op.Shape(signal), one)
+    starts = op.Range(zero, size - count + 1, hop)
+    inside = op.Range(zero, count, one)
+    return op.Unsqueeze(starts, axes=[1]) + op.Unsqueeze(inside, axes=[0])
+
+
+def _frame_length(node: NodeView) -> int | Tensor | None:
+    given, window = node.input(3), node.input(2)
+    if given is not None:
+        return given if given.constant is None else int(given.constant)
+    if window is None:
+        return None
+    size = None if window.shape is None else window.shape[0]
+    if isinstance(size, int):
+        return size
+    return node.trace.op.Shape(window)

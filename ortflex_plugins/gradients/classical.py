@@ -1,0 +1,82 @@
+"""Gradient rules of the operators of ai.onnx.ml that scikit-learn's pipelines are converted to.
+
+Their numbers are attributes, so that none of them has a weight; a gradient passes through them to the
+weights before, such as those of a projection before a scaler, or of networks before a linear model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ortflex_core.autodiff import Gradient, NodeView, Rules, full
+from ortflex_core.errors import NoGradientRule
+from ortflex_core.graph import Ops, Tensor
+
+ML = "ai.onnx.ml"
+RULES = Rules()
+
+RULES.not_differentiable(
+    *("Binarizer", "CastMap", "CategoryMapper", "DictVectorizer", "LabelEncoder", "OneHotEncoder"),
+    *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap"),
+    domain=ML,
+)
+
+
+@RULES.rule("ArrayFeatureExtractor", domain=ML)
+def _columns(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """Columns of the last axis; of a vector the result is one row."""
+    x, places = node.inputs
+    if x.shape is None:
+        raise NoGradientRule("of a tensor of unknown rank")
+    y = op.Gather(x, op.Reshape(places, op.constant([-1])), axis=-1)
+    if len(x.shape) == 1:
+        y = op.Unsqueeze(y, op.constant([0]))
+    return node.through([y], g)
+
+
+@RULES.rule("Scaler", domain=ML)
+def _scaler(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The rule of y = (x − offset) · scale, one number each or one a column."""
+    scale = op.constant(np.asarray([1.0] if node.scale is None else node.scale, np.float32))
+    return [_as(op, full(op, g, node.outputs[0]) * scale, node)]
+
+
+@RULES.rule("Imputer", domain=ML)
+def _imputer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """What was replaced has no gradient."""
+    x = node.inputs[0]
+    hole = node.replaced_value_float
+    replaced = op.IsNaN(x) if hole is None or np.isnan(hole) else op.Equal(x, float(hole))
+    return [_as(op, op.Where(replaced, 0.0, full(op, g, node.outputs[0])), node)]
+
+
+@RULES.rule("Normalizer", domain=ML)
+def _normalizer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The rule of y = x / ‖x‖ of every row; a row of zeros stays one."""
+    [x] = node.inputs
+    if x.shape is None:
+        raise NoGradientRule("of a tensor of unknown rank")
+    if node.norm not in ("L1", "L2"):
+        raise NoGradientRule(f"with norm={node.norm!r}")
+    wide = op.Cast(x, to=node.outputs[0].dtype)
+    axes = op.constant([len(x.shape) - 1])
+    norm = op.ReduceSum(op.Abs(wide) if node.norm == "L1" else wide * wide, axes, keepdims=1)
+    norm = norm if node.norm == "L1" else op.Sqrt(norm)
+    return node.through([wide / op.Where(op.Equal(norm, 0.0), 1.0, norm)], g)
+
+
+@RULES.rule("LinearRegressor", domain=ML)
+def _linear(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """The rule of y = x · coefficientsᵀ + intercepts."""
+    if node.post_transform not in (None, "NONE"):
+        raise NoGradientRule(f"with post_transform={node.post_transform!r}")
+    rows = np.asarray(node.coefficients, np.float32).reshape(int(node.targets or 1), -1)
+    return [_as(op, op.MatMul(full(op, g, node.outputs[0]), op.constant(rows)), node)]
+
+
+def _as(op: Ops, g: Tensor, node: NodeView) -> Tensor:
+    """These operators give float32, whatever they are given."""
+    x = node.inputs[0]
+    return g if g.dtype == x.dtype else op.Cast(g, to=x.dtype)

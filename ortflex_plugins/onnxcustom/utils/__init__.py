@@ -1,0 +1,1 @@
+"""Module paths of the older package: its helpers."""

@@ -1,0 +1,44 @@
+"""``python -m tests.benchmarks [TABLE] [options]``: one of the tables, or all."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
+
+import sys
+
+from tests.benchmarks import (
+    backends,
+    data,
+    estimators,
+    features,
+    growth,
+    layers,
+    peers_table,
+    profile,
+)
+
+TABLES = {
+    "backends": backends.main,
+    "peers": peers_table.main,
+    "growth": growth.main,
+    "data": data.main,
+    "estimators": estimators.main,
+    "features": features.main,
+    "layers": layers.main,
+    "profile": profile.main,
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Print the tables."""
+    if arguments and arguments[0] in TABLES:
+        TABLES[arguments[0]](arguments[1:])
+        return
+    for table in TABLES.values():
+        table(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

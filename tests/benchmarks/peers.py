@@ -1,0 +1,186 @@
+"""Who takes part. Each is a function of a workload that returns a function of a number of epochs.
+
+Everybody starts from the same weights, shuffles anew each epoch, keeps the loss of every step and
+computes on one thread. An epoch function returns the losses of its last epoch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.workloads import Workload, data, weights
+
+Epochs = Callable[[int], Any]
+"""Trains so many epochs; the losses of the last one's steps, or what the peer keeps of them."""
+
+
+class Absent(Exception):
+    """A peer that cannot take part here, and why."""
+
+
+def trainer_of(workload: Workload) -> Any:
+    """The Trainer of a workload, on one thread, everything else at its default."""
+    from ortflex_core import Trainer
+    from tests.benchmarks.onnx_network import network
+
+    return Trainer(
+        network(workload),
+        loss=workload.loss,
+        optimizer=workload.optimizer,
+        learning_rate=workload.rate,
+        reduction=workload.reduction,
+        batch_size=workload.batch,
+        epochs=1,
+        backend="fused",
+        threads=1,
+        progress=False,
+    )
+
+
+def ours(workload: Workload) -> Epochs:
+    """Trainer.fit as users call it, its History included."""
+    x, y, weight = data(workload)
+    trainer = trainer_of(workload)
+
+    def epochs(count: int) -> Any:
+        trainer.epochs = count
+        trainer.fit(x, y, weight)
+        return trainer.train_losses_[-1:]
+
+    return epochs
+
+
+def torch_eager(workload: Workload) -> Epochs:
+    """torch.optim as it comes."""
+    return _torch(workload, {})
+
+
+def torch_fused(workload: Workload) -> Epochs:
+    """torch.optim with ``fused=True``."""
+    return _torch(workload, {"fused": True})
+
+
+def _torch(workload: Workload, options: dict[str, Any]) -> Epochs:
+    import torch
+
+    from tests.benchmarks.torch_network import forward, loss_of
+
+    torch.set_num_threads(1)
+    x, y, weight = (a if a is None else torch.from_numpy(a) for a in data(workload))
+    if weight is not None:
+        weight = weight[:, None]
+    parameters = [torch.from_numpy(p).requires_grad_() for p in weights(workload)]
+    optimizer: Any
+    if workload.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, lr=workload.rate, **options)
+    else:
+        momentum = 0.9 if workload.optimizer == "momentum" else 0.0
+        optimizer = torch.optim.SGD(parameters, lr=workload.rate, momentum=momentum, **options)
+
+    def epochs(count: int) -> Any:
+        losses: list[Any] = []
+        for _ in range(count):
+            losses = []
+            order = torch.randperm(workload.rows)
+            for start in range(0, workload.rows, workload.batch):
+                rows = order[start : start + workload.batch]
+                optimizer.zero_grad()
+                of_rows = None if weight is None else weight[rows]
+                loss = loss_of(workload, forward(workload, x[rows], parameters), y[rows], of_rows)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.detach())
+            losses = torch.stack(losses).tolist()
+        return losses
+
+    return epochs
+
+
+def scikit_learn(workload: Workload) -> Epochs:
+    """MLPRegressor or MLPClassifier going on from where it is; both shuffle by themselves."""
+    if workload.name not in ("W1", "W2", "W3"):
+        raise Absent("scikit-learn has no such training loop, or takes too long")
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier, MLPRegressor
+    from threadpoolctl import threadpool_limits
+
+    x, y, _ = data(workload)
+    kind = MLPRegressor if workload.loss == "squared_error" else MLPClassifier
+    model = kind(
+        hidden_layer_sizes=workload.sizes[1:-1],
+        solver="sgd",
+        alpha=0,
+        batch_size=workload.batch,
+        learning_rate_init=workload.rate,
+        momentum=0.9 if workload.optimizer == "momentum" else 0,
+        nesterovs_momentum=False,
+        tol=0,
+        n_iter_no_change=10**9,
+        warm_start=True,
+        random_state=0,
+    )
+    labels = y.ravel()
+
+    def epochs(count: int) -> Any:
+        model.max_iter = count
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(x, labels)
+        return model.loss_curve_[-1:]
+
+    return epochs
+
+
+def jax_step(workload: Workload) -> Epochs:
+    """A jitted step; rows are taken by numpy."""
+    from tests.benchmarks.jax_network import steps
+
+    return steps(workload)
+
+
+def jax_scan(workload: Workload) -> Epochs:
+    """A jitted epoch: lax.scan over batches that are gathered inside."""
+    from tests.benchmarks.jax_network import scan
+
+    return scan(workload)
+
+
+def on_device(workload: Workload) -> Epochs:
+    """onnxruntime's on-device training API, Module and Optimizer."""
+    try:
+        from tests.benchmarks.on_device import made
+    except (ImportError, AttributeError) as error:
+        raise Absent(f"needs onnxruntime-training-cpu 1.19.2 and torch ({error})") from None
+    return made(workload)
+
+
+PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
+    "ortflex": (ours, ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training")),
+    "torch": (torch_eager, ("torch",)),
+    "torch fused": (torch_fused, ("torch",)),
+    "scikit-learn": (scikit_learn, ("scikit-learn",)),
+    "jax step": (jax_step, ("jax",)),
+    "jax scan": (jax_scan, ("jax",)),
+    "on-device": (on_device, ("onnxruntime-training-cpu", "onnxruntime-training")),
+}
+"""By name: what makes it, and the distributions whose version is noted."""
+
+
+def version(name: str) -> str:
+    """Distribution and version of a peer, as it is installed here."""
+    for distribution in PEERS[name][1]:
+        try:
+            return f"{distribution} {importlib.metadata.version(distribution)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def mean(losses: Any) -> float:
+    """The mean of an epoch's losses."""
+    return float(np.mean(np.asarray(losses)))

@@ -1,0 +1,45 @@
+"""One peer in a process of its own: ``python -m tests.benchmarks.worker W1 torch``.
+
+Answers every line of standard input, a number of epochs, with a line of JSON: the seconds they took
+and the mean loss of the last one. The first answer, unasked, says who is there.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody loads a BLAS
+
+import json
+import sys
+import time
+from typing import Any
+
+from tests.benchmarks.peers import PEERS, Absent, mean, version
+from tests.benchmarks.workloads import WORKLOADS
+
+
+def main(workload: str, peer: str) -> None:
+    """Serve until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not come between
+
+    def answer(**values: Any) -> None:
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
+    try:
+        run = PEERS[peer][0](WORKLOADS[workload])
+        loss = mean(run(1))
+    except (ImportError, Absent) as error:
+        answer(missing=str(error))
+        return
+    answer(version=version(peer), loss=loss)
+    for line in sys.stdin:
+        started = time.perf_counter()
+        losses = run(int(line))
+        answer(seconds=time.perf_counter() - started, loss=mean(losses))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

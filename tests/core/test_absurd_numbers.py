@@ -1,0 +1,174 @@
+"""Numbers that nothing could be done with are said to be wrong, or do no harm.
+
+The class: every argument that takes a number, of a Trainer, of fit and of every component that is
+installed (:mod:`tests.fuzz.numbers` lists them from signatures), times numbers beyond int64, float32
+and float64, denormal ones, infinities and values of other types. Each ends in success or in an
+OrtflexError, within seconds and within memory: tests/fuzz draws them by thousands.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from ortflex_core.checkpoints.saved import Saved
+from ortflex_core.config.toml import to_toml
+from ortflex_core.errors import CheckpointError, ConfigError, DataError, OrtflexError, short_repr
+from ortflex_core.files import OutputError
+from ortflex_core.training.trainer import Trainer
+from tests import models
+from tests.fuzz import numbers
+from tests.training import make, plugins, regression, same
+
+pytestmark = pytest.mark.sampled
+
+X, Y = regression(rows=12)
+
+
+def test_every_kind_of_argument_is_there() -> None:
+    """The list is made of signatures: an argument that is added is drawn from then on."""
+    places = numbers.places()
+    assert len(places) > 90
+    for place in (
+        *(("trainer", "", n) for n in ("threads", "batch_size", "epochs", "seed", "accumulate")),
+        *(("trainer", "", n) for n in ("learning_rate", "clip_norm", "clip_value", "dropout")),
+        ("callbacks", "checkpoint", "keep"),
+        ("optimizers", "adam", "beta1"),
+        ("metrics", "top_k", "k"),
+        ("batches", "", "prefetch"),
+        ("data", "npz", "most"),
+        *(("data", name, "buffer") for name in ("npy", "parquet", "arrow")),
+    ):
+        assert place in places
+
+
+@pytest.mark.parametrize(
+    "value", [10**25, 2**63, 10**5000, -1, 0, 1.5, True, float("nan"), "1"], ids=short_repr
+)
+@pytest.mark.parametrize("name", ["accumulate", "batch_size", "epochs", "threads"])
+def test_counts_are_bounded(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: expected .*integer (from 1 to \d+|>= 1), got"):
+        make(models.linear(), backend="fused", **{name: value})
+
+
+@pytest.mark.parametrize("value", [2**63, 10**5000, -1, 1.5], ids=short_repr)
+def test_seeds_are_bounded(value: Any) -> None:
+    with pytest.raises(ConfigError, match="seed: expected an integer"):
+        make(models.linear(), backend="fused", seed=value)
+
+
+@pytest.mark.parametrize("threads", [64, 1024])
+def test_threads_beyond_the_processors_wait_for_nobody(threads: int) -> None:
+    """1,024 threads on two processors took minutes for a step of microseconds."""
+    trainer = make(models.linear(), backend="fused", epochs=1, threads=threads)
+    trainer.fit(X, Y)
+
+
+def test_a_step_of_more_batches_than_there_are() -> None:
+    trainer = make(models.linear(), backend="fused", epochs=2, accumulate=2**31 - 1)
+    assert len(trainer.fit(X, Y)) == 2
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -0.5, 1.5, 10**400, True, None], ids=short_repr
+)
+def test_fractions_of_validation_data(value: Any) -> None:
+    trainer = make(models.linear(), backend="fused", epochs=1)
+    if value is None:
+        trainer.fit(X, Y, validation_data=None)
+        return
+    with pytest.raises(DataError, match="validation"):
+        trainer.fit(X, Y, validation_data=value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**25, 1.5, True])
+def test_lengths_of_an_endless_epoch(value: Any) -> None:
+    with pytest.raises(DataError, match="steps_per_epoch: expected an integer"):
+        make(models.linear(), backend="fused").fit(lambda: [(X, Y)], steps_per_epoch=value)
+
+
+def test_functions_of_batches_take_their_arguments_by_place() -> None:
+    """An argument of another name is the epoch; the one after it is the start."""
+    seen: list[tuple[Any, ...]] = []
+
+    def other(e: int, first: int) -> Any:
+        seen.append((e, first))
+        return iter([(X, Y)])
+
+    def with_default(e: int, rows: int = 7, *, start: int) -> Any:
+        seen.append((e, rows, start))
+        return iter([(X, Y)])
+
+    for function in (lambda e: [(X, Y)], lambda e, /: [(X, Y)], lambda: [(X, Y)]):
+        assert len(make(models.linear(), backend="fused", epochs=2).fit(function)) == 2
+    make(models.linear(), backend="fused", epochs=2).fit(other)
+    make(models.linear(), backend="fused", epochs=2).fit(with_default)
+    assert seen == [(0, 0), (1, 0), (0, 7, 0), (1, 7, 0)]
+    with pytest.raises(DataError, match="takes 3 arguments"):
+        make(models.linear(), backend="fused").fit(lambda a, b, c: [(X, Y)])
+
+
+@pytest.mark.parametrize("path", ["a\0b", ".", "/", "no/such/folder/x.onnx"])
+def test_places_that_cannot_be_exported_to(path: str) -> None:
+    with pytest.raises(OutputError):
+        make(models.linear(), backend="fused").export(path)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "", "\udc80"])
+def test_places_that_cannot_be_read(path: str) -> None:
+    with pytest.raises(OrtflexError):
+        make(path)
+
+
+def test_schedules_beyond_all_numbers_are_named() -> None:
+    spec = {"name": "exponential", "gamma": 1e308}
+    with pytest.raises(OrtflexError, match="exponential"):
+        make(models.linear(), backend="fused", schedule=spec, batch_size=2).fit(X, Y)
+    slow = {"name": "invscaling", "power": 2**63}  # an integer to this power never ends
+    with pytest.raises(OrtflexError, match="invscaling"):
+        make(models.linear(), backend="fused", schedule=slow, batch_size=2).fit(X, Y)
+
+
+@pytest.mark.parametrize("place", [p for p in numbers.places() if p[0] == "data"], ids="/".join)
+def test_numbers_of_data_sources(place: numbers.Place, tmp_path: Path) -> None:
+    """Each argument of each source that is installed: refused, or read within memory."""
+    for value in (0, -1, -(10**5000), 10**5000, 2**31, 2**63, 1.5, True, float("nan"), "1"):
+        if place == ("data", "example_line", "seed"):
+            break  # any integer is one; other values are among those that are drawn
+        if place == ("data", "npz", "most") and value == 2**31:
+            continue  # bytes
+        with pytest.raises(OrtflexError, match=f"{place[2]}: expected an integer"):
+            numbers.source(place, value, tmp_path, X, Y)
+    numbers.train(place, {"columns": 4, "most": 2**31}.get(place[2], 12), tmp_path)
+
+
+def test_a_number_that_no_file_holds_is_refused_where_it_would_be_written(tmp_path: Path) -> None:
+    """An argument of a plugin that does not check it, a callback's state, a recipe."""
+    for steps in (10**299, 10**5000):
+        callback = {"name": "example_stop", "steps": steps}
+        trainer = make(models.linear(), backend="fused", epochs=1, callbacks=[callback])
+        trainer.fit(X, Y)
+        if steps == 10**299:
+            trainer.save(tmp_path / "saved")
+            resumed = Trainer.resume(tmp_path / "saved", plugins=plugins())
+            same(resumed.get_state(), trainer.get_state(), 0)
+        else:
+            with pytest.raises(CheckpointError, match="callbacks has an integer of more than 300"):
+                trainer.save(tmp_path / "again")
+            assert not (tmp_path / "again").exists()
+    with pytest.raises(CheckpointError, match=r"'mine' stores 'n' = an integer of more than 300"):
+        Saved().put("mine", {"n": 10**5000})
+    with pytest.raises(TypeError, match="more than 300 digits cannot be written"):
+        to_toml({"n": 10**5000})
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_few_absurd_numbers(number: int, tmp_path: Path) -> None:
+    """What is drawn by thousands in tests/fuzz, once here, for those who change the harness."""
+    place, value = numbers.drawn(Random(f"number/{number}"))
+    with suppress(OrtflexError):  # anything else fails the test
+        numbers.train(place, value, tmp_path)

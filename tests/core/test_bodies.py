@@ -1,0 +1,220 @@
+"""Operators without a kernel or a rule are computed, and differentiated, by their function bodies.
+
+The class of the defect: an operator that the standard defines by others was refused, or computed
+otherwise than the file says, although its definition is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.autodiff.reverse import Rules, RuleTable, gradients
+from ortflex_core.check import check_model
+from ortflex_core.graph.ops import Trace
+from ortflex_core.graph.program import build
+from ortflex_core.model.model import Model
+from ortflex_core.opsets import function_bodies, kernels
+from tests import models
+from tests.gradcheck import FAMILIES, data
+from tests.model_gradients import agree, parsed
+from tests.tracing import NEWEST
+from tests.training import make, plugins
+
+BATCH_FIRST = {
+    "RNN": (1, "y, h = RNN <hidden_size=2, layout=1, direction={d}> (x, w, r, b, , h0)", "y, h"),
+    "GRU": (3, "y, h = GRU <hidden_size=2, layout=1, direction={d}> (x, w, r, b, , h0)", "y, h"),
+    "LSTM": (
+        4,
+        "y, h, c = LSTM <hidden_size=2, layout=1, direction={d}> (x, w, r, b, , h0, c0)",
+        "y, h, c",
+    ),
+}
+
+
+def recurrent(operator: str, direction: str) -> tuple[str, dict[str, Any]]:
+    gates, node, results = BATCH_FIRST[operator]
+    sides = 2 if direction == "bidirectional" else 1
+    feeds = {
+        "x": data(2, 3, 2),
+        "w": data(sides, gates * 2, 2, seed=1) / 2,
+        "r": data(sides, gates * 2, 2, seed=2) / 2,
+        "b": data(sides, gates * 4, seed=3) / 2,
+        "h0": data(2, sides, 2, seed=4) / 2,
+    }
+    if operator == "LSTM":
+        feeds["c0"] = data(2, sides, 2, seed=5) / 2
+    formals = ", ".join(f"FLOAT[{', '.join(map(str, a.shape))}] {n}" for n, a in feeds.items())
+    outputs = ", ".join(f"FLOAT[] {n}" for n in results.split(", "))
+    outputs = outputs.replace("FLOAT[]", "FLOAT[a, b, c]").replace("[a, b, c] y", "[a, b, c, d] y")
+    text = f"({formals}) => ({outputs}) {{ {node.replace('{d}', chr(34) + direction + chr(34))} }}"
+    return text, feeds
+
+
+def by_hand(operator: str, direction: str) -> Any:
+    """The same with the time first and transpositions in numpy, by onnx's reference."""
+    text, _ = recurrent(operator, direction)
+    turned = parsed(text.replace("layout=1, ", ""), "double", 14)
+    for value in (*turned.graph.input, *turned.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    reference = onnx.reference.ReferenceEvaluator(turned)
+
+    def run(**feeds: Any) -> list[Any]:
+        given = {n: a.swapaxes(0, 1) if n in ("x", "h0", "c0") else a for n, a in feeds.items()}
+        y, *states = reference.run(None, given)
+        return [y.transpose(2, 0, 1, 3), *(s.swapaxes(0, 1) for s in states)]
+
+    return run
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", BATCH_FIRST)
+def test_recurrent_operators_with_the_batch_first(operator: str, direction: str) -> None:
+    text, feeds = recurrent(operator, direction)
+    agree(text, feeds, opset=14, oracle=by_hand(operator, direction))
+
+
+def trained() -> onnx.ModelProto:
+    """A GRU with the batch first, whose weights are initializers."""
+    text, feeds = recurrent("GRU", "forward")
+    source = parsed(text, "float", 14)
+    for name in ("w", "r", "b"):
+        array = feeds[name].astype(np.float32)
+        source.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    kept = [i for i in source.graph.input if i.name in ("x", "h0")]
+    for value in kept:
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    del source.graph.output[:1]
+    for value in [i for i in source.graph.input if i.name in ("w", "r", "b")]:
+        source.graph.input.remove(value)
+    return source
+
+
+def test_training_check_and_export_of_a_node_that_no_runtime_computes() -> None:
+    source = trained()
+    report = check_model(source, plugins=plugins())
+    assert [c.name for c in report.choices if c.trained] == ["w", "r", "b"]
+    assert report.backends["fused"] == ()
+    text = "GRU is computed by simpler operators, in the training and not in the file: "
+    assert len([note for note in report.notes if note.startswith(text)]) == 1
+    rng = np.random.default_rng(0)
+    x = {"x": rng.normal(size=(16, 3, 2)).astype("f4"), "h0": np.zeros((16, 1, 2), "f4")}
+    trainer = make(source, optimizer="adam", backend="fused", batch_size=4, epochs=4)
+    trainer.fit(x, rng.uniform(-0.5, 0.5, (16, 1, 2)).astype("f4"))
+    assert trainer.train_losses_[-1] < trainer.train_losses_[0]
+    exported = trainer.export()
+    assert [n.op_type for n in exported.graph.node] == ["GRU"]
+    assert exported.graph.node[0] == source.graph.node[0]
+
+
+CAUSAL = """(FLOAT[1, 2, 2, 2] q, FLOAT[1, 2, 1, 2] k, FLOAT[1, 2, 1, 2] v,
+             FLOAT[1, 2, 2, 2] pk, FLOAT[1, 2, 2, 2] pv) => (FLOAT[1, 2, 2, 2] y, FLOAT[a, b, c, d] keys)
+{ y, keys, values = Attention<is_causal=1>(q, k, v, , pk, pv) }"""
+
+
+@pytest.mark.skipif(NEWEST < 23, reason="the operator needs opset 23")
+def test_a_form_that_runtimes_compute_otherwise_is_computed_as_the_file_says() -> None:
+    feeds = {
+        "q": data(1, 2, 2, 2),
+        "k": data(1, 2, 1, 2, seed=1),
+        "v": data(1, 2, 1, 2, seed=2),
+        "pk": data(1, 2, 2, 2, seed=3),
+        "pv": data(1, 2, 2, 2, seed=4),
+    }
+    source = agree(CAUSAL, feeds, opset=23)
+    plain = models.predict(source, {n: a.astype("f4") for n, a in feeds.items()})
+    made = Model(source)
+    assert "Attention" not in {n.op_type for n in made.internal.graph.node}
+    assert "differently from the standard" in made.apart["y"]
+    assert [n.op_type for n in made.export({}).graph.node] == ["Attention"]
+    assert plain["y"].shape == (1, 2, 2, 2)
+
+
+def test_nodes_of_subgraphs_are_taken_apart_too() -> None:
+    text, feeds = recurrent("RNN", "forward")
+    head, _, body = text.partition("{")
+    formals = head[head.index("(") : head.index("=>")]
+    inner = body.rstrip("} ").replace("y, h = ", "yi, hi = ")
+    source = f"{formals} => (FLOAT[a, b, c, d] y, FLOAT[a, b, c] h) {{ "
+    source += (
+        "s = ReduceSum<keepdims=0>(x) zero = Constant<value = FLOAT {0}>() go = Less(s, zero) "
+    )
+    source += "y, h = If(go) < "
+    source += f"then_branch = t () => (FLOAT[a, b, c, d] yi, FLOAT[a, b, c] hi) {{ {inner} }}, "
+    inner = inner.replace("yi, hi", "yn, hn").replace("forward", "reverse")
+    source += f"else_branch = e () => (FLOAT[a, b, c, d] yn, FLOAT[a, b, c] hn) {{ {inner} }} > }}"
+    for sign, direction in ((-1, "forward"), (1, "reverse")):
+        given = {**feeds, "x": sign * np.abs(feeds["x"])}
+        agree(source, given, opset=14, oracle=by_hand("RNN", direction))
+
+
+def test_nothing_is_done_to_a_model_whose_operators_have_kernels() -> None:
+    bare = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 2] y) '
+        "{ a = Relu(x) b = Softmax(a) y = LayerNormalization(b, b) }"
+    )
+    assert kernels.inlined(bare) == (bare, {})
+    assert kernels.inlined(bare)[0] is bare
+
+
+BODIES = {
+    "Celu": (13, {"alpha": 0.7}, [(2, 3)]),
+    "Elu": (13, {}, [(2, 3)]),
+    "GroupNormalization": (21, {"num_groups": 2, "epsilon": 0.1}, [(2, 4, 3), (4,), (4,)]),
+    "HardSwish": (14, {}, [(2, 3)]),
+    "LayerNormalization": (17, {"axis": 1}, [(2, 3), (3,), (3,)]),
+    "LogSoftmax": (18, {"axis": 0}, [(2, 3)]),
+    "MeanVarianceNormalization": (18, {"axes": [0, 2]}, [(2, 3, 2)]),
+    "PRelu": (16, {}, [(2, 3), (3,)]),
+    "RMSNormalization": (23, {}, [(2, 3), (3,)]),
+    "RotaryEmbedding": (23, {"interleaved": 1}, [(1, 2, 3, 4), (1, 3, 2), (1, 3, 2)]),
+    "Selu": (13, {}, [(2, 3)]),
+    "Softmax": (18, {}, [(2, 3)]),
+    "Softplus": (18, {}, [(2, 3)]),
+    "Swish": (24, {"alpha": 0.3}, [(2, 3)]),
+    "ThresholdedRelu": (18, {"alpha": 0.2}, [(2, 3)]),
+}
+
+
+@pytest.mark.parametrize("operator", BODIES)
+def test_a_body_gives_the_gradient_of_the_rule(operator: str) -> None:
+    """Every family is there but the one of the operator, whose rule is what the result must equal."""
+    since, attributes, shapes = BODIES[operator]
+    if since > NEWEST:
+        pytest.skip(f"the operator needs opset {since}")
+    arrays = {f"x{k}": data(*shape, seed=k).astype("f4") for k, shape in enumerate(shapes)}
+    without = {name: Rules(table=dict(rules.table)) for name, rules in FAMILIES.items()}
+    for rules in without.values():
+        rules.table.pop(("", operator), None)
+    found = []
+    for table in (RuleTable(FAMILIES), RuleTable(without)):
+        trace = Trace({"": max(since, 18)})
+        inputs = {n: trace.input(n, a.dtype, a.shape) for n, a in arrays.items()}
+        y = trace.op(operator, *inputs.values(), **attributes)
+        slopes = gradients([(y * y, None)], list(inputs.values()), table)
+        program = build(trace, {f"d{k}": g for k, g in enumerate(slopes)}, name="backward")
+        found.append(models.predict(program.proto(), arrays))
+        assert [n.op_type for n in trace.by_body] == ([operator] if len(found) == 2 else [])
+    for name, wanted in found[0].items():
+        np.testing.assert_allclose(found[1][name], wanted, 1e-4, 1e-4, err_msg=name)
+
+
+def test_what_has_no_body_has_none() -> None:
+    node = onnx.helper.make_node("MatMul", ["a", "b"], ["c"])
+    assert function_bodies.body_of(node, 17, [None, None]) is None
+    assert not function_bodies.has_body("MatMul")
+    assert not function_bodies.has_body("SequenceMap")
+    assert not function_bodies.has_body("NoSuchOperator")
+
+
+@pytest.mark.parametrize("dtype", [1, 10, 11, 16])
+def test_masked_attention_is_differentiated_in_every_float_type(dtype: int) -> None:
+    """The lowest number of a type takes the place of minus infinity; bfloat16 had none."""
+    trace = Trace({"": 23})
+    q, k, v = (trace.input(name, dtype, (1, 2, 3, 4)) for name in "qkv")
+    y = trace.op.Attention(q, k, v, is_causal=1)
+    found = gradients([(y, None)], [q, k, v], RuleTable(FAMILIES))
+    assert [(g.dtype, g.shape) for g in found] == [(dtype, (1, 2, 3, 4))] * 3

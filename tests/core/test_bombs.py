@@ -1,0 +1,239 @@
+"""Small files that ask for memory or time out of all proportion are refused, with words.
+
+The classes: tensors that grow step by step, each step within its bounds, along the batch axis or
+any other, in the graph and in its branches; graphs that grow by functions or loops written out. And
+what real models have, a chain of 10,000 nodes or a GPT-2 of 12 layers among it, is not refused.
+"""
+
+from __future__ import annotations
+
+import resource
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper
+
+from ortflex_core.errors import ModelError
+from ortflex_core.graph.ops import Trace
+from ortflex_core.model.model import Model
+from ortflex_core.model.vetting import MOST_ADDED, MOST_NODES, vet
+from tests import models
+from tests.training import make, regression
+
+pytestmark = pytest.mark.sampled
+
+node = helper.make_node
+
+
+def parsed(body: str, opset: int = 17) -> ModelProto:
+    made: ModelProto = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[N, 1] x) => (float[N, 1] y) '
+        f"<float[1, 1] w = {{2}}, int64[2] by = {{2, 1}}, "
+        f"float[2] scales = {{2, 1}}> {{ {body} }}"
+    )
+    return made
+
+
+def doubled(step: str, times: int, around: str = "{}") -> ModelProto:
+    """``x @ w``, a step repeated on its result, and the largest value of that added to it."""
+    steps = "  ".join(
+        step.replace("<a>", f"t{k}").replace("<b>", f"t{k + 1}") for k in range(times)
+    )
+    body = f"t0 = MatMul(x, w)  {steps}  top = ReduceMax <keepdims = 0> (t{times})"
+    return parsed(around.replace("{}", body) + "  y = Add(t0, top)")
+
+
+CONCAT = "<b> = Concat <axis = 0> (<a>, <a>)"
+STEPS = {
+    "concat": CONCAT,
+    "concat in another axis": "<b> = Concat <axis = 1> (<a>, <a>)",
+    "tile": "<b> = Tile(<a>, by)",
+    "expand": (
+        "<a>_1 = Unsqueeze(<a>, by1)  <a>_2 = Expand(<a>_1, to)  <b> = Reshape(<a>_2, column)"
+    ),
+    "resize": "<b> = Resize(<a>, , scales)",
+    "outer product": "<a>_t = Transpose(<a>)  <a>_m = MatMul(<a>, <a>_t)  <b> = Reshape(<a>_m, column)",
+    "einsum": '<a>_m = Einsum <equation = "ij,kj->ik"> (<a>, <a>)  <b> = Reshape(<a>_m, column)',
+}
+HEAD = (
+    "by1 = Constant <value = int64[1] {1}> ()  column = Constant <value = int64[2] {-1, 1}> () "
+    "to = Constant <value = int64[3] {1, 2, 1}> () "
+)
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_tensors_that_grow_step_by_step_are_refused(what: str) -> None:
+    """24 doublings of the batch's rows, or four squares of them: gigabytes from a kilobyte."""
+    squares = what in ("outer product", "einsum")
+    with pytest.raises(ModelError, match="would take"):
+        Model(doubled(STEPS[what], 4 if squares else 24, HEAD + "{}"))
+
+
+def test_tensors_that_grow_in_a_branch_are_refused() -> None:
+    def branch(u: str) -> str:
+        grown = "  ".join(f"{u}{k + 1} = Concat <axis = 0> ({u}{k}, {u}{k})" for k in range(24))
+        return (
+            f"() => (float p) {{ {u}0 = Identity(m)  {grown} p = ReduceMax<keepdims = 0>({u}24) }}"
+        )
+
+    model = parsed(
+        "m = MatMul(x, w)  most = ReduceMax <keepdims = 0> (m)  yes = Greater(most, most) "
+        f"top = If(yes) <then_branch = a {branch('u')}, else_branch = b {branch('v')}> "
+        "y = Add(m, top)"
+    )
+    with pytest.raises(ModelError, match="would take"):
+        Model(model)
+
+
+def test_many_large_tensors_are_refused() -> None:
+    """Each is below the bound of one tensor; together they are not."""
+    steps = "  ".join(
+        f"c{k} = Constant <value = int64[2] {{{2**20 + k}, 50}}> ()  f{k} = ConstantOfShape(c{k}) "
+        f"r{k} = ReduceMax <keepdims = 0> (f{k})"
+        for k in range(8)
+    )
+    sums = "  ".join(f"s{k + 1} = Add(s{k}, r{k})" for k in range(8))
+    with pytest.raises(ModelError, match=r"large tensors would take \d+ bytes together"):
+        Model(parsed(f"s0 = MatMul(x, w)  {steps}  {sums}  y = Identity(s8)"))
+
+
+def test_a_few_doublings_train() -> None:
+    make(doubled(CONCAT, 4), backend="fused", epochs=1).fit(np.ones((8, 1)), np.ones((8, 1)))
+
+
+def test_sizes_of_any_length_are_written() -> None:
+    """A size of more than 4300 digits is no number that Python writes into a message."""
+    model = models.linear()
+    inputs = list(model.graph.node[0].input)[:2]
+    equation = "ij,jk->" + "j" * 20_000
+    model.graph.node[0].CopyFrom(node("Einsum", inputs, ["XW"], equation=equation))
+    with pytest.raises(ModelError, match=r"would take more than 10\^30 bytes"):
+        Model(model)
+
+
+def chain(length: int) -> ModelProto:
+    names = [f"t{k}" for k in range(length)]
+    nodes = [
+        node("Tanh" if k % 100 == 0 else "Relu", [a], [b])
+        for k, (a, b) in enumerate(pairwise(names))
+    ]
+    nodes = [node("MatMul", ["X", "coef"], ["t0"]), *nodes, node("Identity", [names[-1]], ["Y"])]
+    return models.model(
+        nodes, [models.floats("X", "N", 5)], [models.floats("Y", "N", 1)], {"coef": np.ones((5, 1))}
+    )
+
+
+def test_a_chain_of_10_000_nodes_is_read_in_time() -> None:
+    """Seconds of the processor, which a quadratic step anywhere would make minutes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    trainer = make(chain(10_000), backend="fused", epochs=1)
+    trainer.predict(np.ones((2, 5), np.float32))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 60
+
+
+@pytest.mark.slow
+def test_a_chain_of_10_000_nodes_trains() -> None:
+    make(chain(10_000), backend="fused", epochs=1).fit(*regression(rows=8))
+
+
+def test_functions_that_double_are_counted_before_they_are_written_out() -> None:
+    """Sixteen functions that each call the next one twice are 65,536 nodes from 2 KB."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    model = models.model(
+        [node("MatMul", ["X", "coef"], ["m"]), node("f0", ["m"], ["Y"], domain="f")],
+        [models.floats("X", "N", 5)],
+        [models.floats("Y", "N", 1)],
+        {"coef": np.ones((5, 1))},
+    )
+    model.opset_import.add(domain="f", version=1)
+    for k in range(16):
+        inner, domain = (f"f{k + 1}", "f") if k < 15 else ("Relu", "")
+        calls = [node(inner, [a], [b], domain=domain) for a, b in pairwise("abc")]
+        model.functions.append(helper.make_function("f", f"f{k}", ["a"], ["c"], calls, opsets))
+    assert len(model.SerializeToString()) < 3000
+    with pytest.raises(
+        ModelError, match=f"has 65537 nodes; the file has 34, for which {34 + MOST_ADDED}"
+    ):
+        Model(model)
+
+
+@pytest.mark.parametrize("inside", ["the graph", "functions", "a branch"])
+def test_nodes_that_are_written_are_bounded_wherever_they_are(inside: str) -> None:
+    """As many as there may be pass, one more is refused; those of functions and branches add up."""
+
+    def vetted(count: int) -> None:
+        model = ModelProto()
+        relu = node("Relu", ["x"], ["y"])
+        if inside == "functions":
+            opsets = [helper.make_opsetid("", 17)]
+            for k in range(4):
+                share = [relu] * (count // 4 + (count % 4 if k == 0 else 0))
+                model.functions.append(
+                    helper.make_function("f", f"f{k}", ["x"], ["y"], share, opsets)
+                )
+        elif inside == "a branch":
+            branch = helper.make_graph([relu] * (count - 1), "g", [], [])
+            model.graph.node.append(node("If", ["c"], ["y"], then_branch=branch))
+        else:
+            model.graph.node.extend([relu] * count)
+        vet(model, "the model")
+
+    vetted(MOST_NODES)
+    with pytest.raises(ModelError, match=f"has {MOST_NODES + 1} nodes, more than the {MOST_NODES}"):
+        vetted(MOST_NODES + 1)
+
+
+def test_a_gpt_2_of_12_layers_is_far_from_all_bounds(tmp_path: Path) -> None:
+    """As torch exports it, narrow: its nodes are those of the wide one, and 1 % of the bound."""
+    pytest.importorskip("torch")
+    from tests.benchmarks import large_networks
+
+    path, _, _ = large_networks.made("gpt", tmp_path, width=24, words=50, places=8)
+    model = onnx.load(path)
+    assert len(model.graph.node) > 400
+    vet(model, "the model")
+    assert len(model.graph.node) * 50 < MOST_NODES
+
+
+def test_loops_one_after_another_are_not_all_written_out() -> None:
+    """Each is short enough to be written out, all of them are not: the rest stay loops."""
+    loop = (
+        "s{b} = Loop(n, , s{a}) <body = b{a} (int64 i{a}, bool g{a}, float[N, 1] t{a}) => "
+        "(bool o{a}, float[N, 1] u{a}) {{ o{a} = Identity(g{a})  u{a} = Tanh(t{a}) }}>"
+    )
+    fits = MOST_ADDED // 128
+    count = fits + 6
+    loops = "  ".join(loop.format(a=k, b=k + 1) for k in range(count))
+    model = Model(
+        parsed(
+            "s0 = MatMul(x, w)  n = Constant <value = int64 {64}> ()  "
+            f"{loops}  y = Identity(s{count})"
+        )
+    )
+    trace = Trace(model.opsets)
+    model.replay(trace, ["y"], {"x": trace.input("x", np.float32, ("N", 1))})
+    operators = [made.op_type for made in trace.nodes]
+    assert operators.count("Tanh") == 64 * fits
+    assert operators.count("Loop") == 6
+
+
+def test_loops_written_out_do_not_multiply() -> None:
+    """Loops inside one another, each short enough to be written out: 32^3 and 8^4 nodes."""
+    for levels, count in ((3, 32), (4, 8)):
+        body = f"z{levels} = Tanh(s{levels})"
+        for k in range(levels, 0, -1):
+            result = f"z{k}"
+            body = (
+                f"z{k - 1} = Loop(n, , s{k - 1}) <body = b{k} (int64 i{k}, bool g{k}, float[N, 1] "
+                f"s{k}) => (bool o{k}, float[N, 1] {result}) {{ o{k} = Identity(g{k})  {body} }}>"
+            )
+        model = parsed(
+            f"s0 = MatMul(x, w)  n = Constant <value = int64 {{{count}}}> ()  {body} y = Identity(z0)"
+        )
+        trainer = make(model, backend="fused", epochs=1)
+        assert trainer.predict(np.ones((2, 1), np.float32)).shape == (2, 1)
+        trainer.per_sample_losses(np.ones((2, 1)), np.ones((2, 1)))
+        assert sum(p.nodes for p in trainer.live.evaluator.programs.values()) < 20_000

@@ -1,0 +1,372 @@
+"""Damaged checkpoints and values that cannot be: an error that names file and key, never another training.
+
+The class of mistake: a value of ``checkpoint.json`` that is used without having been looked at, and a file
+whose bytes are trusted. Values are changed with the digests put right again, as an editor or an attacker
+would; damage by the disk is in tests/fuzz.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.checkpoints import checkpoint
+from ortflex_core.checkpoints.checkpoint import Saved
+from ortflex_core.errors import CheckpointError, OrtflexError
+from ortflex_core.hooks import hook
+from ortflex_core.types import Array
+from tests import models, sealing
+from tests.training import make, plugins, regression
+
+pytestmark = pytest.mark.sampled
+
+CALLBACKS = [{"name": "early_stopping", "monitor": "loss"}]
+FILES = ("checkpoint.json", "state.safetensors", "model/model.onnx")
+
+
+class SaveAll:
+    """A checkpoint after every epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        place = self.folder / f"step-{progress.step:09d}"
+        if not place.exists():
+            trainer.save(place)
+
+
+def write(folder: Path) -> list[Path]:
+    x, y = regression(rows=12, features=3)
+    trainer = make(
+        models.mlp((3, 4, 1)),
+        backend="fused",
+        optimizer="adam",
+        batch_size=4,
+        epochs=4,
+        callbacks=[*CALLBACKS, {"name": "checkpoint", "best": False}, SaveAll(folder)],
+    )
+    trainer.folder = folder
+    trainer.fit(x, y)
+    return checkpoint.list_checkpoints(folder)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write(tmp_path_factory.mktemp("damage"))
+
+
+@pytest.fixture
+def folder(written: list[Path], tmp_path: Path) -> Path:
+    """A folder of three checkpoints of one training, whose models are one file."""
+    for place in written[:3]:
+        shutil.copytree(place, tmp_path / "many" / place.name)
+    models_there = [
+        p / "model" / "model.onnx" for p in checkpoint.list_checkpoints(tmp_path / "many")
+    ]
+    for path in models_there[1:]:
+        path.unlink()
+        os.link(models_there[0], path)
+    return tmp_path / "many"
+
+
+@pytest.fixture
+def place(folder: Path) -> Path:
+    return checkpoint.list_checkpoints(folder)[-1]
+
+
+def resumed(place: Path) -> Trainer:
+    """Goes on to the end of the training, so that every value is used."""
+    callbacks = (
+        plugins().component("callbacks", CALLBACKS[0]),
+        plugins().component("callbacks", {"name": "checkpoint", "best": False}),
+    )
+    trainer = Trainer.resume(place, plugins=plugins(), callbacks=callbacks)
+    trainer.folder = place.parent.parent / "again"
+    trainer.fit(*regression(rows=12, features=3))
+    return trainer
+
+
+def flip(path: Path, at: int = -1) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def zeros(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("region", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_a_flipped_bit_is_noticed_in_every_region(name: str, region: float, place: Path) -> None:
+    path = place / name
+    flip(path, int(region * (path.stat().st_size - 1)))
+    with pytest.raises(CheckpointError, match=path.name):
+        checkpoint.read(place)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [flip, truncate, zeros, Path.unlink])
+def test_the_newest_whole_checkpoint_is_read_and_the_damaged_are_named(
+    name: str, damage: Any, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, middle, last = checkpoint.list_checkpoints(folder)
+    shared = last / "model" / "model.onnx"
+    own = shared.read_bytes()
+    shared.unlink()
+    shared.write_bytes(own)  # not that of the others
+    damage(last / name)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        assert checkpoint.read(folder).folder == middle
+    assert last.name in caplog.text
+    assert Path(name).name in caplog.text
+    with pytest.raises(CheckpointError, match=rf"{first.name}.*{middle.name}") as error:
+        checkpoint.read(last)
+    assert "Complete checkpoints next to it: " in str(error.value)
+    assert str(checkpoint.read(middle).folder) == str(middle)
+
+
+def test_a_model_that_several_checkpoints_share_is_damaged_in_all_of_them(folder: Path) -> None:
+    for place in checkpoint.list_checkpoints(folder):
+        assert place.joinpath("model", "model.onnx").stat().st_nlink == 3
+    flip(checkpoint.list_checkpoints(folder)[0] / "model" / "model.onnx")
+    with pytest.raises(CheckpointError, match="none of the checkpoints in") as error:
+        checkpoint.read(folder)
+    assert str(error.value).count("model.onnx") == 3
+    with pytest.raises(CheckpointError, match="No complete checkpoint is next to it"):
+        checkpoint.read(checkpoint.list_checkpoints(folder)[0])
+
+
+def test_other_folders_among_checkpoints_are_left_out(folder: Path) -> None:
+    newest = checkpoint.list_checkpoints(folder)[-1]
+    (folder / "step-999999999").mkdir()
+    (folder / "step-999999999" / "weights.pt").write_bytes(b"of another tool")
+    assert checkpoint.read(folder).folder == newest
+    newest.rename(newest.with_name(f"{newest.name}.previous"))  # killed between two steps
+    assert checkpoint.read(folder).folder.name == f"{newest.name}.previous"
+
+
+def test_a_later_format_is_not_taken_for_damage(folder: Path, place: Path) -> None:
+    sealing.edit(place, lambda record: record.update(format=3))
+    with pytest.raises(
+        CheckpointError, match=r"has the format 3; this version reads formats 1 and 2"
+    ):
+        checkpoint.read(place)
+
+
+# ---------------------------------------------------------------------- values
+
+KEY = tuple[str | int, ...]
+BAD: list[tuple[KEY, Any]] = [
+    (("format",), True),
+    (("format",), "2"),
+    (("structure",), 5),
+    (("arguments",), []),
+    (("unnamed",), "callbacks"),
+    (("unnamed",), [3]),
+    (("versions",), {"ortflex": 1}),
+    (("runtime",), None),
+    (("backend",), []),
+    (("size",), 4),
+    (("size", "rows"), 0),
+    (("size", "rows"), "4"),
+    (("size", "rows"), 4.0),
+    (("size", "epoch_steps"), -1),
+    (("fits",), -1),
+    (("fits",), True),
+    (("fits",), 2**70),
+    (("manual",), None),
+    (("manual", "step"), -1),
+    (("manual", "history"), [{"epoch": 1}]),
+    (("position",), []),
+    (("position", "progress", "step"), "9"),
+    (("position", "progress", "epoch"), 3),
+    (("position", "progress", "epochs"), 2.5),
+    (("position", "steps"), None),
+    (("position", "rows"), -4),
+    (("position", "loss"), float("nan")),
+    (("position", "loss"), "0"),
+    (("position", "penalty"), float("inf")),
+    (("position", "seconds"), -1.0),
+    (("position", "rate"), -0.5),
+    (("position", "rate"), None),
+    (("position", "records"), {}),
+    (("position", "records"), []),
+    (("position", "records", 0), []),
+    (("position", "records", 0, "loss"), "low"),
+    (("position", "records", 0), {"epoch": 0.0}),
+    (("position", "seed"), []),
+    (("position", "seed"), [-1, 0]),
+    (("position", "seed"), [0.5]),
+    (("position", "at_once"), 0),
+    (("position", "stopped"), 0),
+    (("position", "data"), []),
+    (("position", "data", "kind"), []),
+    (("position", "data", "kind"), {}),
+    (("position", "data", "kind"), "columns"),
+    (("position", "data", "columns"), 3),
+    (("position", "data", "columns", "X"), None),
+    (("position", "data", "columns", "X", "shape"), "12"),
+    (("position", "data", "columns", "X", "digest"), 0),
+    (("position", "data"), {"kind": "pieces"}),
+    (("position", "data"), {"kind": "pieces", "pieces": "1", "sizes": 0, "buffer": 1}),
+    (("position", "data"), {"kind": "batches", "buffer": 0, "spot": 3}),
+    (("position", "data"), {"kind": "batches", "buffer": 0, "spot": {"turn": 0}}),
+    (("callbacks",), []),
+    (("callbacks", "early_stopping"), []),
+    *((("callbacks", "early_stopping", "best"), v) for v in ({}, [], "low", True)),
+    *((("callbacks", "early_stopping", key), None) for key in ("best_epoch", "waited")),
+    (("callbacks", "early_stopping", "other"), 3),
+    *((("callbacks", "checkpoint", "best"), v) for v in ({}, [], "low", True)),
+    (("callbacks", "checkpoint", "run"), 3),
+    (("files",), None),
+    (("files",), []),
+    (("files", "state.safetensors"), 0),
+    (("files", "../../secret"), "0"),
+    (("files", "model/../checkpoint.json"), "0"),
+    (("frozen",), None),
+    (("frozen",), {"w": 3}),
+    (("more",), 1),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD, ids=lambda v: json.dumps(v))
+def test_a_value_that_cannot_be_is_named(key: KEY, value: Any, place: Path) -> None:
+    def change(record: dict[str, Any]) -> None:
+        inner: Any = record
+        for part in key[:-1]:
+            inner = inner[part]
+        inner[key[-1]] = value
+
+    sealing.edit(place, change)
+    with pytest.raises(CheckpointError) as error:
+        resumed(place)
+    text = str(error.value)
+    assert place.name in text
+    assert str([k for k in key if isinstance(k, str)][-1]).rpartition("/")[2] in text
+
+
+def leaves(value: Any, key: KEY = ()) -> Iterator[KEY]:
+    """The place of every key of a record."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (*key, name)
+            yield from leaves(inner, (*key, name))
+
+
+def test_every_key_that_is_missing_is_an_error_or_makes_no_difference(folder: Path) -> None:
+    """No key may be used without a look whether it is there; arguments have defaults."""
+    place = checkpoint.list_checkpoints(folder)[-1]
+    whole = (place / "checkpoint.json").read_text()
+    wanted = resumed(place).get_state()
+    free = 0
+    for key in leaves(json.loads(whole)):
+        if key == ("digest",) or key[0] == "arguments":
+            continue
+        (place / "checkpoint.json").write_text(whole)
+
+        def change(record: dict[str, Any], key: KEY = key) -> None:
+            inner: Any = record
+            for part in key[:-1]:
+                inner = inner[part]
+            del inner[key[-1]]
+
+        sealing.edit(place, change)
+        shutil.rmtree(place.parent.parent / "again", ignore_errors=True)
+        try:
+            trainer = resumed(place)
+        except OrtflexError:
+            continue
+        free += 1
+        for name, array in trainer.get_state().items():
+            assert array.tobytes() == wanted[name].tobytes(), key
+    assert free < 30
+
+
+# ---------------------------------------------------------------------- what callbacks keep
+
+SHAPE: dict[str, Any] = {
+    "count": int,
+    "best": float | None,
+    "names": list[str],
+    "worst": np.ndarray,
+}
+
+
+def kept(**changes: Any) -> Saved:
+    saved = Saved("run/checkpoint.json")
+    values = {"count": 3, "best": None, "names": ["a"], "worst": np.zeros(2), **changes}
+    saved.put("mine", {k: v for k, v in values.items() if v is not ...})
+    return saved
+
+
+def test_what_a_callback_keeps_has_the_types_it_declares() -> None:
+    values = kept(best=0.5).get("mine", SHAPE)
+    assert values is not None
+    assert (values["count"], values["best"], values["names"]) == (3, 0.5, ("a",))
+    assert kept().get("nobody", SHAPE) is None
+    values = kept().get("mine", SHAPE, optional={"later": int})
+    assert values is not None
+    assert values["later"] is None
+    values = kept(more=np.ones(1)).get("mine", SHAPE, others=np.ndarray)
+    assert values is not None
+    assert values.pop("more") == 1
+    assert "more" in (kept(more=1).get("mine") or {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"count": True}, "callbacks.mine.count: expected an integer, got True"),
+        ({"count": 1.5}, "callbacks.mine.count: expected an integer, got 1.5"),
+        ({"count": ...}, "callbacks.mine.count is missing"),
+        ({"count": np.zeros(1)}, "callbacks.mine.count: expected no array"),
+        ({"best": "low"}, "callbacks.mine.best: expected a number, got 'low'"),
+        ({"names": "a"}, "callbacks.mine.names: expected a list of strings, got 'a'"),
+        ({"names": [1]}, "callbacks.mine.names"),
+        ({"worst": [1.0]}, "callbacks.mine.worst: expected an array, got list"),
+        ({"other": 1}, "callbacks.mine.other is not known"),
+    ],
+)
+def test_other_types_are_errors_that_name_file_and_key(changes: Any, named: str) -> None:
+    with pytest.raises(CheckpointError, match=r"run/checkpoint\.json") as error:
+        kept(**changes).get("mine", SHAPE)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((3, 5), np.float32), np.zeros((3, 4)), np.zeros(0, np.float32)]
+)
+def test_kept_weights_that_do_not_fit_are_refused_and_nothing_is_taken_over(
+    array: Array, place: Path
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    path = place / "state.safetensors"
+    arrays = load_file(path)
+    arrays["callback/early_stopping/parameter/W1"] = array
+    save_file(arrays, path)
+    sealing.seal(place)
+    trainer = resumed(checkpoint.list_checkpoints(place.parent)[0])
+    before, standing = trainer.get_state(), trainer.live.standing
+    with pytest.raises(CheckpointError, match=r"early_stopping\.parameter/W1"):
+        trainer.restore(place)
+    after = trainer.get_state()
+    assert all(after[n].tobytes() == before[n].tobytes() for n in before)
+    assert trainer.live.standing is standing

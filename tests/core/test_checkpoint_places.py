@@ -1,0 +1,266 @@
+"""Where checkpoints are saved: nothing that is not a checkpoint is replaced or removed.
+
+The class of mistake: a name that stands for something else than a folder of ours, at the place itself,
+at a temporary name or at ``.previous``, at the first save or at any later one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.checkpoints import folders
+from ortflex_core.files import OutputError
+from tests import models
+from tests.training import make, plugins, regression
+
+pytestmark = pytest.mark.sampled
+
+
+@pytest.fixture(params=["one step", "two steps"])
+def swapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How folders are exchanged: as here, or as on a system that cannot do it in one step."""
+    if request.param == "two steps":
+        monkeypatch.setattr(folders, "exchange", lambda a, b: False)
+    return str(request.param)
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder below a folder; links as what they are."""
+    out: dict[str, bytes | None] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            out[name] = os.readlink(path).encode()
+        else:
+            out[name] = path.read_bytes() if path.is_file() else None
+    return out
+
+
+def trained() -> Trainer:
+    trainer = make(models.linear(), backend="fused", epochs=1)
+    trainer.fit(*regression())
+    return trainer
+
+
+def thesis(place: Path) -> None:
+    place.mkdir()
+    (place / "thesis.txt").write_text("the only copy")
+
+
+def nested(place: Path) -> None:
+    (place / "chapters" / "one").mkdir(parents=True)
+
+
+def hidden(place: Path) -> None:
+    place.mkdir()
+    (place / ".git").mkdir()
+
+
+def other_record(place: Path) -> None:
+    """A checkpoint of some other tool that has a file of the same name."""
+    place.mkdir()
+    (place / "checkpoint.json").write_text('{"step": 3}')
+
+
+def other_record_and_state(place: Path) -> None:
+    other_record(place)
+    (place / "state.safetensors").write_bytes(b"theirs")
+
+
+def own_and_a_note(place: Path) -> None:
+    trained().save(place)
+    (place / "notes.txt").write_text("the good one")
+
+
+def own_and_another_model(place: Path) -> None:
+    trained().save(place)
+    (place / "model" / "best.pt").write_bytes(b"theirs")
+
+
+def without_record(place: Path) -> None:
+    trained().save(place)
+    (place / "checkpoint.json").unlink()
+
+
+def model_is_a_file(place: Path) -> None:
+    place.mkdir()
+    (place / "checkpoint.json").write_text("{}")
+    (place / "model").write_bytes(b"theirs")
+
+
+def regular_file(place: Path) -> None:
+    place.write_text("a file")
+
+
+FOREIGN = [thesis, nested, hidden, other_record, other_record_and_state, own_and_a_note]
+FOREIGN += [own_and_another_model, without_record, model_is_a_file, regular_file]
+
+
+@pytest.mark.parametrize("prepare", FOREIGN)
+def test_save_refuses_what_is_not_a_checkpoint(
+    prepare: Callable[[Path], None], swapping: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "results"
+    prepare(place)
+    before, trainer = content(tmp_path), trained()
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"results'.*Nothing was changed; use the name of a"):
+            trainer.save(place)
+        assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("prepare", FOREIGN)
+def test_save_leaves_what_is_at_its_other_names(
+    prepare: Callable[[Path], None], swapping: str, tmp_path: Path
+) -> None:
+    """``.previous`` and names like those of temporary folders may be taken by foreign files."""
+    taken = [tmp_path / ".c.writing-0123456789abcdef", tmp_path / ".c.writing", tmp_path / ".c.old"]
+    if swapping == "one step":
+        taken.append(tmp_path / "c.previous")
+    for place in taken:
+        prepare(place)
+    before, trainer = content(tmp_path), trained()
+    if prepare is without_record:  # half of a checkpoint, as a process leaves it that was killed
+        before = {k: v for k, v in before.items() if not k.startswith(taken[0].name)}
+    for _ in range(3):
+        trainer.save(tmp_path / "c")
+        after = content(tmp_path)
+        assert {k: v for k, v in after.items() if k != "c" and not k.startswith("c/")} == before
+    Trainer.resume(tmp_path / "c", plugins=plugins())
+
+
+@pytest.mark.parametrize("prepare", [thesis, regular_file, own_and_a_note])
+def test_save_in_two_steps_refuses_where_previous_is_taken(
+    prepare: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "exchange", lambda a, b: False)
+    trainer = trained()
+    trainer.save(tmp_path / "c")
+    prepare(tmp_path / "c.previous")
+    before = content(tmp_path)
+    with pytest.raises(OutputError, match=r"c\.previous'.*it would be lost"):
+        trainer.save(tmp_path / "c")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "a/..", "./", "a\0b", "a\0b/c"])
+def test_save_refuses_names_that_name_no_folder_of_their_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    trainer = trained()
+    before = content(tmp_path)
+    with pytest.raises(OutputError, match=r"cannot write .*(null character|name a folder for it)"):
+        trainer.save(name)
+    assert content(tmp_path) == before
+
+
+def test_save_refuses_the_current_folder_by_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for name in ("../work", str(work)):
+        with pytest.raises(OutputError, match="current folder"):
+            trained().save(name)
+    assert Path.cwd() == work
+
+
+def test_save_takes_an_empty_folder(swapping: str, tmp_path: Path) -> None:
+    place = tmp_path / "empty"
+    place.mkdir()
+    trained().save(place)
+    Trainer.resume(place, plugins=plugins())
+    assert list(tmp_path.iterdir()) == [place]
+
+
+@pytest.mark.parametrize("target", ["there", "empty", "missing", "a checkpoint"])
+def test_save_follows_a_link_every_time(target: str, swapping: str, tmp_path: Path) -> None:
+    disk, link = tmp_path / "disk", tmp_path / "c"
+    disk.mkdir()
+    trainer = trained()
+    if target == "a checkpoint":
+        trainer.save(disk / "x")
+    elif target != "missing":
+        (disk / "x").mkdir()
+    link.symlink_to(disk / "x", target_is_directory=True)
+    for _ in range(3):
+        trainer.fit(*regression())
+        trainer.save(link)
+        assert link.is_symlink()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "disk"]
+        assert sorted(p.name for p in disk.iterdir()) == ["x"]
+        again = Trainer.resume(link, plugins=plugins())
+        assert (again.get_state()["coef"] == trainer.get_state()["coef"]).all()
+
+
+def test_save_refuses_a_link_to_something_else(swapping: str, tmp_path: Path) -> None:
+    thesis(tmp_path / "folder")
+    (tmp_path / "file").write_text("a file")
+    trainer = trained()
+    for name in ("folder", "file"):
+        (tmp_path / "c").symlink_to(tmp_path / name)
+        before = content(tmp_path)
+        with pytest.raises(OutputError, match="it would be lost"):
+            trainer.save(tmp_path / "c")
+        assert content(tmp_path) == before
+        (tmp_path / "c").unlink()
+    (tmp_path / "c").symlink_to(tmp_path / "c")
+    with pytest.raises(OutputError, match="c"):
+        trainer.save(tmp_path / "c")
+
+
+def test_save_puts_back_what_appeared_while_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the place and the exchange another process may put its own things there."""
+    trainer = trained()
+    place = trainer.save(tmp_path / "c")
+    real, calls = folders.exchange, []
+
+    def exchange(a: Path, b: Path) -> bool:
+        calls.append(a)
+        if len(calls) == 1:
+            shutil.rmtree(place)
+            thesis(place)
+        return real(a, b)
+
+    monkeypatch.setattr(folders, "exchange", exchange)
+    with pytest.raises(OutputError, match=r"thesis\.txt"):
+        trainer.save(place)
+    assert content(tmp_path) == {"c": None, "c/thesis.txt": b"the only copy"}
+
+
+def test_save_clears_what_killed_processes_left_and_nothing_that_is_in_use(tmp_path: Path) -> None:
+    """Unfinished folders of this place, whose process does not hold them any more."""
+    trainer = trained()
+    trainer.save(tmp_path / "c")
+    left, used, fresh = (tmp_path / f".c.writing-{k:016x}" for k in range(3))
+    for place in (left, used):
+        (place / "model").mkdir(parents=True)
+        (place / "model" / ".model.onnx.x7").write_bytes(b"half")
+    fresh.mkdir()  # just made by another process
+    with folders._lock(used) as held:
+        if not held:
+            pytest.skip("no locks on folders here")
+        trainer.save(tmp_path / "c")
+        assert sorted(p.name for p in tmp_path.iterdir()) == [used.name, fresh.name, "c"]
+    os.utime(fresh, (0, 0))
+    trainer.save(tmp_path / "c")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+
+
+def test_long_names_are_saved_as_well(tmp_path: Path) -> None:
+    name = "c" * 250
+    trainer = trained()
+    for _ in range(2):
+        trainer.save(tmp_path / name)
+    assert [p.name for p in tmp_path.iterdir()] == [name]

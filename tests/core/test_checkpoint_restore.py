@@ -1,0 +1,507 @@
+"""What a training goes on with is what it began with, or it is refused and the difference is named.
+
+The class of mistake: something that decides about the weights differs although all counts and names are
+equal, so that the training goes on to other weights without a word. Arguments are enumerated from the
+Trainer's signature, so that none can be forgotten.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.data import digests
+from ortflex_core.errors import CheckpointError, DataError
+from ortflex_core.hooks import hook
+from ortflex_core.parameters import selection
+from ortflex_core.training import differences
+from ortflex_core.types import Array
+from tests import models
+from tests.training import make, plugins, regression
+
+pytestmark = pytest.mark.sampled
+
+FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "checkpoint-format-1"
+
+BASE: dict[str, Any] = {
+    "backend": "fused",
+    "loss": "squared_error",
+    "optimizer": "adam",
+    "learning_rate": 0.01,
+    "schedule": "cosine",
+    "penalty": "l2",
+    "groups": [{"params": "W1", "rate": 0.5}],
+    "clip_norm": 1.0,
+    "clip_value": 0.5,
+    "accumulate": 2,
+    "constraint": {"W1": "max_norm"},
+    "averaging": "ema",
+    "batch_size": 4,
+    "epochs": 2,
+}
+
+# An argument, and values that make another training of it; in adam's family the slots have equal names.
+OTHERS: list[tuple[str, Any]] = [
+    ("loss", "absolute_error"),
+    ("loss", {"name": "huber", "delta": 0.5}),
+    ("loss", [{"name": "squared_error", "factor": 2.0}]),
+    ("penalty", None),
+    ("penalty", {"name": "l2", "l2": 0.5}),
+    ("penalty", {"W1": "l2"}),
+    *(("optimizer", name) for name in ("adamw", "radam", "lamb")),
+    ("optimizer", {"name": "adam", "beta1": 0.8}),
+    ("optimizer", {"name": "adam", "eps": 1e-7}),
+    ("learning_rate", 0.02),
+    ("learning_rate", None),
+    ("schedule", "constant"),
+    ("schedule", {"name": "cosine", "minimum": 0.001}),
+    ("groups", []),
+    ("groups", [{"params": "W1", "rate": 0.25}]),
+    ("groups", [{"params": "W2", "rate": 0.5}]),
+    ("clip_norm", None),
+    ("clip_norm", 2.0),
+    ("clip_value", None),
+    ("accumulate", 1),
+    ("constraint", None),
+    ("constraint", {"W1": {"name": "max_norm", "bound": 0.5}}),
+    ("constraint", {"W2": "max_norm"}),
+    ("averaging", {"name": "ema", "decay": 0.5}),
+    ("batch_size", 5),
+    ("shuffle", False),
+    ("seed", 7),
+    ("reduction", "sum"),
+    ("classes", [1, 2]),
+    ("batch_norm", "freeze"),
+    ("dropout", "off"),
+    ("dropout", 0.25),
+    ("gradients", ["examples"]),
+    ("prefer", ["ortflex-example"]),
+    ("free_batch", True),
+]
+
+# Values that do not change the training, of every argument that may differ.
+SAME: dict[str, Any] = {
+    "params": ["W*", "b*"],
+    "epochs": 3,
+    "backend": {"name": "fused", "steps_per_run": 1},
+    "device": {"name": "cpu"},
+    "threads": 1,
+    "metrics": ["mae"],
+    "callbacks": ["early_stopping"],
+    "reinitialize": True,
+    "check_finite": False,
+    "progress": False,
+}
+
+# Other spellings of what BASE has.
+SPELLINGS: list[tuple[str, Any]] = [
+    ("loss", {"name": "squared_error"}),
+    ("loss", {"Y": "squared_error"}),
+    ("loss", [{"name": "squared_error", "predicted": "Y"}]),
+    ("penalty", {"*": "l2"}),
+    ("optimizer", {"name": "adam", "beta1": 0.9}),
+    ("schedule", {"name": "cosine"}),
+    ("groups", [{"params": ["W1"], "rate": 0.5}]),
+    ("constraint", {"W1": {"name": "max_norm"}}),
+    ("averaging", {"name": "ema"}),
+    ("seed", np.int64(0)),
+]
+
+
+class SaveOnce:
+    """Saves in the middle of the second epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.saved = folder, False
+
+    @hook
+    def settled(self, trainer: Trainer, progress: Any) -> None:
+        if progress.epoch == 1 and not self.saved:
+            trainer.save(self.folder)
+            self.saved = True
+
+
+def data() -> tuple[Array, Array]:
+    return regression(rows=24, features=6)
+
+
+def begun(folder: Path, model: Any = None, given: Any = None, **options: Any) -> Trainer:
+    """A training that has ended, and has saved itself in the middle."""
+    trainer = make(model or models.mlp(), callbacks=[SaveOnce(folder)], **{**BASE, **options})
+    trainer.fit(*(given or data()))
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trainer]:
+    folder = tmp_path_factory.mktemp("restore") / "c"
+    return folder, begun(folder)
+
+
+def equal(a: Trainer, b: Trainer) -> bool:
+    mine, theirs = a.get_state(buffers=True), b.get_state(buffers=True)
+    return all(mine[name].tobytes() == theirs[name].tobytes() for name in theirs)
+
+
+def test_every_argument_is_either_compared_or_free() -> None:
+    arguments = set(inspect.signature(Trainer).parameters) - {"model", "plugins"}
+    compared = {name for name, _ in OTHERS}
+    assert compared | set(differences.FREE) == arguments
+    assert not compared & set(differences.FREE)
+    assert set(SAME) == set(differences.FREE)
+
+
+def usual(name: str, value: Any) -> Any:
+    """A value that this table has for every installation."""
+    if name == "gradients":
+        return [next(entry.name for entry in plugins()["gradients"])]
+    return value
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERS)
+def test_another_argument_is_refused_and_named(
+    name: str,
+    value: Any,
+    saved: tuple[Path, Trainer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, _ = saved
+    model = models.mlp()
+    if name == "free_batch":
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+        folder = folder.with_name("fixed")
+        if not folder.exists():
+            begun(folder, model, batch_size=4)
+    options = {**BASE, name: usual(name, value)}
+    trainer = make(model, **options)
+    before = trainer.get_state()
+    with pytest.raises(
+        CheckpointError, match=rf"other arguments: {name}[.:\w]* was .+, is "
+    ) as error:
+        trainer.restore(folder)
+    assert "strict=False" in str(error.value)
+    after = trainer.get_state()
+    assert all(after[n].tobytes() == before[n].tobytes() for n in before)
+    assert trainer.live.standing.position is None
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        make(model, **options).restore(folder, strict=False)
+    assert re.search(rf"other arguments: {name}", caplog.text)
+
+
+@pytest.mark.parametrize("name", sorted(SAME))
+def test_an_argument_that_changes_nothing_is_accepted(
+    name: str, saved: tuple[Path, Trainer]
+) -> None:
+    folder, whole = saved
+    options = {**BASE, name: SAME[name]}
+    trainer = make(models.mlp(), **options)
+    trainer.restore(folder)
+    trainer.fit(*data())
+    if name == "epochs":  # the schedule has another length
+        assert len(trainer.history_) == 3
+    else:
+        for key, array in whole.get_state().items():
+            np.testing.assert_allclose(trainer.get_state()[key], array, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "value"), SPELLINGS)
+def test_another_spelling_of_the_same_is_accepted(
+    name: str, value: Any, saved: tuple[Path, Trainer]
+) -> None:
+    folder, whole = saved
+    trainer = make(models.mlp(), **{**BASE, name: value})
+    trainer.restore(folder)
+    trainer.fit(*data())
+    assert equal(trainer, whole)
+
+
+def test_the_default_rate_may_be_spelled_out(tmp_path: Path) -> None:
+    begun(tmp_path / "c", learning_rate=None)
+    rate = plugins().component("optimizers", "adam").default_rate
+    make(models.mlp(), **{**BASE, "learning_rate": rate}).restore(tmp_path / "c")
+
+
+def test_resume_takes_arguments_of_its_call_and_says_so(
+    saved: tuple[Path, Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, whole = saved
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer = Trainer.resume(folder, plugins=plugins(), learning_rate=0.5, epochs=4)
+    assert "other arguments: learning_rate: was 0.01, is 0.5" in caplog.text
+    assert trainer.learning_rate == 0.5
+    again = Trainer.resume(folder, plugins=plugins())
+    again.fit(*data())
+    assert equal(again, whole)
+
+
+# ---------------------------------------------------------------------- frozen weights
+
+
+def with_frozen(model: onnx.ModelProto, name: str, change: float) -> onnx.ModelProto:
+    """The model with one value of one initializer changed."""
+    out = onnx.ModelProto()
+    out.CopyFrom(model)
+    for tensor in out.graph.initializer:
+        if tensor.name == name:
+            array = onnx.numpy_helper.to_array(tensor).copy()
+            array.reshape(-1)[-1] += change
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, name))
+    return out
+
+
+@pytest.mark.parametrize("sizes", [(6, 8, 1), (6, 200, 1)], ids=["small", "above 1,024 elements"])
+@pytest.mark.parametrize("frozen", ["W1", "b1"])
+def test_other_frozen_weights_are_refused_by_name(
+    sizes: tuple[int, ...], frozen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One value of one tensor is enough, in a tensor of any size."""
+    options: dict[str, Any] = {"params": ["W2", "b2"], "groups": [], "constraint": None}
+    model = models.mlp(sizes)
+    other = with_frozen(model, frozen, 1.0)
+    begun(tmp_path / "c", model, **options)
+    trainer = make(other, **{**BASE, **options})
+    with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
+        trainer.restore(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=rf"not trained: {frozen}\. Use that model"):
+        Trainer.resume(tmp_path / "c", plugins=plugins(), model=other)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        trainer.restore(tmp_path / "c", strict=False)
+    assert f"not trained: {frozen}" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["restore", "resume"])
+def test_a_checkpoint_has_the_frozen_weights_of_the_trainer_that_wrote_it(
+    how: str, tmp_path: Path
+) -> None:
+    """After other weights were taken over on purpose, later checkpoints have the model of now."""
+    options: dict[str, Any] = {"params": ["W2", "b2"], "groups": [], "constraint": None}
+    model = models.mlp((6, 8, 1))
+    other = with_frozen(model, "W1", 3.0)
+    begun(tmp_path / "c", model, **options)
+    if how == "restore":
+        trainer = make(other, **{**BASE, **options})
+        trainer.restore(tmp_path / "c", strict=False)
+    else:
+        trainer = Trainer.resume(tmp_path / "c", plugins=plugins(), model=other, strict=False)
+    x, y = data()
+    trainer.fit(x, y)
+    for name in ("d", "e"):  # the second one links to the first one's model
+        trainer.save(tmp_path / name)
+        again = Trainer.resume(tmp_path / name, plugins=plugins())
+        np.testing.assert_array_equal(again.predict(x), trainer.predict(x))
+
+
+def test_a_model_that_was_replaced_on_the_disk_is_not_linked_to(tmp_path: Path) -> None:
+    """Another process has saved another training to the place this one saved to before."""
+    options: dict[str, Any] = {"params": ["W2", "b2"], "groups": [], "constraint": None}
+    model = models.mlp((6, 8, 1))
+    first = make(model, **{**BASE, **options})
+    second = make(with_frozen(model, "W1", 3.0), **{**BASE, **options})
+    x, _ = data()
+    first.save(tmp_path / "c")
+    second.save(tmp_path / "c")
+    for name in ("c", "d"):
+        first.save(tmp_path / name)
+        again = Trainer.resume(tmp_path / name, plugins=plugins())
+        np.testing.assert_array_equal(again.predict(x), first.predict(x))
+
+
+def test_later_checkpoints_link_to_the_model(tmp_path: Path) -> None:
+    trainer = make(models.mlp(), **BASE)
+    inodes = [(trainer.save(tmp_path / n) / "model" / "model.onnx").stat().st_ino for n in "aabb"]
+    assert len(set(inodes)) == 1
+    resumed = Trainer.resume(tmp_path / "b", plugins=plugins())
+    inodes.append((resumed.save(tmp_path / "e") / "model" / "model.onnx").stat().st_ino)
+    assert len(set(inodes)) == 1
+
+
+# ---------------------------------------------------------------------- data
+
+
+def other_value(x: Array, y: Array) -> tuple[Array, Array]:
+    x[17, 3] += np.float32(1e-3)
+    return x, y
+
+
+def other_label(x: Array, y: Array) -> tuple[Array, Array]:
+    y[-1] += 1
+    return x, y
+
+
+def other_order(x: Array, y: Array) -> tuple[Array, Array]:
+    return x[::-1], y[::-1]
+
+
+def labels_in_another_order(x: Array, y: Array) -> tuple[Array, Array]:
+    y[[3, 4]] = y[[4, 3]]
+    return x, y
+
+
+def features_in_another_order(x: Array, y: Array) -> tuple[Array, Array]:
+    return x[:, ::-1], y
+
+
+def other_numbers(x: Array, y: Array) -> tuple[Array, Array]:
+    return x.astype(np.float16), y
+
+
+def with_weights(x: Array, y: Array) -> tuple[Array, ...]:
+    return x, y, np.ones(len(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (other_value, "'X' has other values"),
+        (other_label, "'label' has other values"),
+        (other_order, "'X' has other values, or its rows come in another order"),
+        (labels_in_another_order, "'label' has other values"),
+        (features_in_another_order, "'X' has other values"),
+        (other_numbers, "'X' has other values"),
+        (with_weights, "there was no"),
+    ],
+)
+def test_other_data_of_as_many_rows_are_refused(
+    change: Any, named: str, saved: tuple[Path, Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = saved
+    given = change(*(array.copy() for array in data()))
+    with pytest.raises(DataError, match=rf"had other data: {named}"):
+        Trainer.resume(folder, plugins=plugins()).fit(*given)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        Trainer.resume(folder, plugins=plugins(), strict=False).fit(*given)
+    assert named in caplog.text
+
+
+def test_other_sample_weights_are_refused(tmp_path: Path) -> None:
+    x, y = data()
+    weights = np.ones(len(x))
+    begun(tmp_path / "c", given=(x, y, weights))
+    weights[5] = 2.0
+    with pytest.raises(DataError, match="had other data"):
+        Trainer.resume(tmp_path / "c", plugins=plugins()).fit(x, y, weights)
+
+
+def test_the_same_data_in_another_form_are_accepted(saved: tuple[Path, Trainer]) -> None:
+    folder, whole = saved
+    x, y = data()
+    forms: list[Any] = [
+        (x.astype(np.float64), y),
+        (np.asfortranarray(x), y.tolist()),
+        ({"X": x}, y.astype(">f4")),
+    ]
+    for given in forms:
+        trainer = Trainer.resume(folder, plugins=plugins())
+        trainer.fit(*given)
+        assert equal(trainer, whole)
+
+
+def test_another_training_may_have_other_data(tmp_path: Path) -> None:
+    """Only an unfinished training goes on; a finished one is followed by one on any data."""
+    x, y = data()
+    trainer = make(models.mlp(), **BASE)
+    trainer.fit(x, y)
+    trainer.save(tmp_path / "c")
+    Trainer.resume(tmp_path / "c", plugins=plugins()).fit(x[:10] + 1, y[:10])
+
+
+@pytest.mark.parametrize("shape", [(1000,), (1000, 7), (3, 400, 5)])
+def test_a_digest_of_a_sample_sees_type_shape_and_some_rows(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).standard_normal(shape)
+    most = array.nbytes // 5
+    whole, some = digests.of_array(array), digests.of_array(array, most)
+    assert whole == digests.of_array(array, array.nbytes)
+    for row in (0, -1):  # the first and the last row are in every sample
+        changed = array.copy()
+        changed[row] += 1
+        assert digests.of_array(changed, most) != some
+        assert digests.of_array(changed) != whole
+    for other in (array.astype(np.float32), array[..., None], array[:-1], array[::-1]):
+        assert digests.of_array(other, most) != some
+        assert digests.of_array(other) != whole
+    assert digests.of_array(np.asfortranarray(array)) == whole
+
+
+def test_digests_of_arrays_of_every_type() -> None:
+    seen = set()
+    for array in (
+        *(np.arange(4).astype(t) for t in ("f2", "f4", "f8", "i1", "i8", "u2", "?")),
+        *(np.array(v) for v in (["a", "bc"], [b"a", b"bc"], 1.0, 2, "a")),
+        *(np.array(v, object) for v in (["a", "bc"], ["ab", "c"])),
+        *(np.zeros(s) for s in (0, (0, 3), (3, 0), (1, 1))),
+        onnx.numpy_helper.to_array(
+            onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [2], [1, 2])
+        ),
+    ):
+        digest = digests.of_array(array)
+        assert digest == digests.of_array(array.copy())
+        seen.add(digest)
+    assert len(seen) == 19
+
+
+# ---------------------------------------------------------------------- what is trained, older formats
+
+
+def test_what_is_trained_comes_from_the_checkpoint(
+    saved: tuple[Path, Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained by default may be chosen otherwise by another version."""
+    folder, whole = saved
+    real = selection.choose_parameters
+
+    def choose(model: Any, outputs: Any, params: Any) -> Any:
+        return real(model, outputs, ["W1"] if params is None else params)
+
+    monkeypatch.setattr(selection, "choose_parameters", choose)
+    assert list(make(models.mlp(), **BASE).problem.parameters) == ["W1"]
+    trainer = Trainer.resume(folder, plugins=plugins())
+    trainer.fit(*data())
+    assert equal(trainer, whole)
+    assert list(trainer.problem.parameters) == list(whole.problem.parameters)
+
+
+def test_checkpoints_of_format_1_go_on_to_the_same_bits(tmp_path: Path) -> None:
+    """Written by 0.1.0 in the middle of a training, with the weights it ended with."""
+    shutil.copytree(FORMAT_1, tmp_path / "old")
+    x, y = regression(rows=17, features=3)
+    trainer = Trainer.resume(tmp_path / "old", plugins=plugins())
+    trainer.fit(x, y)
+    with np.load(FORMAT_1 / "end.npz") as end:
+        for name, array in {**trainer.get_state(), **trainer.engine.slots()}.items():
+            wanted = end[name.replace("/", "|")]
+            if str(trainer.runtime) == "onnxruntime 1.31.1":
+                assert array.tobytes() == wanted.tobytes(), name
+            else:
+                np.testing.assert_allclose(array, wanted, rtol=1e-4, atol=1e-6)
+    trainer.save(tmp_path / "new")
+    again = Trainer.resume(tmp_path / "new", plugins=plugins())
+    assert equal(again, trainer)
+    trainer.save(tmp_path / "old" / "step-000000009")  # it is a checkpoint of ours
+
+
+def test_checkpoints_of_format_1_compare_their_arguments(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "optimizer": "adam",
+        "learning_rate": 0.01,
+        "batch_size": 4,
+        "epochs": 3,
+        "schedule": "cosine",
+        "averaging": "ema",
+        "params": ["W*", "b1"],
+        "penalty": {"W*": {"name": "l2", "l2": 0.01}},
+    }
+    folder = tmp_path / "old"
+    shutil.copytree(FORMAT_1, folder)
+    model = models.mlp((3, 4, 1))
+    make(model, backend="fused", **options).restore(folder)
+    with pytest.raises(CheckpointError, match="seed: was 0, is 7"):
+        make(model, backend="fused", seed=7, **options).restore(folder)

@@ -1,0 +1,149 @@
+"""The core knows no plugin by its name: a default is data in the list of arguments, all else is asked."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ortflex_core.config.arguments import ASSUMED_LOSS, Arguments, default
+from ortflex_core.errors import ConfigError
+from ortflex_core.problem.losses import penalty_terms
+from ortflex_core.registry import Plugins
+from tests.training import plugins
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+POINTS = PROJECT["project"]["entry-points"]
+DATA = "config/arguments.py"
+"""The one module in which a name may stand: the defaults of the arguments."""
+
+# Words that are also something else in the core: what the literal is there.
+OTHERWISE = {
+    "constant": "a kind of node or tensor",
+    "losses": "a kind of plugin",
+    "momentum": "an attribute of BatchNormalization",
+    "none": "nothing, in a message",
+    "reduction": "an argument",
+    "shape": "an attribute of tensors",
+    "step": "the counter of steps",
+}
+# What stands elsewhere, and looks no plugin up.
+ALLOWED = {
+    ("data/labels.py", "softmax_cross_entropy"),  # advice to the user
+    ("runtime/installation.py", "training_session"),  # a module of onnxruntime
+}
+
+
+def names() -> set[str]:
+    return {name for group in POINTS.values() for name in group}
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """The texts of a module, docstrings left out."""
+    documentation = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    for node in ast.walk(tree):
+        text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if text and id(node) not in documentation:
+            yield node.value
+
+
+def named(source: str) -> set[str]:
+    """The plugins that a module names: texts that are a name, and names in texts that are no other word."""
+    found = set()
+    distinct = {n for n in names() if "_" in n}
+    for text in literals(ast.parse(source)):
+        found |= {text} & names() - set(OTHERWISE)
+        found |= set(re.findall(r"\w+", text)) & distinct
+    return found
+
+
+MODULES = {
+    path.relative_to(ROOT / "ortflex_core").as_posix(): path
+    for path in sorted((ROOT / "ortflex_core").rglob("*.py"))
+    if "testing" not in path.parts
+}
+
+
+def test_no_module_names_a_plugin() -> None:
+    found = {
+        (place, name) for place, path in MODULES.items() for name in named(path.read_text("utf-8"))
+    }
+    assert {(place, name) for place, name in found if place not in (DATA, SIGNATURE)} == ALLOWED
+
+
+SIGNATURE = "training/trainer.py"
+"""It repeats the defaults of the list, which test_arguments.py compares."""
+
+
+def test_the_list_names_its_defaults_alone() -> None:
+    """A default of the Trainer or what is assumed where there is none: no other name, even there."""
+    defaults = {
+        field.default for field in Arguments.__attrs_attrs__ if isinstance(field.default, str)
+    }
+    for place, more in ((DATA, {ASSUMED_LOSS}), (SIGNATURE, set[str]())):
+        assert named(MODULES[place].read_text("utf-8")) <= defaults | more, place
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('x = get("optimizers", "sgd")', {"sgd"}),
+        ('"""sgd"""', set()),
+        ('def f():\n    "takes sgd"\n    return {"name": "elastic"}', {"elastic"}),
+        ('raise E(f"{x}: use squared_error")', {"squared_error"}),
+        ('x = "step"', set()),
+    ],
+)
+def test_what_counts_as_a_name(source: str, found: set[str]) -> None:
+    assert named(source) == found
+
+
+def test_words_with_another_meaning_are_names_of_plugins() -> None:
+    assert set(OTHERWISE) <= names()
+
+
+# ---------------------------------------------------------------------- what is asked instead
+
+
+def test_a_table_without_a_name_means_the_penalty_that_says_so() -> None:
+    (term,) = penalty_terms({"coef": {"l2": 0.5}}, ["coef"], plugins())
+    assert term.penalty.describe() == {"name": "elastic", "l1": 0.0, "l2": 0.5}
+    said = [n for n, cls in plugins()["penalties"].classes() if cls.unnamed is not None]
+    assert said == ["elastic"]
+
+
+def test_where_no_penalty_says_so_the_name_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ortflex_plugins.penalties.elastic import ElasticPenalty
+
+    monkeypatch.setattr(ElasticPenalty, "unnamed", None)
+    with pytest.raises(ConfigError, match=r"penalty\.coef: the key 'name' is missing"):
+        penalty_terms({"coef": {"l2": 0.5}}, ["coef"], plugins())
+
+
+def test_comparisons_see_gradients_for_the_default_optimizer_is_plain_descent() -> None:
+    """w − rate · gradient, without state: what a comparison's probe takes the default for."""
+    made = plugins().component("optimizers", default("optimizer"))
+    assert made.slots == ()
+    assert made.elementwise
+    assert made.update(None, 3.0, 2.0, 0.5, {}, 1) == (2.0, {})
+
+
+def test_without_any_backend_it_is_said_which_was_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ortflex_core.engines import backend_choice
+    from ortflex_core.errors import PluginError, Unsupported
+
+    owners = {entry.owner for entry in Plugins.discover()["backends"]}
+    monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", ",".join(owners))
+    off = Plugins.discover()
+    assert not off["backends"].names()
+    with pytest.raises(PluginError, match="ORTFLEX_DISABLE_PLUGINS switches off"):
+        backend_choice.candidates(off, "auto")
+    with pytest.raises(Unsupported, match="there is no backend"):
+        backend_choice.candidates(Plugins([]), "auto")

@@ -1,0 +1,259 @@
+"""What is trained by default: the set that torch trains, on networks exported by torch's older exporter.
+
+The class of mistakes: a weight that meets the data by way of other operators than a product (class tokens,
+positions, scales, recurrent and normalized weights) is left out, or a table that is no weight is trained.
+The oracle is torch: which parameters have a gradient, found in the file by their values.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.model.model import Model
+from ortflex_core.parameters import evidence
+from ortflex_core.parameters.selection import choose_parameters
+from ortflex_core.training.trainer import Trainer
+from tests import models
+
+pytestmark = pytest.mark.sampled
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+networks = pytest.importorskip("tests.parameter_networks")
+truth = pytest.importorskip("tests.parameter_truth")
+
+BUILDERS = {name: build for _, name, build in networks.networks("torch")}
+# What torch's older exporter has no operators for.
+NEWER_ONLY = {"spectral_norm", "rms_norm", "transformer", "two_inputs"}
+# What cannot be seen: the exporter wrote exp(temperature) as a number called exp.
+FOLDED = {("one_and_scale", "dynamo-eval"): {"exp"}}
+# Of those whose files differ most between the exporters, the quicker ones.
+DYNAMO = {
+    ("tokens", "dynamo-eval"),
+    ("group_norm", "dynamo-train"),
+    ("one_and_scale", "dynamo-train"),
+    ("one_and_scale", "dynamo-eval"),
+}
+
+
+def compared(name: str, how: str) -> tuple[set[str], set[str], Any]:
+    """What torch trains, what is chosen, and the choices."""
+    torch.manual_seed(1)
+    net, inputs = BUILDERS[name]()
+    truth.randomize(net)
+    net.eval()
+    trained = truth.trained_values(net, inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # A pass in training mode moves running statistics: each export has a network of its own.
+        proto = truth.exported(copy.deepcopy(net), inputs, how)
+
+        def again() -> Any:
+            other = copy.deepcopy(net)
+            truth.randomize(other, 5, buffers=False)
+            return truth.exported(other, inputs, how)
+
+        weights = truth.weights_of(proto, trained, again)
+    model = Model(proto)
+    outputs = [o.name for o in model.outputs if o.dtype in (1, 11)]
+    choices = {c.name: c for c in choose_parameters(model, outputs, None)}
+    used = {i for node in model.ancestors(outputs) for i in node.input}
+    expected = {n for n, is_weight in weights.items() if is_weight and n in used}
+    return expected, {n for n, c in choices.items() if c.trained}, choices
+
+
+@pytest.mark.parametrize("how", ["script-train", "script-eval"])
+@pytest.mark.parametrize("name", [n for n in BUILDERS if n not in NEWER_ONLY])
+def test_what_torch_trains_is_trained_of_the_older_exporters_files(name: str, how: str) -> None:
+    expected, chosen, choices = compared(name, how)
+    assert chosen == expected, {n: choices[n].reason for n in chosen ^ expected if n in choices}
+    assert all(c.reason for c in choices.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        case if case in DYNAMO else pytest.param(*case, marks=pytest.mark.slow)
+        for case in product(BUILDERS, ["dynamo-train", "dynamo-eval"])
+    ],
+)
+@pytest.mark.once
+def test_what_torch_trains_is_trained_of_the_newer_exporters_files(name: str, how: str) -> None:
+    expected, chosen, choices = compared(name, how)
+    expected -= FOLDED.get((name, how), set())
+    assert chosen == expected, {n: choices[n].reason for n in chosen ^ expected if n in choices}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", truth.EXPORTS)
+@pytest.mark.parametrize("package", ["torchvision", "timm", "transformers"])
+def test_what_torch_trains_is_trained_of_other_packages_networks(package: str, how: str) -> None:
+    """At least 95 of 100; frozen parameters that no file tells from others are the rest."""
+    pytest.importorskip(package)
+    equal, unequal = [], []
+    for _, name, build in networks.networks(package):
+        BUILDERS[name] = build
+        try:
+            expected, chosen, _ = compared(name, how)
+        except (RuntimeError, torch.onnx.OnnxExporterError):
+            continue  # which torch cannot export
+        assert chosen
+        (equal if chosen == expected else unequal).append(name)
+    assert len(equal) >= 0.95 * len(equal + unequal), unequal
+
+
+# ---------------------------------------------------------------------- the evidence, piece by piece
+
+rng = np.random.default_rng(0)
+POSITIONS = np.arange(8)[:, None] / 100.0 ** (np.arange(0, 6, 2) / 6)
+SINES = np.stack([np.sin(POSITIONS), np.cos(POSITIONS)], -1).reshape(8, 6)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (rng.standard_normal((4, 5)), {"random"}),
+        (rng.standard_normal(5), set()),
+        (np.zeros(5), {"equal"}),
+        (np.arange(6.0), {"regular"}),
+        (10000.0 ** -np.linspace(0, 1, 6), {"regular"}),
+        (np.eye(6), {"regular"}),
+        (SINES, {"sines"}),
+        (np.concatenate([np.sin(POSITIONS), np.cos(POSITIONS)], -1)[None], {"sines"}),
+        (np.concatenate([np.cos(POSITIONS), np.cos(2 * POSITIONS)], -1), {"sines"}),
+        (np.concatenate([np.sin(POSITIONS)] * 2, -1), {"sines"}),
+        (np.repeat(np.sin(POSITIONS), 2, -1), {"sines"}),
+        (SINES + 0.01 * rng.standard_normal(SINES.shape), {"random"}),
+        (np.triu(np.full((5, 5), -np.inf), 1), {"mask"}),
+        (np.triu(np.full((5, 5), -1e9), 1), {"mask"}),
+        (rng.standard_normal((5, 5)) * 1e5, {"random"}),
+        (np.array([0.6, 0.0, 0.8]), {"unit"}),
+        (np.float32(3), set()),
+    ],
+)
+def test_values_are_told_apart(values: Any, expected: set[str]) -> None:
+    assert {fact.name for fact in evidence.of_values(np.asarray(values))} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("encoder.layers.0.weight", "weight name"),
+        ("lstm.weight_ih_l0_reverse", "weight name"),
+        ("model/norm/gamma:0", "weight name"),
+        ("vit.cls_token", "weight name"),
+        ("pos_embed", "weight name"),
+        ("rotary.inv_freq", "buffer name"),
+        ("bn.running_mean", "buffer name"),
+        ("attn_mask", "buffer name"),
+        ("0.parametrizations.weight.0._u", "buffer name"),
+        ("w1", ""),
+        ("unity", ""),
+    ],
+)
+def test_names_are_told_apart(name: str, expected: str) -> None:
+    assert [fact.name for fact in evidence.of_name(name)] == ([expected] if expected else [])
+
+
+def test_an_addend_before_any_product_is_a_constant_unless_more_speaks_for_it() -> None:
+    """The same graph: a scaler's offset, a table of positions, positions by another name."""
+    node, floats = models.helper.make_node, models.floats
+    for name, shape, expected in [
+        ("offset", (4,), False),
+        ("pos_embed", (4, 4), True),
+        ("offset", (4, 4), False),
+    ]:
+        nodes = [node("Add", ["X", name], ["a"]), node("MatMul", ["a", "W"], ["Y"])]
+        weights = {name: rng.standard_normal(shape), "W": rng.standard_normal((4, 3))}
+        model = Model(models.model(nodes, [floats("X", 4, 4)], [floats("Y", 4, 3)], weights))
+        assert {c.name: c.trained for c in choose_parameters(model, ["Y"], None)} == {
+            name: expected,
+            "W": True,
+        }
+
+
+def test_a_name_alone_makes_no_constant_of_what_stands_in_a_product() -> None:
+    """Names that torch gives to buffers are those of weights in files of others."""
+    node, floats = models.helper.make_node, models.floats
+    for name in ("table", "filters", "mean", "window", "grid"):
+        nodes = [node("MatMul", ["X", name], ["Y"])]
+        weights = {name: np.ones((4, 3))}
+        model = Model(models.model(nodes, [floats("X", 4, 4)], [floats("Y", 4, 3)], weights))
+        assert [c.trained for c in choose_parameters(model, ["Y"], None)] == [True], name
+
+
+# ---------------------------------------------------------------------- what fit says
+
+LINE = "training 6 parameters, 85 numbers; `ortflex check` lists them, params= changes it"
+
+
+def small() -> tuple[Trainer, Any, Any]:
+    trainer = Trainer(models.mlp(), loss="squared_error", epochs=1)
+    inputs = trainer.model.inputs[0].shape
+    outputs = trainer.model.outputs[0].shape
+    x = rng.standard_normal((8, inputs[1])).astype(np.float32)  # type: ignore[index]
+    return trainer, x, np.zeros((8, outputs[1]), np.float32)  # type: ignore[index]
+
+
+def test_fit_says_in_one_line_what_is_trained(capsys: Any, caplog: Any) -> None:
+    trainer, x, y = small()
+    numbers = sum(a.size for a in trainer.get_state().values())
+    line = LINE.replace("85", f"{numbers}")
+    trainer.fit(x, y)
+    assert capsys.readouterr().err.splitlines()[0] == line
+    trainer.progress = False
+    trainer.fit(x, y)
+    assert capsys.readouterr().err == ""
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer.progress = None
+        trainer.fit(x, y)
+    assert line in caplog.messages
+    assert line not in capsys.readouterr().err
+
+
+def test_the_line_counts_what_is_left_out_by_sort() -> None:
+    made = Trainer(
+        models.mlp(),
+        loss="squared_error",
+        params=["!W1"],
+        groups=[{"params": "b1", "frozen": True}],
+    )
+    assert "; left out: 1 by params=, 1 by groups=;" in made.setup.headline()
+
+
+def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whatever would be chosen today: here a token that was no weight by the points of its time."""
+    node, floats = models.helper.make_node, models.floats
+    nodes = [
+        node("Shape", ["X"], ["size"], start=0, end=1),
+        node("Concat", ["size", "rest"], ["shape"], axis=0),
+        node("Expand", ["cls_token", "shape"], ["tokens"]),
+        node("Concat", ["tokens", "X"], ["rows"], axis=1),
+        node("MatMul", ["rows", "W"], ["products"]),
+        node("ReduceMean", ["products"], ["Y"], axes=[1], keepdims=0),
+    ]
+    weights = {
+        "cls_token": rng.standard_normal((1, 1, 4)),
+        "W": rng.standard_normal((4, 3)),
+        "rest": np.array([1, 4]),
+    }
+    proto = models.model(nodes, [floats("X", "N", 2, 4)], [floats("Y", "N", 3)], weights)
+    x, y = rng.standard_normal((8, 2, 4)).astype(np.float32), np.zeros((8, 3), np.float32)
+    with monkeypatch.context() as older:
+        older.setitem(evidence.POINTS, "joined", -20)
+        trainer = Trainer(proto, loss="squared_error", epochs=1, progress=False)
+        trainer.fit(x, y)
+        trainer.save(tmp_path / "saved")
+    assert trainer.problem.parameters == ("W",)
+    assert Trainer(proto, loss="squared_error").problem.parameters == ("cls_token", "W")
+    again = Trainer.resume(tmp_path / "saved")
+    assert again.problem.parameters == ("W",)
+    again.fit(x, y)

@@ -1,0 +1,398 @@
+"""Broken plugins: every kind, broken in every way that code can be.
+
+A draw is a distribution with one plugin. A training that does not ask for it ends in the same bits; one
+that asks gets an OrtflexError with the name of the distribution. ``python -m tests.fuzz.plugins SEED
+COUNT`` runs some, one line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.errors import OrtflexError
+from ortflex_core.registry import KINDS, Plugins
+from ortflex_core.training.trainer import Trainer
+from tests import models
+from tests.installing import module_of, write
+
+HEAD = """
+import sys
+import attrs
+import numpy as np
+from ortflex_core.autodiff.reverse import Rules
+from ortflex_core.hooks import hook
+from ortflex_core.protocols.kinds import *
+from ortflex_core.protocols.kinds import (
+    Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule
+)
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+class Own(BaseException):
+    pass
+
+def whole(cls):
+    missing = cls.__abstractmethods__
+    for name in missing:
+        setattr(cls, name, lambda self, *args: None)
+    cls.__abstractmethods__ = frozenset()
+    return attrs.frozen(kw_only=True)(cls)
+"""
+
+CLASSES = {
+    "losses": (
+        "class Plugin(Loss):\n    def per_sample(self, op, predicted, expected):\n        {body}"
+    ),
+    "penalties": "class Plugin(Penalty):\n    def per_element(self, op, weight):\n        {body}",
+    "schedules": "class Plugin(Schedule):\n    def rate(self, base, progress):\n        {body}",
+    "optimizers": (
+        "class Plugin(Optimizer):\n"
+        "    def update(self, op, weight, gradient, rate, step, slots):\n        {body}"
+    ),
+    "constraints": "class Plugin(Constraint):\n    def apply(self, op, weight):\n        {body}",
+    "averages": (
+        "class Plugin(Average):\n    def update(self, op, average, weight, step):\n        {body}"
+    ),
+    "devices": (
+        "class Plugin(Device):\n    @classmethod\n    def available(cls, runtime):\n        {body}"
+    ),
+    "backends": (
+        "class Plugin(Backend):\n    priority = 1000\n    @classmethod\n"
+        "    def available(cls, runtime):\n        return []\n"
+        "    def supports(self, problem, device, runtime):\n        {body}"
+    ),
+    "data": "class Plugin(DataSource):\n    def load(self):\n        {body}",
+    "metrics": (
+        "class Plugin(Metric):\n    better = 'lower'\n    def start(self):\n        return self\n"
+        "    def update(self, expected, predicted, weight):\n        pass\n"
+        "    def result(self):\n        {body}"
+    ),
+}
+"""The method of each kind that the core calls, with a hole in it."""
+
+AT_IMPORT: Mapping[str, tuple[str, str]] = {
+    "raises": ("raise RuntimeError('no such card')", "Plugin"),
+    "ends the process": ("import sys; sys.exit()", "Plugin"),
+    "exits with a code": ("raise SystemExit(9)", "Plugin"),
+    "raises what is no Exception": ("class Own(BaseException): pass\nraise Own('mine')", "Plugin"),
+    "closes a generator": ("raise GeneratorExit", "Plugin"),
+    "raises an error without a text": (f"{HEAD}\nraise Unprintable", "Plugin"),
+    "is no Python": ("def (:", "Plugin"),
+    "imports what is not there": ("import no_such_library_at_all", "Plugin"),
+    "recurses": ("def f(): f()\nf()", "Plugin"),
+    "has no such attribute": ("Plug = 1", "Plugin"),
+    "is None": ("Plugin = None", "Plugin"),
+    "is a number": ("Plugin = 3", "Plugin"),
+    "is a function": ("def Plugin(): ...", "Plugin"),
+    "is a class of nothing": ("class Plugin: ...", "Plugin"),
+    "is an object": ("class Other: ...\nPlugin = Other()", "Plugin"),
+    "has an object without a text": (
+        "class Other:\n    def __repr__(self): raise ValueError\nPlugin = Other()",
+        "Plugin",
+    ),
+}
+"""Modules, and what their entry points name."""
+
+BODIES = {
+    "raises": "raise ZeroDivisionError('planted')",
+    "exits": "sys.exit(9)",
+    "raises an error without a text": "raise Unprintable",
+    "raises what is no Exception": "raise Own",
+    "gives None": "return None",
+    "gives an array": "return np.ones(3, np.float32)",
+    "gives a text": "return 'planted'",
+    "gives an object": "return object()",
+}
+"""What the method of a class does."""
+
+FINE = {("penalties", "gives None when it is called")}
+"""What is allowed: such a penalty costs nothing."""
+
+SHAPES = {
+    "losses": "return op.ReduceMean(predicted - expected, keepdims=0)",
+    "penalties": "return op.ReduceSum(weight, keepdims=0)",
+    "optimizers": "return op.Reshape(weight, [-1]), {{}}",
+    "constraints": "return op.Reshape(weight, [1, -1, 1])",
+    "averages": "return op.ReduceSum(weight, keepdims=0)",
+    "schedules": "return -1.0",
+    "metrics": "return [1.0, 2.0]",
+    "devices": "return [1, 2]",
+    "backends": "return True",
+    "data": "return [object()]",
+}
+"""Results of the right type that are wrong otherwise."""
+
+RULES = {
+    "has a table of something else": "Plugin = Rules(table={('', 'Tanh'): [3]})",
+    "has no table": "Plugin = Rules(table=None)",
+    "has kernels that are not there": "Plugin = Rules(); Plugin.kernels('/no/such/library.so')",
+    "fails at its kernels": "Plugin = Rules(); Plugin.kernels(lambda: 1 // 0)",
+    "has a rule twice": "Plugin = Rules()\n"
+    "for k in (1, 2): Plugin.rule('Tanh')(lambda op, node, g: [g])",
+    "has a rule that raises": (
+        "Plugin = Rules()\n@Plugin.rule('MatMul', 'Tanh')\ndef rule(op, node, g): 1 // 0"
+    ),
+    "has a rule that gives None": (
+        "Plugin = Rules()\n@Plugin.rule('Tanh')\ndef rule(op, node, g): return None"
+    ),
+    "has a rule without a text": (
+        "Plugin = Rules()\n@Plugin.rule('Tanh')\ndef rule(op, node, g): raise Unprintable"
+    ),
+}
+RULES["has a rule that raises"] = RULES["has a rule that raises"].replace("'MatMul', ", "")
+
+HOOKS = {
+    "is a class": "class Plugin:\n    @hook\n    def epoch_end(self): ...",
+    "has a misspelt hook": "class A:\n    @hook\n    def epoch_ends(self): ...\nPlugin = A()",
+    "has a misspelt argument": "class A:\n    @hook\n    def epoch_end(self, recrod): ...\nPlugin = A()",
+    "has no hooks": "class A: ...\nPlugin = A()",
+    "equals everything": (
+        "class A:\n    def __eq__(self, other): return True\n    @hook\n"
+        "    def epoch_end(self): ...\nPlugin = A()"
+    ),
+    "cannot be compared": (
+        "class A:\n    def __eq__(self, other): raise ValueError\n    @hook\n"
+        "    def epoch_end(self): ...\nPlugin = A()"
+    ),
+    "fails to be looked at": (
+        "class A:\n    def __dir__(self): raise RuntimeError('no')\nPlugin = A()"
+    ),
+}
+
+CONSTRUCTORS = {
+    "fails when it is made": "def __attrs_post_init__(self): raise ZeroDivisionError('planted')",
+    "exits when it is made": "def __attrs_post_init__(self): sys.exit()",
+    "has another constructor": "def __init__(self, much): ...",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Broken:
+    """A broken plugin: its kind, how it is broken, its module and what the entry point names."""
+
+    kind: str
+    how: str
+    code: str
+
+
+def every() -> Iterator[Broken]:
+    """All of them."""
+    for kind in (*KINDS, "ortflex"):
+        for how, (code, _) in AT_IMPORT.items():
+            if kind == "callbacks" and how == "is a class of nothing":
+                code = "Plugin = type('Plugin', (), {})"
+            yield Broken(kind=kind, how=how, code=code)
+    for kind, text in CLASSES.items():
+        for how, body in {**BODIES, "gives something else": SHAPES[kind]}.items():
+            how = f"{how} when it is called"
+            if (kind, how) not in FINE:
+                code = f"{HEAD}\n@whole\n{text.format(body=body.replace('{{}}', '{}'))}\n"
+                yield Broken(kind=kind, how=how, code=code)
+        for how, line in CONSTRUCTORS.items():
+            code = f"{HEAD}\n@whole\n{text.format(body='return []')}\n    {line}\n"
+            if how == "has another constructor":
+                code = code.replace("@whole", "")
+            yield Broken(kind=kind, how=how, code=code)
+        yield Broken(
+            kind=kind,
+            how="is abstract",
+            code=f"{HEAD}\nclass Plugin({text.split('(')[1].split(')')[0]}): pass",
+        )
+    for how in ("raises", "exits", "raises an error without a text", "gives None"):
+        for method in ("build", "available"):
+            text = CLASSES["backends"].replace("{body}", "return []")
+            if method == "build":
+                text += f"\n    def build(self, problem, device, runtime):\n        {BODIES[how]}"
+            else:
+                text = text.replace("return []", BODIES[how], 1)
+            yield Broken(
+                kind="backends", how=f"{how} in {method}", code=f"{HEAD}\n@whole\n{text}\n"
+            )
+    for how, code in RULES.items():
+        yield Broken(kind="gradients", how=how, code=f"{HEAD}\n{code}\n")
+    for how, code in HOOKS.items():
+        yield Broken(kind="ortflex", how=how, code=f"{HEAD}\n{code}\n")
+
+
+# ---------------------------------------------------------------------- trainings
+
+
+def data() -> tuple[Any, Any]:
+    """A few rows."""
+    rng = np.random.default_rng(3)
+    return (
+        rng.standard_normal((8, 5)).astype(np.float32),
+        rng.standard_normal((8, 1)).astype(np.float32),
+    )
+
+
+def trained(plugins: Plugins, model: Any = None, **options: Any) -> tuple[bytes, ...]:
+    """The bits of the weights after two epochs."""
+    x, y = data()
+    given = {"loss": "squared_error", "epochs": 2, "progress": False, "batch_size": 4} | options
+    source = given.pop("data", None)
+    trainer = Trainer(model or models.linear(), plugins=plugins, **given)
+    if source is not None:
+        trainer.fit(plugins.component("data", source))
+    else:
+        trainer.fit(x, y, validation_data=(x, y))
+    return tuple(a.tobytes() for a in trainer.get_state().values())
+
+
+_ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "losses": lambda name: {"loss": name},
+    "penalties": lambda name: {"penalty": name},
+    "schedules": lambda name: {"schedule": name},
+    "optimizers": lambda name: {"optimizer": name},
+    "constraints": lambda name: {"constraint": name},
+    "averages": lambda name: {"averaging": name},
+    "devices": lambda name: {"device": name},
+    "backends": lambda name: {"backend": name},
+    "data": lambda name: {"data": name},
+    "metrics": lambda name: {"metrics": [name]},
+    "callbacks": lambda name: {"callbacks": [name]},
+    "gradients": lambda name: {
+        "gradients": [name],
+        "model": models.mlp((5, 3, 1)),
+        "backend": "fused",
+    },
+}
+
+
+def asking(broken: Broken, name: Any, plugins: Plugins) -> str | None:
+    """The text of the OrtflexError that a training with the plugin ends in; None if it trains."""
+    if broken.kind == "ortflex":  # which no recipe asks for
+        from ortflex_core.hooks import HookManager
+
+        (entry,) = [e for e in plugins["ortflex"] if e.name == name]
+        try:
+            HookManager.check(entry)
+        except OrtflexError as error:
+            return str(error)
+        return None
+    try:
+        trained(plugins, **_ASKS[broken.kind](name))
+    except OrtflexError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def on_path(folders: Mapping[str, Path]) -> Iterator[Plugins]:
+    """With some distributions on sys.path."""
+    sys.path[:0] = [str(folder) for folder in folders.values()]
+    importlib.invalidate_caches()
+    try:
+        yield Plugins.discover()
+    finally:
+        for name, folder in folders.items():
+            sys.path.remove(str(folder))
+            sys.modules.pop(module_of(name), None)
+
+
+@attrs.frozen(kw_only=True)
+class Drawn:
+    """One attack: a broken plugin under a drawn name in a drawn distribution."""
+
+    broken: Broken
+    name: str
+    distribution: str
+    version: str
+    asks: str
+    backend: str
+
+
+def draw(seed: int) -> Drawn:
+    """The attack of a seed."""
+    rng = np.random.default_rng([10, seed])
+    table = list(every())
+    broken = table[int(rng.integers(len(table)))]
+    builtin = {"ortflex": "log", "gradients": "matmul", "backends": "fused", "devices": "cpu"}
+    builtin |= {"losses": "squared_error", "optimizers": "sgd", "schedules": "constant"}
+    names = ["mine", f"a_{seed}", "x.y", "with space", "\u00fcber"]
+    # What has the name of a built-in that the other training asks for concerns that one, too.
+    if broken.kind in ("penalties", "constraints", "averages", "metrics", "callbacks"):
+        names.append({"penalties": "l2", "constraints": "max_norm"}.get(broken.kind, "ema"))
+    if broken.kind in ("backends", "gradients", "ortflex"):
+        names.append(builtin[broken.kind])
+    distribution = str(rng.choice(["broken-one", "Broken.One", "zz_top", "aa"])) + f"{seed}"
+    name = str(rng.choice(names))
+    bare = name not in (*builtin.values(), "l2", "max_norm", "ema")
+    ways = ["qualified", "mapping"] + ["bare"] * (2 * bare)
+    return Drawn(
+        broken=broken,
+        name=name,
+        distribution=distribution,
+        version=str(rng.choice(["1.0", "0.0.1.dev3", "2026.11"])),
+        asks=str(rng.choice(ways)),
+        backend=str(rng.choice(["auto", "fused"])),
+    )
+
+
+def attack(drawn: Drawn, root: Path, expected: Mapping[str, tuple[bytes, ...]]) -> str:
+    """What is wrong after an attack; nothing, if all went as it must."""
+    broken, name = drawn.broken, drawn.name
+    group = "ortflex" if broken.kind == "ortflex" else f"ortflex.{broken.kind}"
+    target = f"{module_of(drawn.distribution)}:Plugin"
+    folder = write(root, drawn.distribution, broken.code, {group: {name: target}}, drawn.version)
+    with on_path({drawn.distribution: folder}) as plugins:
+        backend = drawn.backend
+        if backend == "fused" and name == "fused":
+            backend = "ortflex/fused"
+        for _ in range(2):
+            if trained(plugins, backend=backend) != expected["linear"]:
+                return "another training ended in other weights"
+        qualified = f"{drawn.distribution}/{name}"
+        spec: Any = {"bare": name, "qualified": qualified, "mapping": {"name": qualified}}[
+            drawn.asks
+        ]
+        if broken.kind == "gradients" and isinstance(spec, Mapping):
+            spec = qualified
+        text = asking(broken, name if broken.kind == "ortflex" else spec, plugins)
+        fine = broken.kind == "callbacks" and broken.how == "is a class of nothing"
+        if text is None:
+            return "" if fine else "a training with the plugin was not refused"
+        if drawn.distribution not in text and not fine:
+            return f"the distribution is not named: {text}"
+    return ""
+
+
+def run(first: int, count: int) -> Iterator[dict[str, Any]]:
+    """One outcome per attack: ``wrong`` is empty where all went well."""
+    expected = {"linear": trained(Plugins.discover(), backend="fused")}
+    with tempfile.TemporaryDirectory() as root:
+        for seed in range(first, first + count):
+            drawn = draw(seed)
+            try:
+                wrong = attack(drawn, Path(root) / str(seed), expected)
+            except BaseException as error:
+                wrong = "".join(traceback.format_exception(error))
+            yield {
+                "seed": seed,
+                "kind": drawn.broken.kind,
+                "how": drawn.broken.how,
+                "asks": drawn.asks,
+                "wrong": wrong,
+            }
+
+
+if __name__ == "__main__":
+    logging.getLogger("ortflex").setLevel(logging.ERROR)
+    for outcome in run(*map(int, sys.argv[1:3])):
+        with contextlib.redirect_stderr(io.StringIO()):
+            print(json.dumps(outcome), flush=True)

@@ -1,0 +1,284 @@
+"""Networks of torch, torchvision, timm and transformers, tiny and with random weights.
+
+Each builder gives a module and its example inputs; :func:`networks` yields those that the installed
+packages can build. What their files say about parameters is compared with what torch trains.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests import parameter_transformers
+from tests.parameter_modules import (
+    Builder,
+    Built,
+    Call,
+    Causal,
+    Experts,
+    First,
+    Frozen,
+    Latents,
+    Normalized,
+    OneAndScale,
+    Positions,
+    Standardized,
+    Tokens,
+    TwoInputs,
+    image,
+    sequence,
+    tokens,
+)
+
+
+def _torch() -> Iterator[tuple[str, Builder]]:
+    def rows(*layers: nn.Module) -> Builder:
+        return lambda: (nn.Sequential(*layers), (torch.randn(3, 8),))
+
+    def pictures(*layers: nn.Module) -> Builder:
+        return lambda: (nn.Sequential(*layers), (image(8),))
+
+    def recurrent(cls: type[nn.Module], **options: Any) -> Builder:
+        return lambda: (First(cls(8, 6, batch_first=True, **options)), (sequence(),))
+
+    norm = nn.utils.parametrizations
+    yield "mlp", rows(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    yield "mlp_one", rows(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 1))
+    yield "mlp_norm", rows(nn.Linear(8, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3))
+    yield "mlp_batch_norm", rows(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    yield "batch_norm_first", rows(nn.BatchNorm1d(8), nn.Linear(8, 3))
+    yield "layer_norm_first", rows(nn.LayerNorm(8), nn.Linear(8, 3))
+    yield "rms_norm", rows(nn.Linear(8, 6), nn.RMSNorm(6), nn.Linear(6, 3))
+    yield "prelu", rows(nn.Linear(8, 6), nn.PReLU(), nn.Linear(6, 6), nn.PReLU(6))
+    yield "cnn", pictures(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    yield (
+        "cnn_batch_norm",
+        pictures(
+            nn.Conv2d(3, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, groups=4),
+            nn.BatchNorm2d(4),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+    )
+    yield "group_norm", pictures(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3))
+    yield (
+        "instance_norm",
+        pictures(
+            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.ReLU(), nn.Conv2d(4, 2, 3)
+        ),
+    )
+    yield (
+        "transposed",
+        pictures(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3, stride=2)),
+    )
+    yield (
+        "weight_norm",
+        rows(norm.weight_norm(nn.Linear(8, 6)), nn.ReLU(), norm.weight_norm(nn.Linear(6, 3))),
+    )
+    yield "weight_norm_conv", pictures(norm.weight_norm(nn.Conv2d(3, 4, 3)), nn.ReLU())
+    yield (
+        "spectral_norm",
+        rows(norm.spectral_norm(nn.Linear(8, 6)), nn.ReLU(), norm.spectral_norm(nn.Linear(6, 3))),
+    )
+    yield (
+        "standardized",
+        pictures(Standardized(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), Standardized(4, 4, 3)),
+    )
+    yield "lstm", recurrent(nn.LSTM)
+    yield "gru", recurrent(nn.GRU)
+    yield "rnn", recurrent(nn.RNN)
+    yield "lstm_deep", recurrent(nn.LSTM, num_layers=2, bidirectional=True)
+    yield "gru_deep", recurrent(nn.GRU, num_layers=2, bidirectional=True)
+    yield "rnn_deep", recurrent(nn.RNN, num_layers=2, bidirectional=True, nonlinearity="relu")
+    yield "lstm_no_bias", recurrent(nn.LSTM, bias=False)
+    yield "lstm_projected", recurrent(nn.GRU, bias=False, num_layers=2)
+    yield (
+        "attention",
+        lambda: (
+            Call(nn.MultiheadAttention(8, 2, batch_first=True), ("query", "key", "value")),
+            (sequence(), sequence(length=4), sequence(length=4)),
+        ),
+    )
+    yield (
+        "encoder",
+        lambda: (
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
+                2,
+                enable_nested_tensor=False,
+            ),
+            (sequence(),),
+        ),
+    )
+    yield (
+        "transformer",
+        lambda: (
+            nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
+            (sequence(), sequence(length=4)),
+        ),
+    )
+    yield "positions", lambda: (Positions(), (sequence(),))
+    yield "tokens", lambda: (Tokens(), (tokens(),))
+    yield "one_and_scale", lambda: (OneAndScale(), (torch.randn(3, 8),))
+    yield "experts", lambda: (Experts(), (torch.randn(3, 8),))
+    yield "latents", lambda: (Latents(), (sequence(),))
+    yield "normalized", lambda: (Normalized(), (image(8),))
+    yield "causal", lambda: (Causal(), (sequence(),))
+    yield "scale_and_shift", lambda: (Frozen(), (torch.randn(3, 8),))
+    yield "two_inputs", lambda: (TwoInputs(), (tokens(), torch.randn(2, 8)))
+
+
+# ---------------------------------------------------------------- torchvision
+
+
+def _torchvision() -> Iterator[tuple[str, Builder]]:
+    from torchvision import models
+
+    def of(name: str, size: int = 64, **options: Any) -> Builder:
+        return lambda: (
+            getattr(models, name)(weights=None, num_classes=5, **options),
+            (image(size),),
+        )
+
+    yield "resnet18", of("resnet18")
+    yield "resnet50", of("resnet50")
+    yield "resnext50_32x4d", of("resnext50_32x4d")
+    yield "mobilenet_v2", of("mobilenet_v2")
+    yield "mobilenet_v3_small", of("mobilenet_v3_small")
+    yield "efficientnet_b0", of("efficientnet_b0")
+    yield "efficientnet_v2_s", of("efficientnet_v2_s")
+    yield "convnext_tiny", of("convnext_tiny")
+    yield "densenet121", of("densenet121")
+    yield "regnet_y_400mf", of("regnet_y_400mf")
+    yield "shufflenet_v2_x0_5", of("shufflenet_v2_x0_5")
+    yield "squeezenet1_1", of("squeezenet1_1")
+    yield "mnasnet0_5", of("mnasnet0_5")
+    yield "alexnet", of("alexnet", 224)
+    yield "vgg11_bn", of("vgg11_bn", 224)
+    yield "googlenet", of("googlenet", aux_logits=False, init_weights=False)
+    yield "inception_v3", of("inception_v3", 128, aux_logits=False, init_weights=False)
+    yield (
+        "vit",
+        lambda: (models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5), (image(32),)),
+    )
+    yield (
+        "swin",
+        lambda: (
+            models.SwinTransformer([4, 4], 12, [2, 2], [2, 2], [4, 4], num_classes=5),
+            (image(32),),
+        ),
+    )
+    yield "swin_v2", lambda: (_swin_v2(), (image(32),))
+    yield (
+        "maxvit",
+        lambda: (
+            models.MaxVit((64, 64), 8, 2, [8, 16], 8, [1, 1], 0.1, num_classes=5),
+            (image(64),),
+        ),
+    )
+
+
+def _swin_v2() -> nn.Module:
+    from torchvision.models import swin_transformer as swin
+
+    return swin.SwinTransformer(
+        [4, 4],
+        12,
+        [2, 2],
+        [2, 2],
+        [4, 4],
+        num_classes=5,
+        block=swin.SwinTransformerBlockV2,
+        downsample_layer=swin.PatchMergingV2,
+    )
+
+
+# ---------------------------------------------------------------- timm
+
+
+def _timm() -> Iterator[tuple[str, Builder]]:
+    import timm
+
+    def of(name: str, size: int = 64, label: str = "", **options: Any) -> tuple[str, Builder]:
+        def build() -> Built:
+            return timm.create_model(name, pretrained=False, num_classes=5, **options), (
+                image(size),
+            )
+
+        return label or name, build
+
+    small = {"embed_dim": 24, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
+    yield of("vit_tiny_patch16_224", 32, **small)
+    yield of(
+        "vit_tiny_patch16_224",
+        32,
+        "vit_registers",
+        reg_tokens=3,
+        class_token=False,
+        global_pool="avg",
+        **small,
+    )
+    yield of("deit_tiny_distilled_patch16_224", 32, **small)
+    yield of("cait_xxs24_224", 32, init_values=0.1, **small)
+    yield of("mixer_s16_224", 224)
+    yield of("resmlp_12_224", 224)
+    yield of("gmlp_ti16_224", 224)
+    yield of("resnetv2_50d_gn")
+    yield of("resnetv2_50x1_bit")
+    yield of("nf_resnet26")
+    yield of("dm_nfnet_f0")
+    yield of("poolformer_s12")
+    yield of("poolformerv2_s12")
+    yield of("xcit_nano_12_p16_224", 32, img_size=32, embed_dim=24, depth=2, num_heads=2)
+    yield of(
+        "eva02_tiny_patch14_224", 32, img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2
+    )
+    yield of("beit_base_patch16_224", 32, **small)
+    yield of("beitv2_base_patch16_224", 32, **small)
+    yield of("efficientformer_l1", 224)
+    yield of("convnextv2_atto")
+    yield of("convmixer_768_32")
+    yield of("repvgg_a0")
+    yield of("ghostnet_100")
+    yield of("levit_128s", 224)
+    yield of("crossvit_tiny_240", 240)
+    yield of("pit_ti_224", 224)
+    yield of("coatnet_nano_rw_224", 224)
+    yield of("mobilevit_xxs")
+    yield of("hrnet_w18_small")
+    yield of("res2net50_14w_8s")
+    yield of("skresnet18")
+    yield of("tnt_s_patch16_224", 224, depth=2)
+    yield of("swinv2_cr_tiny_ns_224", 224, depths=(1, 1, 1, 1), embed_dim=24)
+    yield of(
+        "sequencer2d_s",
+        224,
+        layers=(1, 1, 1, 1),
+        embed_dims=(24, 48, 48, 48),
+        hidden_sizes=(6, 12, 12, 12),
+    )
+    yield of("caformer_s18")
+
+
+_PACKAGES: dict[str, Callable[[], Iterator[tuple[str, Builder]]]] = {
+    "torch": _torch,
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "transformers": parameter_transformers.networks,
+}
+
+
+def networks(*packages: str) -> Iterator[tuple[str, str, Builder]]:
+    """(package, name, builder) of every network of the packages that are installed."""
+    for package in packages or tuple(_PACKAGES):
+        if importlib.util.find_spec(package) is not None:
+            for name, build in _PACKAGES[package]():
+                yield package, name, build

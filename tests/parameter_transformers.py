@@ -1,0 +1,394 @@
+"""Networks of transformers, tiny and with random weights, for the tests about parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tests.parameter_modules import Builder, Built, Call, image, sequence, tokens
+
+
+def networks() -> Iterator[tuple[str, Builder]]:
+    import transformers as hf
+
+    def text(config: str, model: str, pick: str = "last_hidden_state", **options: Any) -> Builder:
+        def build() -> Built:
+            made = getattr(hf, config)(**options)
+            net = getattr(hf, model)(made)
+            if not hasattr(made, "use_cache"):
+                return Call(net, ("input_ids",), pick), (tokens(),)
+            # Without a mask transformers looks for packed sequences, which no older exporter knows.
+            given = (tokens(), torch.ones(2, 7, dtype=torch.int64))
+            return Call(net, ("input_ids", "attention_mask"), pick, use_cache=False), given
+
+        return build
+
+    def picture(
+        config: str, model: str, pick: str = "last_hidden_state", **options: Any
+    ) -> Builder:
+        size = options.get("image_size", 32)
+
+        def build() -> Built:
+            net = getattr(hf, model)(getattr(hf, config)(**options))
+            return Call(net, ("pixel_values",), pick), (image(size),)
+
+        return build
+
+    tiny = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+    }
+    bert = {**tiny, "pad_token_id": 0}
+    rope = {**tiny, "num_key_value_heads": 1, "head_dim": 8}
+    yield "bert", text("BertConfig", "BertForSequenceClassification", "logits", **bert)
+    yield "roberta", text("RobertaConfig", "RobertaModel", **{**bert, "pad_token_id": 1})
+    yield (
+        "distilbert",
+        text(
+            "DistilBertConfig",
+            "DistilBertForSequenceClassification",
+            "logits",
+            vocab_size=50,
+            dim=16,
+            n_layers=2,
+            n_heads=2,
+            hidden_dim=32,
+            max_position_embeddings=32,
+        ),
+    )
+    yield (
+        "distilbert_sinusoidal",
+        text(
+            "DistilBertConfig",
+            "DistilBertModel",
+            vocab_size=50,
+            dim=16,
+            n_layers=1,
+            n_heads=2,
+            hidden_dim=32,
+            max_position_embeddings=32,
+            sinusoidal_pos_embds=True,
+        ),
+    )
+    yield "albert", text("AlbertConfig", "AlbertModel", embedding_size=8, **bert)
+    yield "electra", text("ElectraConfig", "ElectraModel", embedding_size=8, **bert)
+    yield (
+        "deberta_v2",
+        text(
+            "DebertaV2Config",
+            "DebertaV2Model",
+            relative_attention=True,
+            pos_att_type=["p2c", "c2p"],
+            **bert,
+        ),
+    )
+    yield "mpnet", text("MPNetConfig", "MPNetModel", **{**bert, "pad_token_id": 1})
+    yield (
+        "squeezebert",
+        text(
+            "SqueezeBertConfig",
+            "SqueezeBertModel",
+            embedding_size=16,
+            q_groups=1,
+            k_groups=1,
+            v_groups=1,
+            post_attention_groups=1,
+            intermediate_groups=1,
+            output_groups=1,
+            **bert,
+        ),
+    )
+    yield "fnet", text("FNetConfig", "FNetModel", **bert)
+    yield "convbert", text("ConvBertConfig", "ConvBertModel", embedding_size=8, **bert)
+    yield "modernbert", text("ModernBertConfig", "ModernBertModel", pad_token_id=0, **tiny)
+    yield (
+        "gpt2",
+        text(
+            "GPT2Config",
+            "GPT2LMHeadModel",
+            "logits",
+            vocab_size=50,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=32,
+        ),
+    )
+    yield (
+        "gpt_neo",
+        text(
+            "GPTNeoConfig",
+            "GPTNeoModel",
+            vocab_size=50,
+            hidden_size=16,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=32,
+        ),
+    )
+    yield "gpt_neox", text("GPTNeoXConfig", "GPTNeoXModel", **tiny)
+    yield (
+        "opt",
+        text(
+            "OPTConfig",
+            "OPTModel",
+            vocab_size=50,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            ffn_dim=32,
+            max_position_embeddings=32,
+            word_embed_proj_dim=16,
+            pad_token_id=1,
+        ),
+    )
+    yield (
+        "bloom",
+        text("BloomConfig", "BloomModel", vocab_size=50, hidden_size=16, n_layer=2, n_head=2),
+    )
+    yield "llama", text("LlamaConfig", "LlamaForCausalLM", "logits", **rope)
+    yield "qwen2", text("Qwen2Config", "Qwen2Model", **rope)
+    yield "qwen3", text("Qwen3Config", "Qwen3Model", **rope)
+    yield "mistral", text("MistralConfig", "MistralModel", **rope)
+    yield "gemma", text("GemmaConfig", "GemmaModel", **rope)
+    yield "gemma2", text("Gemma2Config", "Gemma2Model", **rope)
+    yield "phi", text("PhiConfig", "PhiModel", **tiny)
+    yield "olmo2", text("Olmo2Config", "Olmo2Model", **tiny)
+    yield (
+        "mixtral",
+        text("MixtralConfig", "MixtralModel", num_local_experts=4, num_experts_per_tok=2, **rope),
+    )
+    yield (
+        "t5_encoder",
+        text(
+            "T5Config",
+            "T5EncoderModel",
+            vocab_size=50,
+            d_model=16,
+            d_kv=8,
+            d_ff=32,
+            num_layers=2,
+            num_heads=2,
+        ),
+    )
+    yield (
+        "xglm",
+        text(
+            "XGLMConfig",
+            "XGLMModel",
+            vocab_size=50,
+            d_model=16,
+            ffn_dim=32,
+            num_layers=1,
+            attention_heads=2,
+            max_position_embeddings=32,
+        ),
+    )
+    yield "clip_text", text("CLIPTextConfig", "CLIPTextModel", **{**tiny, "eos_token_id": 2})
+    yield (
+        "clip_vision",
+        picture(
+            "CLIPVisionConfig",
+            "CLIPVisionModel",
+            "pooler_output",
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=32,
+            patch_size=8,
+        ),
+    )
+    yield "clip", lambda: _clip(hf)
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    yield "hf_vit", picture("ViTConfig", "ViTForImageClassification", "logits", **vision)
+    yield "hf_deit", picture("DeiTConfig", "DeiTForImageClassification", "logits", **vision)
+    yield "dinov2", picture("Dinov2Config", "Dinov2Model", **vision)
+    yield (
+        "dinov2_registers",
+        picture("Dinov2WithRegistersConfig", "Dinov2WithRegistersModel", **vision),
+    )
+    yield "siglip", picture("SiglipVisionConfig", "SiglipVisionModel", "pooler_output", **vision)
+    yield "vit_mae", lambda: _mae(hf, vision)
+    yield (
+        "hf_swin",
+        picture(
+            "SwinConfig",
+            "SwinModel",
+            image_size=32,
+            patch_size=4,
+            embed_dim=16,
+            depths=[1, 1],
+            num_heads=[2, 2],
+            window_size=4,
+        ),
+    )
+    yield (
+        "segformer",
+        picture(
+            "SegformerConfig",
+            "SegformerForImageClassification",
+            "logits",
+            depths=[1, 1, 1, 1],
+            hidden_sizes=[8, 8, 16, 16],
+            num_attention_heads=[1, 1, 2, 2],
+            image_size=64,
+        ),
+    )
+    yield "perceiver", lambda: _perceiver(hf)
+    yield "whisper_encoder", lambda: _whisper(hf)
+    yield "whisper", lambda: _whisper_whole(hf)
+    yield "wav2vec2", lambda: _speech(hf, "Wav2Vec2")
+    yield "hubert", lambda: _speech(hf, "Hubert")
+    yield "detr", lambda: _detr(hf)
+    yield "time_series_patches", lambda: _patches(hf)
+
+
+def _clip(hf: Any) -> Built:
+    text = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 16,
+        "eos_token_id": 2,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    config = hf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    return Call(hf.CLIPModel(config), ("input_ids", "pixel_values"), "logits_per_image"), (
+        tokens(),
+        image(32),
+    )
+
+
+def _mae(hf: Any, vision: dict[str, Any]) -> Built:
+    net = hf.ViTMAEModel(hf.ViTMAEConfig(**vision))
+    net.embeddings.initialize_weights()  # its table of sines
+    return Call(net, ("pixel_values",), "last_hidden_state"), (image(32),)
+
+
+def _perceiver(hf: Any) -> Built:
+    config = hf.PerceiverConfig(
+        num_latents=4,
+        d_latents=16,
+        d_model=8,
+        num_blocks=1,
+        num_self_attends_per_block=1,
+        num_self_attention_heads=2,
+        num_cross_attention_heads=2,
+    )
+    return Call(hf.PerceiverModel(config), ("inputs",), "last_hidden_state"), (sequence(),)
+
+
+def _whisper_config(hf: Any) -> Any:
+    return hf.WhisperConfig(
+        vocab_size=50,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_mel_bins=8,
+        max_source_positions=10,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+
+
+def _whisper(hf: Any) -> Built:
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    net = Call(WhisperEncoder(_whisper_config(hf)), ("input_features",), "last_hidden_state")
+    return net, (torch.randn(2, 8, 20),)
+
+
+def _whisper_whole(hf: Any) -> Built:
+    names = ("input_features", "decoder_input_ids", "decoder_attention_mask")
+    net = Call(hf.WhisperModel(_whisper_config(hf)), names, "last_hidden_state", use_cache=False)
+    return net, (torch.randn(2, 8, 20), tokens(), torch.ones(2, 7, dtype=torch.int64))
+
+
+def _speech(hf: Any, name: str) -> Built:
+    config = getattr(hf, f"{name}Config")(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8),
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_feat_extract_layers=2,
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        mask_time_prob=0.0,
+        layerdrop=0.0,
+    )
+    net = getattr(hf, f"{name}Model")(config)
+    return Call(net, ("input_values",), "last_hidden_state"), (torch.randn(2, 400),)
+
+
+def _detr(hf: Any) -> Built:
+    backbone = hf.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_indices=[2], layer_type="basic"
+    )
+    config = hf.DetrConfig(
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        num_queries=5,
+    )
+    return Call(hf.DetrForObjectDetection(config), ("pixel_values",), "logits"), (image(64),)
+
+
+def _patches(hf: Any) -> Built:
+    config = hf.PatchTSTConfig(
+        num_input_channels=2,
+        context_length=16,
+        patch_length=4,
+        patch_stride=4,
+        d_model=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        ffn_dim=32,
+        prediction_length=4,
+        do_mask_input=False,
+    )
+    net = hf.PatchTSTForPrediction(config)
+    return Call(net, ("past_values",), "prediction_outputs"), (torch.randn(2, 16, 2),)

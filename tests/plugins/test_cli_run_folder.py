@@ -1,0 +1,252 @@
+"""Run folders of ``ortflex train``: nothing of an earlier run, or of a person, is lost."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortflex_core.hooks import hook
+from ortflex_core.locks import FolderLock
+from ortflex_core.training.trainer import Trainer
+from tests.plugins.commands import ortflex, prepare
+
+pytestmark = pytest.mark.once
+
+RECIPE = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+epochs = 3
+output = "run"
+callbacks = [{ name = "checkpoint", best = false }]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a model, data and a recipe."""
+    prepare(tmp_path, RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def test_a_finished_run_is_not_replaced(folder: Path) -> None:
+    assert ortflex("train", "train.toml").exit_code == 0
+    before = content(folder / "run")
+    result = ortflex("train", "train.toml", "seed=7")
+    assert result.exit_code == 1
+    assert "is a run that is finished" in result.stderr
+    assert all(way in result.stderr for way in ("--resume", "--force", "another output"))
+    # Resuming from elsewhere is not resuming this run.
+    assert ortflex("train", "train.toml", "output=b", "seed=7").exit_code == 0
+    result = ortflex("train", "train.toml", "seed=7", "--resume", "b")
+    assert result.exit_code == 1
+    assert content(folder / "run") == before
+    assert ortflex("train", "train.toml", "--resume", "run").exit_code == 0
+    assert content(folder / "run")["trained.onnx"] == before["trained.onnx"]
+
+
+def test_force_moves_the_old_run_aside_and_deletes_nothing(folder: Path) -> None:
+    assert ortflex("train", "train.toml").exit_code == 0
+    olds = [content(folder / "run")]
+    for count in (1, 2):
+        result = ortflex("train", "train.toml", f"seed={count}", "--force")
+        assert result.exit_code == 0, result.output
+        assert f"is now in {folder / 'run'}-old-{count}" in result.output
+        assert content(folder / f"run-old-{count}") == olds[-1]
+        olds.append(content(folder / "run"))
+    assert len({old["trained.onnx"] for old in olds}) == 3
+
+
+def test_force_does_not_move_what_the_training_reads(folder: Path) -> None:
+    assert ortflex("train", "train.toml").exit_code == 0
+    before = content(folder / "run")
+    trained = folder / "run" / "trained.onnx"
+    result = ortflex("train", "train.toml", f"model={trained}", "--force")
+    assert result.exit_code == 1
+    assert "which this training needs, is in there" in result.stderr
+    assert content(folder / "run") == before
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "trained.onnx", "history.csv", "versions.json"])
+def test_a_folder_with_a_person_s_files_of_our_names(folder: Path, name: str) -> None:
+    """Whatever we would write there is theirs; other files are no obstacle and stay."""
+    place = folder / "run"
+    place.mkdir()
+    (place / "notes.txt").write_text("years of work")
+    (place / name).write_text("years of work")
+    before = content(place)
+    assert ortflex("train", "train.toml").exit_code == 1
+    assert content(place) == before
+    (place / name).unlink()
+    assert ortflex("train", "train.toml").exit_code == 0
+    assert (place / "notes.txt").read_text() == "years of work"
+
+
+def test_a_run_that_never_began_is_no_obstacle(folder: Path) -> None:
+    data = (folder / "data.npz").read_bytes()
+    (folder / "data.npz").write_bytes(b"nothing")
+    assert ortflex("train", "train.toml").exit_code == 1
+    assert (folder / "run" / "versions.json").exists()
+    (folder / "data.npz").write_bytes(data)
+    assert ortflex("train", "train.toml").exit_code == 0
+
+
+def test_a_run_folder_in_use_is_refused(folder: Path) -> None:
+    (folder / "run").mkdir()
+    lock = FolderLock(".run.lock")
+    assert lock.acquire(folder / "run")
+    for more in ([], ["--force"]):
+        result = ortflex("train", "train.toml", *more)
+        assert result.exit_code == 1
+        assert f"is in use: process {os.getpid()} trains there" in result.stderr
+    lock.release()
+    # A killed process leaves the file and no lock.
+    (folder / "run" / ".run.lock").write_text("1\n")
+    assert ortflex("train", "train.toml").exit_code == 0
+    assert not (folder / "run" / ".run.lock").exists()
+
+
+def test_simultaneous_starts_get_folders_of_their_own(folder: Path) -> None:
+    """The folder is made by the first process, never found: 6 processes, released at one moment."""
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from types import SimpleNamespace\n"
+        "from ortflex_plugins.cli import run_folder\n"
+        "recipe = SimpleNamespace(output=None, model='model.onnx', data='', validation=None)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "made = [run_folder.make(recipe) for _ in range(20)]\n"
+        "print(*(folder for folder, lock in made), sep='\\n', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    call = [sys.executable, "-c", code]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(call, **pipes) for _ in range(6)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    made = [process.communicate("\n", timeout=60)[0].split() for process in processes]
+    folders = [name for names in made for name in names]
+    assert len(folders) == len(set(folders)) == 120
+
+
+def test_one_of_two_starts_into_one_output(folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ortflex_plugins.cli.main",
+        "train",
+        "train.toml",
+        "epochs=200",
+    ]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    texts = [process.communicate(timeout=120)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], texts
+    assert any("is in use" in text or "is a run that" in text for text in texts)
+
+
+def test_the_curves_are_there_while_it_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed never comes to its end, where the other files are written."""
+    seen = []
+
+    class Look:
+        @hook
+        def epoch_start(self, trainer: Any, progress: Any) -> None:
+            path = trainer.folder / "history.csv"
+            if path.exists():
+                with path.open() as file:
+                    seen.append(len(list(csv.DictReader(file))))
+
+    real = Trainer.fit
+
+    def fit(self: Trainer, *args: Any, **options: Any) -> Any:
+        self.hooks.register(Look())
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    assert ortflex("train", "train.toml", "epochs=4").exit_code == 0
+    assert seen
+    assert seen[0] == 1
+
+
+def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
+    """No bytes fit into files under these folders once the training runs."""
+    import ortflex_core.model.export as exporting
+    import ortflex_core.training.checkpointing as checkpointing
+    from ortflex_core.files import OutputError
+
+    def refused(path: Path) -> None:
+        if any(Path(path).is_relative_to(place) for place in places):
+            raise OutputError(f"cannot write {str(path)!r}: No space left on device")
+
+    save, write = checkpointing.save, exporting.write
+
+    def saving(trainer: Trainer, path: Path) -> Path:
+        if trainer.live.standing.last is not None or trainer.loop.progress.step >= 4:
+            refused(path)
+        return save(trainer, path)
+
+    def writing(model: Any, path: Path, *rest: Any) -> Any:
+        refused(path)
+        return write(model, path, *rest)
+
+    monkeypatch.setattr(checkpointing, "save", saving)
+    monkeypatch.setattr(exporting, "write", writing)
+
+
+def test_a_full_disk_during_the_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint that cannot be written is written elsewhere, and goes on to the same bits."""
+    assert ortflex("train", "train.toml", "output=whole").exit_code == 0
+    monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
+    (folder / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with monkeypatch.context() as patch:
+        full(patch, folder / "run")
+        result = ortflex("train", "train.toml")
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    [line] = [text for text in result.stderr.splitlines() if "go on with --resume" in text]
+    place = line.rpartition("--resume ")[2]
+    assert Path(place).is_relative_to(folder / "tmp")
+    assert (Path(place).parent / "history.csv").exists()
+    result = ortflex("train", "train.toml", "output=again", "--resume", place)
+    assert result.exit_code == 0, result.output
+    for_both = [(folder / run / "trained.onnx").read_bytes() for run in ("whole", "again")]
+    assert for_both[0] == for_both[1]
+
+
+def test_a_full_disk_at_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ortflex("train", "train.toml", "output=whole", "callbacks=[]").exit_code == 0
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
+    (folder / "tmp").mkdir()
+    with monkeypatch.context() as patch:
+        full(patch, folder / "run")
+        result = ortflex("train", "train.toml", "callbacks=[]")
+    assert result.exit_code == 1
+    [found] = (folder / "tmp").rglob("trained.onnx")
+    assert f"the weights are in {found}" in result.stderr
+    assert found.read_bytes() == (folder / "whole" / "trained.onnx").read_bytes()
+    with monkeypatch.context() as patch:
+        full(patch, folder)
+        result = ortflex("train", "train.toml", "output=third", "callbacks=[]")
+    assert "the weights are lost: neither" in result.stderr

@@ -1,0 +1,94 @@
+"""Rows that are masked everywhere: 0/0, which a Where behind it drops.
+
+The class of defects: a value that is no number, and that the model does not use, makes gradients that
+are no numbers. It is what scaled dot product attention with padding masks exports to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx.defs import onnx_opset_version
+
+from ortflex_core import gradient_model
+from ortflex_core.opsets.equivalence import Runner
+
+MASK = np.array([[0, -np.inf, 0, 0], [-np.inf] * 4, [0.5, 0, -np.inf, 1]])
+
+
+def gradient(text: str, opset: int = 17) -> tuple[Any, Any, list[str]]:
+    """The gradient by the scores, the cotangent, and the operators of the gradient model."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float[3, 4] x, float[3, 4] m) => '
+        f"(float[A, B] y) <float zero = {{0}}, float one = {{1}}> {{ {text} }}"
+    )
+    proto = gradient_model(model, "x")
+    rng = np.random.default_rng(0)
+    rows = 1 if "keepdims" in text else 4
+    x, g = rng.standard_normal((3, 4)), rng.standard_normal((3, rows))
+    feeds = {"x": x, "m": MASK, "cotangent/y": g}
+    out = Runner(proto, {})({n: a.astype(np.float32) for n, a in feeds.items()})["gradient/x"]
+    p = np.exp(x + MASK)
+    p = np.divide(
+        p, p.sum(1, keepdims=True), out=np.zeros_like(p), where=p.sum(1, keepdims=True) > 0
+    )
+    return out, (g, p), [node.op_type for node in proto.graph.node]
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        "n = IsNaN(s) y = Where(n, zero, s)",
+        "h = ReduceMax<axes=[1]>(z) b = IsInf(h) y = Where(b, zero, s)",
+        "c = Cast<to=11>(s) n = IsNaN(c) d = Cast<to=11>(zero) w = Where(n, d, c) y = Cast<to=1>(w)",
+        "t = Transpose(s) n = IsNaN(t) w = Where(n, zero, t) y = Transpose(w)",
+    ],
+)
+def test_softmax_of_a_masked_row_passes_nothing(drop: str) -> None:
+    got, (g, p), _ = gradient(f"z = Add(x, m) s = Softmax<axis=1>(z) {drop}")
+    np.testing.assert_allclose(got, p * (g - (g * p).sum(1, keepdims=True)), atol=1e-6)
+
+
+def test_log_softmax_of_a_masked_row_passes_nothing() -> None:
+    text = "z = Add(x, m) s = LogSoftmax<axis=1>(z) n = IsNaN(s) y = Where(n, zero, s)"
+    got, (g, p), _ = gradient(text)
+    g = g * (p.sum(1, keepdims=True) > 0)
+    np.testing.assert_allclose(got, g - p * g.sum(1, keepdims=True), atol=1e-6)
+
+
+def test_the_logarithm_of_a_sum_of_nothing_passes_nothing() -> None:
+    text = "z = Add(x, m) y = ReduceLogSumExp<axes=[1], keepdims=1>(z)"
+    got, (g, p), _ = gradient(text)
+    np.testing.assert_allclose(got, g * p, atol=1e-6)
+
+
+def test_rows_that_nobody_drops_cost_nothing_more() -> None:
+    _, _, operators = gradient("z = Add(x, m) y = Softmax<axis=1>(z)")
+    assert not {"IsNaN", "Where"} & set(operators)
+
+
+@pytest.mark.parametrize(
+    "fmod",
+    [1, pytest.param(0, marks=pytest.mark.skipif(onnx_opset_version() < 28, reason="onnx < 1.23"))],
+)
+@pytest.mark.parametrize("x", [np.inf, -np.inf, np.nan])
+def test_a_remainder_that_is_dropped_leaves_the_shared_divisor_its_gradient(
+    x: float, fmod: int
+) -> None:
+    """x mod y by y is −⌊x / y⌋, or toward zero with fmod; the element without one adds nothing."""
+    # Floats are taken without fmod from opset 28 on.
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": {17 if fmod else 28}]> '
+        "g (float[4] x, float[1] y, bool[4] keep) => (float[4] z) <float zero = {0}> "
+        f"{{ m = Mod<fmod={fmod}>(x, y) z = Where(keep, m, zero) }}"
+    )
+    feeds = {"x": [x, 5.5, -4.5, np.nan], "y": [2], "cotangent/z": [1, 2, 3, 4]}
+    given = {n: np.array(a, np.float32) for n, a in feeds.items()}
+    given["keep"] = np.array([False, True, True, False])
+    found = Runner(gradient_model(model, ["x", "y"]), {})(given)
+    toward = [2, -2] if fmod else [2, -3]
+    np.testing.assert_allclose(found["gradient/y"], [-np.dot([2, 3], toward)], rtol=1e-6)
+    np.testing.assert_allclose(found["gradient/x"], [0, 2, 3, 0])
