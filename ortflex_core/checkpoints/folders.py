@@ -97,7 +97,7 @@ def replacing(folder: Path, foreign: Foreign) -> Iterator[Path]:
     make_folder(folder.parent)
     check(folder, foreign)
     _clear_left_over(folder, foreign)
-    fresh = folder.with_name(f"{_prefix(folder)}{secrets.token_hex(8)}")
+    fresh = _new_name(folder)
     fresh.mkdir()
     try:
         with _lock(fresh):  # tells others that this process is alive
@@ -178,7 +178,7 @@ def _put_in_two_steps(fresh: Path, folder: Path, foreign: Foreign) -> None:
         check(folder, foreign)
         check(old, foreign)
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old, folder, foreign)
             os.rename(folder, old)
         try:
             os.rename(fresh, folder)
@@ -187,7 +187,15 @@ def _put_in_two_steps(fresh: Path, folder: Path, foreign: Foreign) -> None:
                 os.rename(old, folder)
             raise
         flush(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(old, folder, foreign)
+
+
+def _discard(old: Path, folder: Path, foreign: Foreign) -> None:
+    """Remove an earlier folder; what a killed process leaves of it has a name that is cleared."""
+    left = _new_name(folder)
+    with contextlib.suppress(OSError):  # there is none, or a program on Windows has it open
+        os.rename(old, left)
+        _remove(left, foreign)
 
 
 @contextlib.contextmanager
@@ -216,6 +224,10 @@ def _open(folder: Path) -> int | None:
 
 def _prefix(folder: Path) -> str:
     return f".{folder.name[:80]}.writing-"
+
+
+def _new_name(folder: Path) -> Path:
+    return folder.with_name(f"{_prefix(folder)}{secrets.token_hex(8)}")
 
 
 def _clear_left_over(folder: Path, foreign: Foreign) -> None:

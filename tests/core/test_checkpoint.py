@@ -461,7 +461,7 @@ def test_the_old_checkpoint_stays_until_the_new_one_is_whole(
     if not in_one_step:
         monkeypatch.setattr(folders, "exchange", lambda a, b: False)
     real = os.rename
-    for fail_at in (0,) if in_one_step else (0, 1, 2):
+    for fail_at in (0,) if in_one_step else (0, 1, 2, 3):
         calls = []
 
         def rename(a: Any, b: Any, calls: Any = calls, fail_at: int = fail_at) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -264,3 +264,49 @@ def test_long_names_are_saved_as_well(tmp_path: Path) -> None:
     for _ in range(2):
         trainer.save(tmp_path / name)
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+class _Killed(BaseException):
+    """A process that ends here: nothing it would do afterwards has an effect."""
+
+
+def test_a_process_may_end_at_any_change_of_the_file_system(
+    swapping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Class: what a save leaves behind, at each of its steps, must not stop the next one.
+
+    A folder is removed file by file; one without its checkpoint.json was taken for a user's.
+    """
+    trainer = make(models.linear(), backend="fused")
+    ended = 0
+    for steps in range(100):
+        folder = trainer.save(tmp_path / str(steps) / "c")
+        with monkeypatch.context() as patch:
+            left = iter(range(steps))
+            for place, name in _CHANGES:
+                patch.setattr(place, name, _ending(getattr(place, name), left))
+            try:
+                trainer.save(folder)
+            except _Killed:
+                ended += 1
+        Trainer.resume(folder, plugins=plugins())
+        for path in folder.parent.iterdir():
+            os.utime(path, (0, 0))  # an empty folder counts as left over after a while
+        trainer.save(folder)
+        trainer.save(folder)  # the first one has no old folder to exchange if there is none
+        assert [p.name for p in folder.parent.iterdir()] == ["c"]
+        if ended == steps:  # it was not killed
+            break
+    assert {"one step": 6, "two steps": 8}[swapping] < ended < 100
+
+
+_CHANGES = [(os, "mkdir"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (folders, "exchange")]
+
+
+def _ending(change: Callable[..., object], left: Iterator[int]) -> Callable[..., object]:
+    def call(*args: object, **kwargs: object) -> object:
+        if next(left, None) is None:
+            raise _Killed
+        return change(*args, **kwargs)
+
+    return call
