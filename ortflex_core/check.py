@@ -34,8 +34,7 @@ from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem import losses
 from ortflex_core.problem.problem import Problem
 from ortflex_core.programs import stages
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import Device
+from ortflex_core.protocols import Device, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import get_session

@@ -35,16 +35,16 @@ from ortflex_core.errors import (
 )
 
 _BASES = {
-    "losses": "ortflex_core.protocols.kinds:Loss",
-    "penalties": "ortflex_core.protocols.kinds:Penalty",
-    "schedules": "ortflex_core.protocols.kinds:Schedule",
-    "optimizers": "ortflex_core.protocols.kinds:Optimizer",
-    "constraints": "ortflex_core.protocols.kinds:Constraint",
-    "averages": "ortflex_core.protocols.kinds:Average",
-    "devices": "ortflex_core.protocols.kinds:Device",
-    "backends": "ortflex_core.protocols.kinds:Backend",
-    "data": "ortflex_core.protocols.kinds:DataSource",
-    "metrics": "ortflex_core.protocols.kinds:Metric",
+    "losses": "ortflex_core.protocols:Loss",
+    "penalties": "ortflex_core.protocols:Penalty",
+    "schedules": "ortflex_core.protocols:Schedule",
+    "optimizers": "ortflex_core.protocols:Optimizer",
+    "constraints": "ortflex_core.protocols:Constraint",
+    "averages": "ortflex_core.protocols:Average",
+    "devices": "ortflex_core.protocols:Device",
+    "backends": "ortflex_core.protocols:Backend",
+    "data": "ortflex_core.protocols:DataSource",
+    "metrics": "ortflex_core.protocols:Metric",
     "callbacks": "builtins:object",
     "gradients": "ortflex_core.autodiff.reverse:Rules",
 }

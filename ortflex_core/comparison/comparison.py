@@ -32,7 +32,7 @@ from ortflex_core.errors import (
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import AVERAGE, Updating
-from ortflex_core.protocols.kinds import Engine
+from ortflex_core.protocols import Engine
 from ortflex_core.reference import divergence, export_check
 from ortflex_core.reference.divergence import Difference, Found, Step
 from ortflex_core.reference.double_step import Double

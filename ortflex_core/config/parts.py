@@ -15,7 +15,7 @@ from ortflex_core.errors import ConfigError, Problems, suggest
 from ortflex_core.files import is_there, no_file
 from ortflex_core.problem import groups, losses
 from ortflex_core.problem.problem import PenaltyTerm
-from ortflex_core.protocols.kinds import DataSource
+from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}

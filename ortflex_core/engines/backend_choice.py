@@ -8,7 +8,7 @@ from typing import Any
 from ortflex_core.entries import OURS, warn_once
 from ortflex_core.errors import BrokenPlugin, OrtflexError, Unsupported, describe_error, short_repr
 from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols.kinds import Backend, Device, Engine
+from ortflex_core.protocols import Backend, Device, Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import Runtime
 

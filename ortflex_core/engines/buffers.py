@@ -11,7 +11,7 @@ from ortflex_core.engines.last_good import first_not_finite
 from ortflex_core.errors import DataError, suggest
 from ortflex_core.graph.ports import Key, Port
 from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols.kinds import Device, Value
+from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime.binder import HostVector
 from ortflex_core.types import Array, TensorSpec, numpy_dtype, shape_text
 

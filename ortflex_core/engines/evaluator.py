@@ -12,7 +12,7 @@ from ortflex_core.graph.program import Program
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
 from ortflex_core.programs import stages
-from ortflex_core.protocols.kinds import Device, Value
+from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime.session import error_reason, get_session
 from ortflex_core.types import Array
 

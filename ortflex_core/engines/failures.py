@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortflex_core.data.columns import Batch
 from ortflex_core.errors import DataError, GraphError, MissingKernel
 from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols.kinds import Engine
+from ortflex_core.protocols import Engine
 from ortflex_core.types import shape_text
 
 

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ortflex_core.protocols.kinds import Engine
+from ortflex_core.protocols import Engine
 from ortflex_core.types import Array
 
 

@@ -13,8 +13,7 @@ from ortflex_core.graph.ports import Key, Port
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.programs import stages
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import Device, Metric, MetricState
+from ortflex_core.protocols import Device, Metric, MetricState, calls
 from ortflex_core.runtime.session import run_once
 from ortflex_core.types import Array, Shape
 

@@ -16,7 +16,7 @@ from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem.losses import penalty_terms
 from ortflex_core.problem.problem import PenaltyTerm
 from ortflex_core.problem.updating import ConstraintTerm, Group
-from ortflex_core.protocols.kinds import Average
+from ortflex_core.protocols import Average
 from ortflex_core.registry import Plugins
 
 GROUP_KEYS = {

@@ -18,8 +18,7 @@ from ortflex_core.model.model import Model
 from ortflex_core.parameters import selection
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import LossTerm, PenaltyTerm
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import Loss
+from ortflex_core.protocols import Loss, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Shape, TensorSpec, dtype_name, shape_text
 

@@ -27,7 +27,7 @@ from ortflex_core.problem.updating import (
     Updating,
     slot_port,
 )
-from ortflex_core.protocols.kinds import Loss, Optimizer, Penalty
+from ortflex_core.protocols import Loss, Optimizer, Penalty
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, Shape, TensorSpec
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ortflex_core.graph.ports import Port
 from ortflex_core.problem.hyperparameters import hypers
-from ortflex_core.protocols.kinds import Average, Constraint, Optimizer
+from ortflex_core.protocols import Average, Constraint, Optimizer
 from ortflex_core.types import Array
 
 AVERAGE = "average"

@@ -23,8 +23,7 @@ from ortflex_core.model.training_mode import buffer_spec, rewrite_for_inference
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.problem.updating import slot_port
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import Penalty
+from ortflex_core.protocols import Penalty, calls
 from ortflex_core.types import TensorSpec
 
 LOSS, PENALTY = Port("loss"), Port("penalty")

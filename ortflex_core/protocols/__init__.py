@@ -6,29 +6,19 @@ formulas of plugins and checks what they return.
 
 May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages for type checkers only.
 
-Add here: a new kind of plugin, or a method of one.
+Add here: a new kind of plugin, in a file of its own, or a method of one.
 """
 
-from ortflex_core.protocols.kinds import (
-    Average,
-    Backend,
-    Constraint,
-    DataSource,
-    Device,
-    Engine,
-    LayerBackend,
-    Loss,
-    Losses,
-    Metric,
-    MetricState,
-    Optimizer,
-    Passes,
-    Penalty,
-    Schedule,
-    ScheduleContext,
-    Unit,
-    Value,
-)
+from ortflex_core.protocols.average import Average
+from ortflex_core.protocols.backend import Backend, Engine, LayerBackend, Losses, Passes
+from ortflex_core.protocols.constraint import Constraint
+from ortflex_core.protocols.data_source import DataSource
+from ortflex_core.protocols.device import Device, Value
+from ortflex_core.protocols.loss import Loss
+from ortflex_core.protocols.metric import Metric, MetricState
+from ortflex_core.protocols.optimizer import Optimizer
+from ortflex_core.protocols.penalty import Penalty
+from ortflex_core.protocols.schedule import Schedule, ScheduleContext, Unit
 
 __all__ = [
     "Average",

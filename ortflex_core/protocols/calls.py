@@ -18,7 +18,7 @@ from ortflex_core.entries import OURS, Entry, singular
 from ortflex_core.errors import BrokenPlugin, ConfigError, GraphError, OrtflexError, describe_error
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor, Trace
-from ortflex_core.protocols.kinds import (
+from ortflex_core.protocols import (
     Average,
     Constraint,
     Loss,

@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from ortflex_core.graph.ports import Key
 from ortflex_core.graph.program import HostInput, Program
 from ortflex_core.graph.schemas import ELEMENT_TYPES, Schema, schema
-from ortflex_core.protocols.kinds import Device
+from ortflex_core.protocols import Device
 from ortflex_core.runtime.session import run_once
 from ortflex_core.types import Array, TensorSpec
 

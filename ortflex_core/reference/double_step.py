@@ -18,7 +18,7 @@ from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.programs.stages import PENALTY, evaluation_program, prediction_program
 from ortflex_core.programs.step import step_program
-from ortflex_core.protocols.kinds import Device
+from ortflex_core.protocols import Device
 from ortflex_core.reference import export_check
 from ortflex_core.reference.divergence import Found, Step
 from ortflex_core.reference.double_precision import run_widened, widened

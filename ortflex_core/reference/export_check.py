@@ -13,7 +13,7 @@ from ortflex_core.model.model import Model
 from ortflex_core.model.onnx_file import HUGE, size_of
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import AVERAGE
-from ortflex_core.protocols.kinds import Engine
+from ortflex_core.protocols import Engine
 from ortflex_core.reference.divergence import Kind, distance
 from ortflex_core.runtime.session import session_options
 from ortflex_core.types import Array

@@ -16,7 +16,7 @@ import numpy as np
 from ortflex_core.errors import GraphError
 from ortflex_core.graph.host_scalars import HostProgram
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols.kinds import Device, Value
+from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime.session import error_reason
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 

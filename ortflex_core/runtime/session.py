@@ -21,7 +21,7 @@ import onnx
 
 from ortflex_core.errors import GraphError, MissingKernel, PluginError
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols.kinds import Device
+from ortflex_core.protocols import Device
 from ortflex_core.runtime.installation import version_tuple
 from ortflex_core.types import Array
 

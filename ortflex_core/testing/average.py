@@ -11,7 +11,7 @@ import pytest
 
 from ortflex_core.graph.host_scalars import OPERATORS, Host, HostProgram
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols.kinds import Average
+from ortflex_core.protocols import Average
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require

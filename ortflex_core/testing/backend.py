@@ -11,7 +11,7 @@ import pytest
 
 from ortflex_core.comparison.comparison import compare
 from ortflex_core.errors import Unsupported
-from ortflex_core.protocols.kinds import Backend
+from ortflex_core.protocols import Backend
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.testing import compositions, running
 from ortflex_core.testing.component import ComponentKit

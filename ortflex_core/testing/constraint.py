@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols.kinds import Constraint
+from ortflex_core.protocols import Constraint
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ortflex_core.protocols.kinds import Device
+from ortflex_core.protocols import Device
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit

@@ -14,7 +14,7 @@ from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.data.columns import spec_of
 from ortflex_core.errors import DataError, OrtflexError
 from ortflex_core.graph.ops import Ops, Tensor
-from ortflex_core.protocols.kinds import Loss
+from ortflex_core.protocols import Loss
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols.kinds import Optimizer
+from ortflex_core.protocols import Optimizer
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require

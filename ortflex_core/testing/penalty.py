@@ -13,7 +13,7 @@ from ortflex_core.autodiff.families import load_rules
 from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols.kinds import Penalty
+from ortflex_core.protocols import Penalty
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require

@@ -13,7 +13,7 @@ from ortflex_core.graph.program import Program
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import AVERAGE
-from ortflex_core.protocols.kinds import Backend, Device
+from ortflex_core.protocols import Backend, Device
 from ortflex_core.reference.divergence import Step
 from ortflex_core.reference.double_step import Double
 from ortflex_core.runtime.installation import Runtime

@@ -13,7 +13,7 @@ from ortflex_core.errors import MissingKernel, Unsupported
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.program import Program, build
 from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.protocols.kinds import Device
+from ortflex_core.protocols import Device
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import run_once

@@ -11,7 +11,7 @@ import pytest
 
 from ortflex_core.errors import ConfigError
 from ortflex_core.hooks import hook
-from ortflex_core.protocols.kinds import Schedule, ScheduleContext, Unit
+from ortflex_core.protocols import Schedule, ScheduleContext, Unit
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import close, require

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.data.columns import Columns
 from ortflex_core.data.pieces import Pieces, concat_columns, head, rows_of
 from ortflex_core.errors import DataError
-from ortflex_core.protocols.kinds import DataSource
+from ortflex_core.protocols import DataSource
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import require
 from ortflex_core.types import Array

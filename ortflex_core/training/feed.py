@@ -19,7 +19,7 @@ from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if
 from ortflex_core.engines.scores import chunk_size, slices
 from ortflex_core.errors import DataError
 from ortflex_core.model.model import Model
-from ortflex_core.protocols.kinds import DataSource
+from ortflex_core.protocols import DataSource
 from ortflex_core.training.preparation import Preparation, gives_batches, load
 
 _log = logging.getLogger("ortflex")

@@ -20,8 +20,7 @@ import numpy as np
 from ortflex_core.data.batches import Batch, Source, whole_steps
 from ortflex_core.engines.last_good import Good
 from ortflex_core.errors import TrainingDiverged
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import Engine, Losses, Schedule
+from ortflex_core.protocols import Engine, Losses, Schedule, calls
 from ortflex_core.training.interrupts import Interrupts
 from ortflex_core.training.progress_bar import Display
 from ortflex_core.types import Array, History, Position, Progress

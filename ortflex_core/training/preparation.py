@@ -20,8 +20,7 @@ from ortflex_core.model.model import Model
 from ortflex_core.problem.losses import LossRequest
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.programs import stages
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import DataSource, Device
+from ortflex_core.protocols import DataSource, Device, calls
 from ortflex_core.runtime.session import run_once
 from ortflex_core.types import Array, TensorSpec
 

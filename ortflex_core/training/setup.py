@@ -24,7 +24,7 @@ from ortflex_core.problem import groups
 from ortflex_core.problem.losses import LossRequest, check_inputs, check_precision, loss_requests
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import Updating
-from ortflex_core.protocols.kinds import Backend, Device, Engine, Metric, Optimizer, Schedule
+from ortflex_core.protocols import Backend, Device, Engine, Metric, Optimizer, Schedule
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import Runtime
 from ortflex_core.training.preparation import encode_labels, open_source, with_last_axis

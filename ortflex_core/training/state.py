@@ -23,8 +23,7 @@ from ortflex_core.problem.losses import bind_terms
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.programs import cost
-from ortflex_core.protocols import calls
-from ortflex_core.protocols.kinds import Engine, Schedule, ScheduleContext, Value
+from ortflex_core.protocols import Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.feed import Feed
 from ortflex_core.training.loop import Hook

@@ -22,7 +22,7 @@ from ortflex_core.model.inference_mode import in_training
 from ortflex_core.model.model import Model, as_model
 from ortflex_core.parameters.initialize import reinitialize as draw
 from ortflex_core.problem.problem import Problem
-from ortflex_core.protocols.kinds import Engine
+from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling

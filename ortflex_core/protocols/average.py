@@ -1,0 +1,34 @@
+"""Averages: means of the weights along the training."""
+
+from __future__ import annotations
+
+import abc
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Ops, Tensor
+
+
+@attrs.frozen(kw_only=True)
+class Average(Component, abc.ABC):
+    """A mean of the weights along the training, which predictions and exports use instead of them.
+
+    A running mean overrides ``share``, anything else ``update``.
+    """
+
+    def share(self, op: Ops, step: Host) -> Host | float | None:
+        """How much of the weight a running mean takes in: ``a ← a + share · (w − a)``.
+
+        ``step`` is a host scalar, 1 at the first update, and so must the share be; it is 0 to 1.
+        None, as here: the mean is none that runs.
+        """
+        return None
+
+    def update(self, op: Ops, average: Tensor, weight: Tensor, step: Host) -> Tensor:
+        """The average after a step."""
+        share = self.share(op, step)
+        if share is None:
+            raise NotImplementedError(f"{type(self).__name__} overrides neither share nor update")
+        return average + share * (weight - average)

@@ -1,0 +1,145 @@
+"""Backends: ways to run a training step, and what they make."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.protocols.device import Device, Value
+from ortflex_core.types import Array
+
+if TYPE_CHECKING:
+    from ortflex_core.data.columns import Batch
+    from ortflex_core.graph.program import Program
+    from ortflex_core.model.model import Model, Rewrite
+    from ortflex_core.problem.problem import Problem
+    from ortflex_core.runtime.installation import Runtime
+
+
+class Losses(Protocol):
+    """The costs of one run's steps, possibly still on the device."""
+
+    def read(self) -> Sequence[tuple[float, float]]:
+        """(loss, penalty) per step, after the reduction."""
+
+
+class Engine(Protocol):
+    """A compiled problem with its weights, slots and buffers; not thread-safe."""
+
+    steps_per_run: int
+    """How many batches the loop hands over at once."""
+
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
+        """Train one step a batch, in order."""
+
+    def evaluate(
+        self, batch: Batch, outputs: Sequence[str]
+    ) -> tuple[list[float], dict[str, Array]]:
+        """Σ w·l per loss term and outputs of one labelled batch in inference mode."""
+
+    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
+        """Outputs of one unlabelled batch in inference mode."""
+
+    def state(self) -> dict[str, Array]:
+        """Copies of the trained tensors, by initializer name."""
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Replace trained tensors."""
+
+    def buffers(self) -> dict[str, Array]:
+        """Copies of what training updates without a gradient (running statistics)."""
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        """Replace buffers."""
+
+    def slots(self) -> dict[str, Array]:
+        """Copies of the optimizer's state: ``<slot>/<initializer>`` and the scalar ``step``."""
+
+    def load_slots(self, slots: Mapping[str, Array]) -> None:
+        """Replace the optimizer's state."""
+
+    def programs(self) -> dict[str, Program | bytes]:
+        """Every graph in use, by a name that can be a file's."""
+
+    def counters(self) -> dict[str, int]:
+        """What was counted: bindings made and reused, copies between host and runtime."""
+
+    def close(self) -> None:
+        """Release sessions and buffers."""
+
+
+@attrs.frozen(kw_only=True)
+class Backend(Component, abc.ABC):
+    """A way to run a training step."""
+
+    priority: ClassVar[int] = 0
+    """``backend="auto"`` tries the highest first."""
+
+    @classmethod
+    @abc.abstractmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        """Reasons why this backend cannot run on the installed onnxruntime; empty if it can."""
+
+    @abc.abstractmethod
+    def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
+        """Reasons why this backend cannot train this problem; empty if it can."""
+
+    @abc.abstractmethod
+    def build(self, problem: Problem, device: Device, runtime: Runtime) -> Engine:
+        """Compile the problem and allocate its state."""
+
+
+class Passes(Protocol):
+    """One graph run forward, and backward afterwards, on the runtime's own tensors."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """What is fed, in order."""
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """What comes out of the forward pass, in order."""
+
+    @property
+    def differentiable(self) -> Sequence[str]:
+        """The outputs that take cotangents, in order."""
+
+    @property
+    def gradients(self) -> Sequence[str]:
+        """The inputs that have gradients, in the order in which they come out."""
+
+    def pack(self, values: Sequence[Value]) -> Any:
+        """The runtime's list of tensors."""
+
+    def forward(self, feeds: Any, fetches: Any) -> Any:
+        """Run up to the outputs; what is returned belongs to one :meth:`backward`.
+
+        An empty list of ``fetches`` is filled. The memory of outputs may be reused by the backward
+        pass, whoever owns it.
+        """
+
+    def backward(self, cotangents: Any, fetches: Any, state: Any) -> None:
+        """Run from the cotangents of the outputs to the gradients."""
+
+
+@attrs.frozen(kw_only=True)
+class LayerBackend(Backend, abc.ABC):
+    """A backend that also runs a model forward and backward for others, as a layer among theirs."""
+
+    @abc.abstractmethod
+    def replacing(self, model: Model, wrt: Sequence[str], outputs: Sequence[str]) -> Rewrite:
+        """Nodes of the model that have to be written otherwise for this backend."""
+
+    @abc.abstractmethod
+    def passes(
+        self, program: Program, wrt: Sequence[str], device: Device, runtime: Runtime, threads: int
+    ) -> Passes:
+        """Compile a program whose outputs are differentiated by its inputs ``wrt``.
+
+        Raises:
+            Unsupported: operators that this backend cannot differentiate, one line each.
+        """

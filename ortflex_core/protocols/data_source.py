@@ -1,0 +1,34 @@
+"""Data sources: data by name."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+from ortflex_core.component import Component
+
+if TYPE_CHECKING:
+    from ortflex_core.data.columns import Columns
+    from ortflex_core.data.iterables import Batches
+    from ortflex_core.data.pieces import Pieces
+
+
+@attrs.frozen(kw_only=True)
+class DataSource(Component, abc.ABC):
+    """Data by name, from a recipe: a file, a folder, a generator."""
+
+    whole_folder: ClassVar[bool] = False
+    """Whether its path is a folder whose files belong together, never one of them alone."""
+
+    @abc.abstractmethod
+    def load(self) -> Columns | Pieces | Batches:
+        """Open the source; nothing is read that can be mapped, or read when it is needed, instead.
+
+        Columns are arrays by name; Pieces are read piece by piece, again every epoch; Batches are
+        made by somebody else.
+
+        Raises:
+            DataError: the source is missing, broken or has other columns than asked for.
+        """

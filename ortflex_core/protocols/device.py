@@ -1,0 +1,73 @@
+"""Devices: where tensors live."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.types import Array
+
+if TYPE_CHECKING:
+    from ortflex_core.runtime.installation import Runtime
+
+
+class Value(Protocol):
+    """A tensor on a device, as onnxruntime holds it (``onnxruntime.OrtValue``)."""
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+
+    def shape(self) -> Sequence[int]:
+        """Sizes."""
+
+    def element_type(self) -> int:
+        """The ONNX element type."""
+
+    def numpy(self) -> Array:
+        """The values; a copy or a view, as the runtime pleases."""
+
+
+@attrs.frozen(kw_only=True)
+class Device(Component, abc.ABC):
+    """Where tensors live, how they get there and back, and which execution provider computes."""
+
+    @classmethod
+    @abc.abstractmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        """Reasons why this device cannot be used here, with what to install; empty if it can."""
+
+    @abc.abstractmethod
+    def providers(self) -> list[Any]:
+        """The ``providers=`` argument of an onnxruntime session."""
+
+    @abc.abstractmethod
+    def empty(self, shape: Sequence[int], dtype: Any) -> Value:
+        """New, uninitialised memory on the device."""
+
+    @abc.abstractmethod
+    def put(self, array: Array) -> Value:
+        """A copy of an array on the device."""
+
+    @abc.abstractmethod
+    def write(self, value: Value, array: Array) -> None:
+        """Copy an array over a tensor of the same shape and type."""
+
+    @abc.abstractmethod
+    def read(self, value: Value) -> Array:
+        """A copy of a tensor as an array."""
+
+    @abc.abstractmethod
+    def view(self, value: Value) -> Array | None:
+        """The tensor's own memory as an array, or None where the host cannot reach it."""
+
+    @abc.abstractmethod
+    def ort_device(self) -> Any:
+        """The ``OrtDevice`` that onnxruntime's C objects take."""
+
+    def room(self) -> int:
+        """Bytes of training data that may stay on the device; of more, every batch is copied there."""
+        return 0

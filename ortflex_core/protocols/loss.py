@@ -1,0 +1,71 @@
+"""Losses: what one sample costs."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar, Literal
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.types import Array, TensorSpec
+
+
+@attrs.frozen(kw_only=True)
+class Loss(Component, abc.ABC):
+    """What one sample costs.
+
+    ``per_sample`` returns values of shape [B, …]: class axes are reduced by the loss itself,
+    batch and position axes are not, and no mean is taken. Under ``reduction="mean"`` the core
+    computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`; below the
+    line times :meth:`counts`), under ``"sum"`` Σ w·l.
+    """
+
+    scores: ClassVar[Literal["any", "raw"]] = "any"
+    """"raw": the loss takes scores, so a final Softmax or Sigmoid is traced back to its input."""
+
+    def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
+        """Type and shape of the labels that belong to ``predicted``.
+
+        ``given`` describes the user's labels where they are known, so that a loss can take
+        several forms (integers or one-hot). The result keeps ``predicted``'s symbolic dimensions.
+        Labels are converted to this type once, and any other shape is refused.
+
+        Raises:
+            DataError: no form of the labels fits ``given``, or ``predicted`` does not fit the loss.
+        """
+        return attrs.evolve(predicted, name="expected")
+
+    def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
+        """Refuse label values that the formula has no meaning for (once per array).
+
+        Raises:
+            DataError: the allowed range, the first bad row and its value.
+        """
+
+    @abc.abstractmethod
+    def per_sample(self, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
+        """The formula."""
+
+    def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
+        """Factors (0 or 1) of the sample weights that the labels alone decide, or None."""
+        return None
+
+    def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
+        """What each value adds to the denominator of the mean beside its sample weight, or None.
+
+        That is the mask, unless the values are weighted by their labels themselves, as class
+        weights do; None is 1.
+        """
+        return self.mask(op, expected)
+
+    def gradient(
+        self, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
+    ) -> Tensor | None:
+        """Gradient of Σ cotangent · per_sample with respect to ``predicted``.
+
+        None, the default, lets the core differentiate :meth:`per_sample`. Give one only where it
+        is more stable or smaller; ``cotangent`` has the shape of ``per_sample`` or broadcasts to it.
+        """
+        return None

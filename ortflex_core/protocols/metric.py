@@ -1,0 +1,37 @@
+"""Metrics: figures of merit on predictions."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar, Literal, Protocol
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.types import Array
+
+
+class MetricState(Protocol):
+    """A metric in the making."""
+
+    def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
+        """Take in one batch."""
+
+    def result(self) -> float:
+        """The metric of everything seen."""
+
+
+@attrs.frozen(kw_only=True)
+class Metric(Component, abc.ABC):
+    """A figure of merit on predictions, computed batch by batch."""
+
+    better: ClassVar[Literal["higher", "lower"]]
+
+    @property
+    def column(self) -> str:
+        """What the History calls it, behind ``validation_``."""
+        return self.name
+
+    @abc.abstractmethod
+    def start(self) -> MetricState:
+        """An empty accumulator."""
