@@ -193,7 +193,7 @@ def _put_in_two_steps(fresh: Path, folder: Path, foreign: Foreign) -> None:
 def _discard(old: Path, folder: Path, foreign: Foreign) -> None:
     """Remove an earlier folder; what a killed process leaves of it has a name that is cleared."""
     left = _new_name(folder)
-    with contextlib.suppress(OSError):  # there is none, or a program on Windows has it open
+    with contextlib.suppress(OSError):  # it does not exist, or a program on Windows has it open
         os.rename(old, left)
         _remove(left, foreign)
 
