@@ -10,7 +10,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import schemas
-from ortflex_core.types import Shape
+from ortflex_core.types import Array, Shape
 
 if TYPE_CHECKING:
     from ortflex_core.graph.ops import Node, Trace
@@ -55,6 +55,11 @@ def _arithmetic(trace: Trace, node: Node) -> list[tuple[int, Shape | None]] | No
     return [(first.dtype, shape)] if known else None
 
 
+def _decides_shapes(constant: Array) -> bool:
+    """Whether the values of a constant may matter for a shape: sizes, axes, lengths of a Split."""
+    return constant.size <= 64 or (constant.dtype.kind == "i" and constant.ndim == 1)
+
+
 def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape | None]]:
     schema = schema_of(trace, node)
     if schema is None:
@@ -71,7 +76,7 @@ def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape |
         # What comes from an operator that nobody declared is taken for float32.
         dtype = tensor.dtype or TensorProto.FLOAT
         types[label] = onnx.helper.make_tensor_type_proto(dtype, tensor.shape)
-        if tensor.constant is not None and tensor.constant.size <= 64:
+        if tensor.constant is not None and _decides_shapes(tensor.constant):
             data[label] = onnx.numpy_helper.from_array(tensor.constant)
     imports = [onnx.helper.make_opsetid(d, v) for d, v in trace.opsets.items()]
     try:

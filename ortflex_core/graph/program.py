@@ -117,7 +117,7 @@ def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
     hosts = []
     for (expression, dtype), tensor in trace.hosts.items():
         if id(tensor) in used:
-            spec = TensorSpec(_fresh(repr(expression)[:80], taken), dtype, ())
+            spec = TensorSpec(fresh_name(repr(expression)[:80], taken), dtype, ())
             hosts.append(HostInput(spec, expression))
             names[id(tensor)] = spec.name
     named = {labels[key]: tensor for key, tensor in outputs.items()}
@@ -143,7 +143,12 @@ def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
     # The doc string of an input or output is its role, for people and pictures.
     graph.input.extend(s.to_proto(getattr(k, "role", "")) for k, s in inputs.items())
     graph.input.extend(host.spec.to_proto("host") for host in hosts)
-    specs = tuple(TensorSpec(label, t.dtype, t.shape) for label, t in named.items())
+    # What is known of a value is known of its new value, however it was made.
+    known = {labels[key]: t.shape for key, t in trace.inputs.items() if key in outputs}
+    specs = tuple(
+        TensorSpec(label, t.dtype, known.get(label) if t.shape is None else t.shape)
+        for label, t in named.items()
+    )
     roles = [getattr(key, "role", "") for key in outputs]
     graph.output.extend(s.to_proto(role) for s, role in zip(specs, roles, strict=True))
     domains = {"", *(node.domain for node in nodes)} | _inner_domains(graph)
@@ -172,7 +177,7 @@ def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -
     names: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
     ports = [key for key in keys if isinstance(key, Port)]
     for port in sorted(ports, key=lambda p: p.label != p.of):  # which keeps the order of equals
-        names[port] = _fresh(f"new/{port.label}" if port in again else port.label, taken)
+        names[port] = fresh_name(f"new/{port.label}" if port in again else port.label, taken)
     return names
 
 
@@ -234,7 +239,8 @@ def _soonest(nodes: Sequence[Node]) -> list[Node]:
     return order
 
 
-def _fresh(wanted: str, taken: set[str]) -> str:
+def fresh_name(wanted: str, taken: set[str]) -> str:
+    """The name, numbered if it is taken; from now on it is."""
     name, k = wanted, 1
     while name in taken:
         name, k = f"{wanted}.{k}", k + 1
@@ -254,17 +260,17 @@ def _name_of(
     if name is None:
         if tensor.constant is not None:
             counts["constant"] = counts.get("constant", 0) + 1
-            name = _fresh(f"constant.{counts['constant']}", taken)
+            name = fresh_name(f"constant.{counts['constant']}", taken)
             graph.initializer.append(
                 onnx.numpy_helper.from_array(np.asarray(tensor.constant, order="C"), name)
             )
         else:
             origin = tensor.hint or f"{tensor.node.op_type if tensor.node else 'value'}"
             if tensor.hint and origin not in taken:
-                name = _fresh(origin, taken)
+                name = fresh_name(origin, taken)
             else:
                 counts[origin] = counts.get(origin, 0) + 1
-                name = _fresh(f"{origin}.{counts[origin]}", taken)
+                name = fresh_name(f"{origin}.{counts[origin]}", taken)
         names[id(tensor)] = name
     return name
 

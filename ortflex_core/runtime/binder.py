@@ -120,7 +120,12 @@ class Binder:
         key = (pointer, spec.shape, spec.dtype)
         before = known.get(spec.name)
         if before is None or before[0] != key:
-            bind(spec.name, device, spec.numpy.type, list(spec.shape or ()), pointer)
+            if spec.shape is None:
+                raise GraphError(
+                    f"the {self.name} graph: the rank of {spec.name!r} is unknown, and memory is "
+                    "bound with a shape"
+                )
+            bind(spec.name, device, spec.numpy.type, list(spec.shape), pointer)
             known[spec.name] = (key, owner)
             self._count()
 
