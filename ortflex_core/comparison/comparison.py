@@ -31,7 +31,7 @@ from ortflex_core.errors import (
 )
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
-from ortflex_core.problem.updating import AVERAGE, Updating
+from ortflex_core.problem.updating import Updating
 from ortflex_core.protocols import Engine
 from ortflex_core.reference import divergence, export_check
 from ortflex_core.reference.divergence import Difference, Found, Step
@@ -98,6 +98,7 @@ class _Runner:
     """One backend's two engines, and what was measured on them."""
 
     name: str
+    problem: Problem
     engine: Engine
     probe: Engine
     losses: list[float] = attrs.field(factory=list)
@@ -147,7 +148,7 @@ class _Runner:
     ) -> export_check.Served:
         """What the state of a step gives in inference mode."""
         _load(self.engine, start)
-        return export_check.serve(self.engine, batch, names, export)
+        return export_check.serve(self.problem, self.engine, batch, names, export)
 
 
 def _load(engine: Engine, start: Step) -> None:
@@ -247,7 +248,7 @@ def _runners(
                     backend_choice.engine(plugins, backend, p, device, runtime)
                     for p in (problem, probe)
                 )
-                runners.append(_Runner(backend.name, engine, other))
+                runners.append(_Runner(backend.name, problem, engine, other))
         except OrtflexError as error:
             against = [str(error)]
         if against:
@@ -269,7 +270,7 @@ def _compare(
 ) -> Comparison:
     weights = trainer.get_state()
     slots = problem.slot_values() | {"step": np.asarray(0)}
-    slots |= {n: weights[p] for s, p in problem.slots if (n := f"{s}/{p}") and s == AVERAGE}
+    slots |= {key: weights[n] for n, key in problem.average_keys.items()}
     buffers = {n: buffer_value(problem, n) for n in problem.buffers}
     now = Step(weights, slots, buffers)
     first = now

@@ -19,7 +19,6 @@ from ortflex_core.graph.ports import Key, Port, Role
 from ortflex_core.graph.program import Program, build
 from ortflex_core.model.training_mode import Modes
 from ortflex_core.problem.problem import Problem
-from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.programs import stages, updates
 from ortflex_core.types import Array
 
@@ -174,7 +173,7 @@ class HostEngine:
 
     def averages(self) -> dict[str, Array]:
         """What predictions are made with: the averages of the weights, where any are kept."""
-        return {n: self._slots.get(f"{AVERAGE}/{n}", a) for n, a in self._weights.items()}
+        return self.problem.averaged(self._weights, self._slots)
 
     def state(self) -> dict[str, Array]:
         """Copies of the weights."""
@@ -183,8 +182,8 @@ class HostEngine:
     def load(self, state: Mapping[str, Array]) -> None:
         """New weights for some, which their averages then start from."""
         self._weights |= {n: np.array(a) for n, a in state.items()}
-        if self.problem.updating.average is not None:
-            self._slots |= {f"{AVERAGE}/{n}": np.array(a) for n, a in state.items()}
+        keys = self.problem.average_keys
+        self._slots |= {keys[n]: np.array(a) for n, a in state.items() if n in keys}
 
     def buffers(self) -> dict[str, Array]:
         """None: problems with running statistics are refused."""

@@ -5,7 +5,7 @@ A :class:`Problem` knows no files, no data and no device; backends compile it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal, TypeVar
 
@@ -217,6 +217,13 @@ class Problem:
     def average_keys(self) -> dict[str, str]:
         """What a checkpoint calls the average of each parameter; nothing where none are kept."""
         return {str(p.of): key for key, p in self.slot_ports.items() if p.role == "average"}
+
+    def averaged(
+        self, weights: Mapping[str, Array], slots: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """The averages of weights, by parameter, where ``slots`` has any; else the weights."""
+        keys = self.average_keys
+        return {n: slots.get(keys[n], a) if n in keys else a for n, a in weights.items()}
 
     @cached_property
     def column_ports(self) -> dict[str, Port]:

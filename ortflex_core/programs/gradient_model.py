@@ -12,7 +12,7 @@ from ortflex_core.autodiff.families import load_rules
 from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.errors import ModelError, suggest
 from ortflex_core.graph.ops import FLOATS, Tensor, Trace
-from ortflex_core.graph.program import build
+from ortflex_core.graph.program import build, fresh_name
 from ortflex_core.model import shape_probe
 from ortflex_core.model.model import Model
 from ortflex_core.programs import rebuild
@@ -42,14 +42,15 @@ def gradient_model(
     Returns:
         A model with the inputs of ``model``, the initializers named in ``wrt``, and one input
         ``cotangent/<output>`` of the shape of each of ``outputs``; its outputs are those of
-        ``model``, then one ``gradient/<name>`` of the shape of each of ``wrt``. Functions are
+        ``model``, then one ``gradient/<name>`` of the shape of each of ``wrt``. Where the model has
+        a tensor of such a name already, the new one gets a number (``gradient/x.1``); inputs and
+        outputs have the order of this sentence, so that they are found by their place. Functions are
         inlined; dropout and normalization are as the file has them. A model of a newer opset than
         the installed runtime reads is written at the newest that it reads, where every operator
         means the same there; the ``doc_string`` then says so.
 
     Raises:
-        ModelError: a name is unknown, given twice or not that of a float tensor, or a tensor of the
-            model is called ``cotangent/…`` or ``gradient/…`` already.
+        ModelError: a name is unknown, given twice or not that of a float tensor.
         NoGradientRule: an operator on the way has no gradient rule.
         NotDifferentiable: every way from one of ``wrt`` ends in an operator without a gradient.
         GraphError: one of ``wrt`` reaches none of ``outputs``.
@@ -77,7 +78,9 @@ def gradient_model(
         else _names(outputs, "outputs")
     )
     _check(source, roots, floats, "outputs", "an output")
-    _no_collisions(source, asked, roots)
+    taken = {i.name for i in source.inputs} | set(source.initializers) | set(source.producers)
+    seeds = {name: fresh_name(f"cotangent/{name}", taken) for name in roots}
+    slopes = [fresh_name(f"gradient/{name}", taken) for name in asked]
     trace = Trace(source.opsets)
     given = {n: trace.input(n, s.dtype, s.shape) for n, s in _inputs(source, asked).items()}
     with trace.part("forward"):
@@ -85,14 +88,14 @@ def gradient_model(
     pairs: list[tuple[Tensor, Tensor | None]] = []
     for name in roots:
         y = values[name]
-        pairs.append((y, trace.input(f"cotangent/{name}", y.dtype, y.shape)))
+        pairs.append((y, trace.input(seeds[name], y.dtype, y.shape)))
     with shape_probe.explain_unknown(source), trace.part("backward"):
         found = gradients(pairs, [given[name] for name in asked], table)
     named = {name: values[name] for name in values}
-    named |= {f"gradient/{name}": g for name, g in zip(asked, found, strict=True)}
+    named |= dict(zip(slopes, found, strict=True))
     trace, named = rebuild.optimize(trace, named)
     proto = build(trace, named, name="gradient").proto()
-    _complete(proto, source, asked, pairs, roots)
+    _complete(proto, source, asked, pairs, list(seeds.values()))
     proto.doc_string = source.stamp
     return proto
 
@@ -121,16 +124,6 @@ def _check(
             )
 
 
-def _no_collisions(model: Model, asked: Sequence[str], roots: Sequence[str]) -> None:
-    taken = {i.name for i in model.inputs} | set(model.initializers) | set(model.producers)
-    for name in (*(f"cotangent/{n}" for n in roots), *(f"gradient/{n}" for n in asked)):
-        if name in taken:
-            raise ModelError(
-                f"{model.label} has a tensor {name!r} already, a name that the gradient model "
-                "needs; rename the tensor"
-            )
-
-
 def _inputs(model: Model, asked: Sequence[str]) -> dict[str, TensorSpec]:
     weights = model.initializers
     # With the batch by the name that it has in other tensors' shapes: as equal sizes they need no sum.
@@ -143,15 +136,12 @@ def _complete(
     model: Model,
     asked: Sequence[str],
     pairs: Sequence[tuple[Tensor, Tensor | None]],
-    roots: Sequence[str],
+    seeds: Sequence[str],
 ) -> None:
     """Inputs in the promised order, those included that nothing reads; large constants inside."""
     graph = proto.graph
     infos = list(_inputs(model, asked).values())
-    infos += [
-        TensorSpec(f"cotangent/{name}", y.dtype, y.shape)
-        for name, (y, _) in zip(roots, pairs, strict=True)
-    ]
+    infos += [TensorSpec(name, y.dtype, y.shape) for name, (y, _) in zip(seeds, pairs, strict=True)]
     promised = {spec.name for spec in infos}
     for value in graph.input:
         if value.name not in promised:

@@ -15,7 +15,6 @@ from ortflex_core.engines.evaluator import by_name
 from ortflex_core.graph.ports import Key, Port, ports_of
 from ortflex_core.graph.program import Program
 from ortflex_core.problem.problem import LossTerm, Problem
-from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.programs.stages import PENALTY, evaluation_program, prediction_program
 from ortflex_core.programs.step import step_program
 from ortflex_core.protocols import Device
@@ -80,7 +79,7 @@ class Double:
     ) -> export_check.Served:
         """What the state of a step gives in inference mode; the export is that of the same state."""
         totals, made = self.evaluate(start, batch, names)
-        exported = export({**_averaged(start).weights, **start.buffers}, batch)
+        exported = export({**self._averaged(start).weights, **start.buffers}, batch)
         return export_check.Served(made, totals, exported)
 
     def evaluate(
@@ -89,12 +88,17 @@ class Double:
         """Σ w·l of each loss term and tensors of the graph, with the averages where there are any."""
         program = widened(evaluation_program(self._problem, names))
         columns = _columns(self._problem, [batch])
-        made = self._run(program, _averaged(start), columns, self._problem.constants())
+        made = self._run(program, self._averaged(start), columns, self._problem.constants())
         return [made[t.total_port].item() for t in self._problem.terms], by_name(made)
 
     def predict(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
         """Tensors of the graph, with the averages where there are any."""
-        return self.tensors(_averaged(start), batch, names)
+        return self.tensors(self._averaged(start), batch, names)
+
+    def _averaged(self, step: Step) -> Step:
+        """The state with the averages of the weights in their place."""
+        weights = self._problem.averaged(step.weights, step.slots)
+        return attrs.evolve(step, weights=weights)
 
     def _moved(
         self, probing: bool, start: Step, batches: Sequence[Batch], rate: float
@@ -150,12 +154,6 @@ def _columns(problem: Problem, batches: Sequence[Batch]) -> dict[Key, Array]:
 def _parts(problem: Problem, batches: Sequence[Batch]) -> list[LossTerm]:
     """Every loss term in every batch of a step."""
     return [term.at(0, k, None) for term in problem.terms for k in range(len(batches))]
-
-
-def _averaged(step: Step) -> Step:
-    """The state with the averages of the weights in their place."""
-    weights = {n: step.slots.get(f"{AVERAGE}/{n}", a) for n, a in step.weights.items()}
-    return attrs.evolve(step, weights=weights)
 
 
 def _factors(problem: Problem, batches: Sequence[Batch]) -> dict[str, float]:

@@ -12,7 +12,6 @@ from ortflex_core.data.batches import Batch
 from ortflex_core.model.model import Model
 from ortflex_core.model.onnx_file import HUGE, size_of
 from ortflex_core.problem.problem import Problem
-from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.protocols import Engine
 from ortflex_core.reference.divergence import Kind, distance
 from ortflex_core.runtime.session import session_options
@@ -33,10 +32,11 @@ class Served:
     exported: Mapping[str, Array]
 
 
-def serve(engine: Engine, batch: Batch, names: Sequence[str], export: Export) -> Served:
+def serve(
+    problem: Problem, engine: Engine, batch: Batch, names: Sequence[str], export: Export
+) -> Served:
     """Ask an engine that has its state."""
-    slots = engine.slots()
-    state = {n: slots.get(f"{AVERAGE}/{n}", a) for n, a in engine.state().items()}
+    state = problem.averaged(engine.state(), engine.slots())
     predicted = engine.predict(batch, names)
     totals, _ = engine.evaluate(batch, names)
     return Served(predicted, totals, export({**state, **engine.buffers()}, batch))

@@ -12,7 +12,6 @@ from ortflex_core.data.batches import Batch
 from ortflex_core.graph.program import Program
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
-from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.protocols import Backend, Device
 from ortflex_core.reference.divergence import Step
 from ortflex_core.reference.double_step import Double
@@ -68,9 +67,9 @@ class ReferenceEngine:
 
     def load(self, state: Mapping[str, Array]) -> None:
         """Other weights, which their averages then start from."""
-        slots = dict(self._now.slots)
-        if self._problem.updating.average is not None:
-            slots |= {f"{AVERAGE}/{n}": np.array(a) for n, a in state.items()}
+        keys = self._problem.average_keys
+        averages = {keys[n]: np.array(a) for n, a in state.items() if n in keys}
+        slots = {**self._now.slots, **averages}
         weights = {**self._now.weights, **{n: np.array(a) for n, a in state.items()}}
         self._now = attrs.evolve(self._now, weights=weights, slots=slots)
 

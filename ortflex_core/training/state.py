@@ -21,7 +21,6 @@ from ortflex_core.errors import DataError, suggest
 from ortflex_core.model import shape_probe
 from ortflex_core.problem.losses import bind_terms
 from ortflex_core.problem.problem import LossTerm, Problem
-from ortflex_core.problem.updating import AVERAGE
 from ortflex_core.programs import cost
 from ortflex_core.protocols import Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
@@ -231,7 +230,7 @@ class Live:
         state = {n: live[n] if n in live else array.copy() for n, array in self._weights.items()}
         if averaged:
             slots = self.engine.slots() if self.engine is not None else self.standing.slots
-            state |= {n: slots[k] for n in state if (k := f"{AVERAGE}/{n}") in slots}
+            state = self.setup.problem.averaged(state, slots)
         return {**state, **self.buffers()} if buffers else state
 
     def inferring(self) -> dict[str, Array]:

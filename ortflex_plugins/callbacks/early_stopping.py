@@ -140,5 +140,6 @@ def _put_back(trainer: Trainer, kept: Mapping[str, Array]) -> None:
 
     engine.load({n: a for n, a in part("parameter").items() if n in trained})
     engine.load_buffers(part("buffer"))
-    if averages := {f"average/{n}": a for n, a in part("average").items() if n in trained}:
+    keys = trainer.problem.average_keys
+    if averages := {keys[n]: a for n, a in part("average").items() if n in trained}:
         engine.load_slots({**engine.slots(), **averages})

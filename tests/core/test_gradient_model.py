@@ -157,11 +157,30 @@ def test_whole_numbers_are_refused() -> None:
         vjp(source, "i")
 
 
-@pytest.mark.parametrize("name", ["cotangent/y", "gradient/x"])
-def test_names_that_are_taken_are_refused(name: str) -> None:
-    source = models.renamed(model(TWO), {"m": name})
-    with pytest.raises(ModelError, match=f"the model has a tensor '{name}' already"):
-        vjp(source, "x", "y")
+@pytest.mark.parametrize(
+    "renames",
+    [
+        {"m": "cotangent/y"},
+        {"m": "gradient/x"},
+        {"w": "gradient/x", "m": "gradient/x.1"},
+        {"aside": "cotangent/y", "z": "gradient/x"},
+    ],
+)
+def test_names_that_the_model_has_already_are_numbered(renames: dict[str, str]) -> None:
+    plain, source = vjp(model(TWO), "x", "y"), models.renamed(model(TWO), renames)
+    made = vjp(source, "x", "y")
+    (given, taken), (inputs, outputs) = names(plain), names(made)
+    assert inputs[:-1] == [renames.get(n, n) for n in given[:-1]]
+    assert outputs[:-1] == [renames.get(n, n) for n in taken[:-1]]
+    assert inputs[-1].startswith("cotangent/y")
+    assert outputs[-1].startswith("gradient/x")
+    arrays = [data(4, 3), data(3, 2, seed=1), data(4, 3), data(4, 2, seed=2)]
+    sizes = {"x": 0, "w": 1, "aside": 2, "cotangent/y": 3}
+    first = models.predict(plain, {n: arrays[sizes[n]] for n in given})
+    second = models.predict(
+        made, {n: arrays[sizes[before]] for n, before in zip(inputs, given, strict=True)}
+    )
+    np.testing.assert_array_equal(second[outputs[-1]], first[taken[-1]])
 
 
 def test_what_reaches_no_output_is_an_error() -> None:
