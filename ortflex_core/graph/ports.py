@@ -18,7 +18,7 @@ import attrs
 
 _Columns = Literal["data", "label", "sample_weight"]
 _State = Literal["parameter", "slot", "average", "buffer", "frozen"]
-_Host = Literal["rate", "hyperparameter", "counter", "draw", "scale", "keep", "host"]
+_Host = Literal["rate", "hyperparameter", "counter", "draw", "scale", "host"]
 _Made = Literal["loss", "objective", "penalty", "gradient", "output", "value"]
 Role = _Columns | _State | _Host | _Made
 """What a value is for: ``counter`` counts updates and ``draw`` batches, for random masks; ``loss`` is the

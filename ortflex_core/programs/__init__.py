@@ -24,7 +24,7 @@ from ortflex_core.programs.stages import (
     trace_losses,
     training_program,
 )
-from ortflex_core.programs.step import gathering_program, moving_program, step_program
+from ortflex_core.programs.step import gradient_program, moving_program, step_program
 from ortflex_core.programs.updates import (
     adding_program,
     apply_update,
@@ -41,8 +41,8 @@ __all__ = [
     "buffer_inputs",
     "clip_gradients",
     "forward_program",
-    "gathering_program",
     "global_norm",
+    "gradient_program",
     "loss_program",
     "model_inputs",
     "moving_program",

@@ -97,12 +97,13 @@ def step_program(
     return build(trace, outputs, name="step")
 
 
-def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
-    """The gradient of one batch, added to those before it, for steps of several batches.
+def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
+    """The gradient of one batch by itself, for steps of several batches.
 
-    Takes what :func:`step_program` does but for slots, and gradients; host symbols are keep (0 for the
-    first batch of a step, else 1), draw and the scales. Gives the Σ w·l of each loss term, gradients
-    (keep · gradient + this batch's) and running statistics.
+    Takes what :func:`step_program` does but for slots; host symbols are draw and the scales. Gives the
+    Σ w·l of each loss term, gradients and running statistics. :func:`adding_program` adds gradients up,
+    in a graph of its own: here the sum could become a part of the last matrix product, which would add
+    in another order.
     """
     trace = problem.trace()
     shortcuts = Shortcuts()
@@ -111,14 +112,10 @@ def gathering_program(problem: Problem, *, rows: int | None = None) -> Program:
     now = _Now(weights, _Held({}, {}), stages.buffer_inputs(trace, problem))
     outputs: dict[Port, Tensor] = {}
     found, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs)
-    with trace.part("backward"):
-        for name, gradient in found.items():
-            port = Port("gradient", of=name)
-            before = trace.input(port, gradient.dtype, now.weights[name].shape)
-            outputs[port] = updates.KEEP * before + gradient
+    outputs.update({Port("gradient", of=n): gradient for n, gradient in found.items()})
     outputs.update({Port("buffer", of=n): tensor for n, tensor in buffers.items()})
     trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead)
-    return build(trace, outputs, name="gather")
+    return build(trace, outputs, name="gradient")
 
 
 def moving_program(problem: Problem) -> Program:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ortflex_core.problem.problem import Problem
 
 _TINY = 1e-30
-KEEP = Host.symbol(Port("keep").label)
-"""What summed gradients are multiplied with before a batch's is added: 0 for a step's first, else 1."""
 
 
 def clip_gradients(
@@ -95,7 +93,7 @@ def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
 
 
 def adding_program(problem: Problem) -> Program:
-    """Sums of gradients: keep · sum + a batch's gradient, whose port is :func:`batch_gradient`."""
+    """Sums of gradients: sum + a batch's gradient, whose port is :func:`batch_gradient`."""
     trace = problem.trace()
     outputs = {}
     for name in problem.parameters:
@@ -103,7 +101,7 @@ def adding_program(problem: Problem) -> Program:
         before = stages.gradient_input(trace, problem, name)
         batch = trace.input(batch_gradient(name), spec.dtype, spec.shape)
         with trace.part("backward"):
-            outputs[Port("gradient", of=name)] = KEEP * before + batch
+            outputs[Port("gradient", of=name)] = before + batch
     return build(trace, outputs, name="add")
 
 

@@ -1,8 +1,8 @@
 """Steps of several batches on the fused backend: gradients are added up, then the weights move.
 
-Two graphs: one adds a batch's gradient to those before it, one updates the weights from the sum.
-The memory is that of one batch, however many there are; the sums come in two versions that swap,
-as the weights do.
+Three graphs: one gives a batch's gradient, one adds it to those before it, ((g₀ + g₁) + g₂) …, and one
+updates the weights from the sum. The memory is that of one batch, however many there are; the sums come
+in two versions that swap, as the weights do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ import numpy as np
 from ortflex_core.data import Batch
 from ortflex_core.engines import DataBuffers, Scalar, Twins
 from ortflex_core.graph import Key, Port, Program, ports_of
-from ortflex_core.programs import gathering_program, moving_program
+from ortflex_core.programs import (
+    adding_program,
+    batch_gradient,
+    gradient_program,
+    moving_program,
+)
 from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime import Binder, HostVector, get_session
 from ortflex_core.types import TensorSpec
@@ -24,8 +29,10 @@ if TYPE_CHECKING:
     from ortflex_core.problem import Problem
 
 
-_RATE, _COUNTER, _KEEP, _DRAW = (Port(role).label for role in ("rate", "counter", "keep", "draw"))
+_RATE, _COUNTER, _DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
 _PENALTY = Port("penalty")
+_BATCH = 2
+"""Where a batch's gradient goes, next to the versions 0 and 1 of the sums: by itself, to be added."""
 
 
 def together(batches: Sequence[Batch]) -> list[float]:
@@ -58,10 +65,14 @@ class Accumulator:
         self._problem, self._device, self._columns = problem, device, columns
         self._states, self._buffers, self._frozen = states, buffers, frozen
         weights = {n: problem.model.initializer(n) for n in problem.parameters}
-        self._zeros = {n: np.zeros_like(a) for n, a in weights.items()}
-        self._sums = Twins(device, self._zeros, ports_of("gradient", weights))
+        zeros = {n: np.zeros_like(a) for n, a in weights.items()}
+        self._sums = Twins(device, zeros, ports_of("gradient", weights))
+        self._batch = {n: device.empty(a.shape, a.dtype) for n, a in weights.items()}
+        self._adding = adding_program(problem)
+        self._adders: dict[int, Binder] = {}
         self._moving = moving_program(problem)
         self._hosts = HostVector(self._moving, device, problem.constants())
+        self._none = HostVector(self._adding, device, {})
         self._penalty: Scalar | None = None
         self._outputs: dict[Key, Value] = {}
         cost = self._moving.gives.get(_PENALTY)
@@ -70,15 +81,12 @@ class Accumulator:
             self._penalty = Scalar(device, self._outputs[_PENALTY])
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
-        self.programs: dict[str, Program] = {"update": self._moving}
+        self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
 
     def binders(self) -> list[Binder]:
         """All bindings there are."""
-        return [*self._movers.values(), *(b for p in self._plans.values() for b in p.binders())]
-
-    def clear(self) -> None:
-        """Forget what was summed: after a training that went wrong it is not finite."""
-        self._sums.write(self._zeros, "sum")
+        plans = (b for p in self._plans.values() for b in p.binders())
+        return [*self._movers.values(), *self._adders.values(), *plans]
 
     def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
         """One step, its number counted from 1; returns loss and penalty."""
@@ -87,7 +95,9 @@ class Accumulator:
         loss = 0.0
         for k, batch in enumerate(batches):
             draw = (step - 1) * self._problem.updating.accumulate + k + 1
-            totals = self._plan(batch).run(self, batch, factors, float(k > 0), draw)
+            into = _BATCH if k else 1 - self._sums.current
+            totals = self._plan(batch).run(self, batch, factors, into, draw)
+            self._add(into)
             loss += sum(t * f for t, f in zip(totals, factors.values(), strict=True))
         old, at = self._states[0].current, self._sums.current
         if (old, at) not in self._movers:
@@ -98,14 +108,33 @@ class Accumulator:
             twins.current = 1 - old
         return loss, 0.0 if self._penalty is None else self._penalty.read()
 
+    def _add(self, into: int) -> None:
+        """Add a batch's gradient to the sum; that of the first batch is the sum."""
+        old = self._sums.current
+        if into == _BATCH:
+            if old not in self._adders:
+                before = self._sums.at_ports(old)
+                before |= {batch_gradient(n): value for n, value in self._batch.items()}
+                self._adders[old] = self.bind(
+                    self._adding, self._none, before, self._sums.at_ports(1 - old)
+                )
+            self._adders[old].run()
+        self._sums.current = 1 - old
+
+    def gradients(self, into: int) -> dict[Key, Value]:
+        """The memory that a batch's gradient goes to, by ports."""
+        if into == _BATCH:
+            return {Port("gradient", of=n): value for n, value in self._batch.items()}
+        return self._sums.at_ports(into)
+
     def _plan(self, batch: Batch) -> _Plan:
         key = tuple(batch.shape(s.name) for s in self._columns if s.name in batch.columns)
         if key not in self._plans:
             usual = batch.size == self._problem.batch_size
-            name = "gather" if usual else "gather-any-rows"
+            name = "gradient" if usual else "gradient-any-rows"
             if name not in self.programs:
                 rows = batch.size if usual else None
-                self.programs[name] = gathering_program(self._problem, rows=rows)
+                self.programs[name] = gradient_program(self._problem, rows=rows)
             self._plans[key] = _Plan(self, self.programs[name], batch)
         return self._plans[key]
 
@@ -135,7 +164,7 @@ class Accumulator:
 
 
 class _Plan:
-    """The gradient of batches of one shape, added to the sums."""
+    """The gradient of batches of one shape."""
 
     def __init__(self, owner: Accumulator, program: Program, batch: Batch) -> None:
         problem, device = owner._problem, owner._device
@@ -150,30 +179,28 @@ class _Plan:
         self._binders: dict[tuple[int, ...], Binder] = {}
 
     def run(
-        self, owner: Accumulator, batch: Batch, factors: Mapping[str, float], keep: float, draw: int
+        self, owner: Accumulator, batch: Batch, factors: Mapping[str, float], into: int, draw: int
     ) -> list[float]:
-        """Add the batch's gradient to ``keep`` times what there is; returns the totals."""
+        """Compute the batch's gradient; returns the totals."""
         self._data.fill(batch)
-        self._hosts.update({**factors, _KEEP: keep, _DRAW: draw})
-        moving = (owner._sums, owner._buffers)
-        now = (owner._states[0].current, *(twins.current for twins in moving))
+        self._hosts.update({**factors, _DRAW: draw})
+        buffers = owner._buffers
+        now = (owner._states[0].current, buffers.current, into)
         if now not in self._binders:
-            self._binders[now] = self._bind(owner, now[0])
+            self._binders[now] = self._bind(owner, now[0], into)
         self._binders[now].run()
-        for twins in moving:
-            twins.current = 1 - twins.current
+        buffers.current = 1 - buffers.current
         return [total.read() for total in self._totals]
 
     def binders(self) -> list[Binder]:
         """All bindings there are."""
         return list(self._binders.values())
 
-    def _bind(self, owner: Accumulator, old: int) -> Binder:
+    def _bind(self, owner: Accumulator, old: int, into: int) -> Binder:
         before: dict[Key, Value] = {self._ports[n]: v for n, v in self._data.values.items()}
         for twins in owner._states:
             before |= twins.at_ports(old)
-        after = dict(self._costs)
-        for twins in (owner._sums, owner._buffers):
-            before |= twins.at_ports(twins.current)
-            after |= twins.at_ports(1 - twins.current)
+        buffers = owner._buffers
+        before |= buffers.at_ports(buffers.current)
+        after = {**self._costs, **owner.gradients(into), **buffers.at_ports(1 - buffers.current)}
         return owner.bind(self._program, self._hosts, before, after)

@@ -274,8 +274,6 @@ class FusedEngine:
 
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
-        if self._accumulator is not None:
-            self._accumulator.clear()
         start_average(self.problem, self._slots, state)
 
     def buffers(self) -> dict[str, Array]:
@@ -303,8 +301,6 @@ class FusedEngine:
         for twins in self._twins:
             twins.back()
         self._step = self._kept_step
-        if self._accumulator is not None:
-            self._accumulator.clear()
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {}

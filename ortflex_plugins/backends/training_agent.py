@@ -47,7 +47,7 @@ from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.accumulating import split, together
 from ortflex_plugins.backends.agent import Agent
 
-_RATE, _COUNTER, _KEEP = (Port(role).label for role in ("rate", "counter", "keep"))
+_RATE, _COUNTER = (Port(role).label for role in ("rate", "counter"))
 _LOSS, _PENALTY = Port("loss"), Port("penalty")
 
 
@@ -123,34 +123,30 @@ class _Plan:
 
 
 class _Sum:
-    """The gradients of a step's batches, added up in two versions that swap."""
+    """The gradients of a step's batches, added up in two versions that swap: ((g₀ + g₁) + g₂) …."""
 
     def __init__(self, engine: TrainingAgentEngine) -> None:
         problem, device = engine.problem, engine.device
         names = problem.parameters
-        self._zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in names}
-        self.sums = Twins(device, self._zeros, ports_of("gradient", names))
+        zeros = {n: np.zeros_like(problem.model.initializer(n)) for n in names}
+        self.sums = Twins(device, zeros, ports_of("gradient", names))
         self.program = adding_program(problem)
-        self._hosts = HostVector(self.program, device, problem.constants())
+        hosts = HostVector(self.program, device, {})
+        self.fetched = [engine.fetched(version) for version in self.sums.versions]
+        """Where the backward pass writes the gradient of a step's first batch: to the sum itself."""
         self._binders = []
         for old in (0, 1):
             binder = engine._binder(self.program)
             known = self.sums.at_ports(old)
             known |= {batch_gradient(n): value for n, value in engine._gradients.items()}
             _bind(binder, self.program, known, self.sums.at_ports(1 - old))
-            binder.hosts(self._hosts)
+            binder.hosts(hosts)
             self._binders.append(binder)
 
-    def add(self, *, keep: bool) -> int:
-        """Add a batch's gradients to what there is, or replace it; returns the version to read."""
-        self._hosts.update({_KEEP: float(keep)})
+    def add(self) -> None:
+        """Add a batch's gradients to what there is."""
         self._binders[self.sums.current].run()
         self.sums.current = 1 - self.sums.current
-        return self.sums.current
-
-    def clear(self) -> None:
-        """Forget what was summed: after a training that went wrong it is not finite."""
-        self.sums.write(self._zeros, "sum")
 
 
 class TrainingAgentEngine:
@@ -187,8 +183,8 @@ class TrainingAgentEngine:
             n: device.empty(s.shape or (), s.numpy)  # type: ignore[arg-type]
             for n, s in shapes.items()
         }
-        of = {name: n for n, name in called.items()}
-        self._fetched = self._agent.pack([self._gradients[of[n]] for n in self._agent.gradients])
+        self._owners = {name: n for n, name in called.items()}
+        self._fetched = self.fetched(self._gradients)
         self._binders: list[Binder] = []
         self._sum = _Sum(self) if problem.updating.accumulate > 1 else None
         self._constants = problem.constants()
@@ -200,6 +196,10 @@ class TrainingAgentEngine:
         inputs = [i for i in model.inputs if problem.column_ports[i.name] in read]
         self._columns = {s.name: s for s in (*inputs, *labels, *weights)}
         self._last: tuple[Any, int, _Plan] | None = None
+
+    def fetched(self, gradients: Mapping[str, Value]) -> Any:
+        """Memory for the gradients of all parameters, as the backward pass takes it."""
+        return self._agent.pack([gradients[self._owners[n]] for n in self._agent.gradients])
 
     def _binder(self, program: Program) -> Binder:
         binder = Binder(get_session(program, self.device, self.problem.threads), program.name)
@@ -314,21 +314,23 @@ class TrainingAgentEngine:
     def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
         now = self._weights.current
         below = batches[0].denominators if len(batches) == 1 else together(batches)
-        loss, at = 0.0, 0
+        loss, add = 0.0, self._sum
         for k, batch in enumerate(batches):
             plan = self._plan(batch)
             plan.data.fill(batch)
             state = self._agent.forward(plan.feeds[now], plan.predicted)
             plan.scales.set(below)
             plan.loss.run()
-            self._agent.backward(plan.cotangents, self._fetched, state)
-            if self._sum is not None:
-                at = self._sum.add(keep=k > 0)
+            first = add is not None and k == 0
+            into = add.fetched[add.sums.current] if add is not None and first else self._fetched
+            self._agent.backward(plan.cotangents, into, state)
+            if add is not None and not first:
+                add.add()
             loss += plan.loss_value.read()
         if self._penalties:
             self._penalties[now].run()
         self._update_hosts.update({_RATE: rate, _COUNTER: self._step + 1})
-        self._updates[now, at].run()
+        self._updates[now, 0 if add is None else add.sums.current].run()
         self._weights.current = self._slots.current = 1 - now
         self._step += 1
         return loss, self._penalty_value.read() if self._penalties else 0.0
@@ -356,8 +358,6 @@ class TrainingAgentEngine:
     def load(self, state: Mapping[str, Array]) -> None:
         self._weights.write(state, "parameter")
         start_average(self.problem, self._slots, state)
-        if self._sum is not None:
-            self._sum.clear()
 
     def buffers(self) -> dict[str, Array]:
         """None: BatchNormalization's statistics are frozen here."""

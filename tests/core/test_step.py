@@ -13,7 +13,7 @@ from onnx import helper
 from ortflex_core.graph.host_scalars import HostProgram
 from ortflex_core.graph.program import Program
 from ortflex_core.problem.problem import Problem
-from ortflex_core.programs.step import gathering_program, gradient_factor, step_program
+from ortflex_core.programs.step import gradient_factor, gradient_program, step_program
 from ortflex_core.runtime.installation import require_runtime
 from tests import models
 from tests.gradcheck import runner
@@ -323,8 +323,8 @@ def test_gathered_gradients_have_the_shortcuts_too() -> None:
     y = rng.standard_normal((8, 2)).astype(np.float32)
     model = convolutions(x, kernel=(5, 5), pool=(2, 2), bias=True, whole=False)
     problem = problem_of(model, x, y)
-    small = gathering_program(problem, rows=8)
-    wanted = run(gathering_program(problem), problem, x, y)
+    small = gradient_program(problem, rows=8)
+    wanted = run(gradient_program(problem), problem, x, y)
     got = run(small, problem, x, y)
     assert sorted(got) == sorted(wanted)
     for name, value in wanted.items():
