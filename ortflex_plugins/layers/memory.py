@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -56,16 +57,31 @@ class Buffer:
         if isinstance(owner, state.OrtValue):
             return owner  # type: ignore[no-any-return]
         boolean = self.dtype == np.bool_
-        if not hasattr(state.OrtValue, "from_dlpack"):  # onnxruntime 1.19 was built without: a copy
+        form = _dlpack_form()
+        if form == "none":  # a copy
             cpu = state.OrtDevice(state.OrtDevice.cpu(), state.OrtDevice.default_memory(), 0)
             return state.OrtValue.ortvalue_from_numpy(np.array(self.array()), cpu)  # type: ignore[no-any-return]
         if isinstance(owner, np.ndarray):
-            # numpy gives away nothing that is read-only.
+            # numpy exports no read-only array.
             owner = owner if owner.flags.writeable else owner.copy()
-            owner = owner.view(np.uint8) if boolean else owner
-        try:
-            value = state.OrtValue.from_dlpack(owner.__dlpack__(), boolean)
-        except TypeError:  # since 1.32 the capsule says itself that it has booleans
-            owner = owner.view(np.bool_) if boolean and isinstance(owner, np.ndarray) else owner
-            value = state.OrtValue.from_dlpack(owner.__dlpack__())
-        return value  # type: ignore[no-any-return]
+            if boolean:
+                owner = owner.view(np.bool_ if form == "capsule" else np.uint8)
+        flag = (boolean,) if form == "flag" else ()
+        return state.OrtValue.from_dlpack(owner.__dlpack__(), *flag)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _dlpack_form() -> Literal["none", "flag", "capsule"]:
+    """How this onnxruntime takes dlpack: not at all, with a flag for booleans, or by the capsule alone.
+
+    Builds of 1.19 have no dlpack; since 1.32 the capsule itself says that it has booleans.
+    """
+    from onnxruntime.capi import _pybind_state as state
+
+    if not hasattr(state.OrtValue, "from_dlpack"):
+        return "none"
+    try:
+        state.OrtValue.from_dlpack(np.zeros(1, np.float32).__dlpack__(), False)
+    except TypeError:
+        return "capsule"
+    return "flag"
