@@ -15,6 +15,7 @@ import numpy as np
 from ortflex_core.errors import LONG, ConfigError, short_repr
 from ortflex_core.files import no_file
 
+_LARGEST = 16 << 20
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -26,7 +27,11 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: it is missing, not UTF-8, or not TOML: ``train.toml:3:9: Invalid value``.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        with open(path, "rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:  # a device such as /dev/zero never ends
+            raise ConfigError(f"{os.fspath(path)}: expected at most {_LARGEST >> 20} MiB of TOML")
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(no_file(path)) from None
     except UnicodeDecodeError as error:

@@ -81,8 +81,9 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
             model = onnx.load_model_from_string(source)
         else:
             found = Path(source).stat()
-            if stat.S_ISFIFO(found.st_mode):  # to open it is to wait for it
-                raise ModelError(f"{label} cannot be read: it is a pipe")
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                # A pipe may never be written to, a device such as /dev/zero never ends.
+                raise ModelError(f"{label} cannot be read: it is a pipe, a socket or a device")
             size = found.st_size
             model = onnx.load(source, load_external_data=False)
     except FileNotFoundError as error:
@@ -97,6 +98,8 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
         ) from error
     except OSError as error:
         raise ModelError(f"{label} cannot be read: {error}") from error
+    except MemoryError as error:
+        raise ModelError(f"{label} ({size} bytes) does not fit into memory") from error
     if not model.HasField("graph"):
         # Protocol buffers take no bytes at all for a message without fields.
         raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")

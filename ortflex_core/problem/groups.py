@@ -45,7 +45,11 @@ def _table_problems(table: Any, path: str) -> Iterator[str]:
     for key in table:
         if key not in GROUP_KEYS:
             yield f"{path}.{key}: unknown key; {suggest(str(key), GROUP_KEYS)}"
-    if not _patterns(table):
+    given = table.get("params", [])
+    names = [given] if isinstance(given, str) else given
+    if not (isinstance(names, list | tuple) and all(isinstance(p, str) for p in names)):
+        yield f"{path}.params: expected a string or a list of strings, got {short_repr(given)}"
+    elif not names:
         yield f"{path}.params: is missing; {GROUP_KEYS['params']}"
     rate = table.get("rate", 1.0)
     if not (_is_number(rate) and rate >= 0):
@@ -63,8 +67,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _patterns(table: Mapping[str, Any]) -> list[str]:
-    given = table.get("params")
-    return [given] if isinstance(given, str) else [p for p in given or () if isinstance(p, str)]
+    given = table["params"]
+    return [given] if isinstance(given, str) else list(given)
 
 
 @attrs.frozen(kw_only=True)
@@ -127,7 +131,8 @@ def read(
     for k, table in enumerate(tables):
         own = tuple(n for n in trained if owner.get(n) == k)
         if "penalty" in table:
-            read_penalty = partial(penalty_terms, table["penalty"], own, plugins)
+            where = f"groups[{k}].penalty"
+            read_penalty = partial(penalty_terms, table["penalty"], own, plugins, path=where)
             terms += found.collect(read_penalty) or ()
         mine = None
         if "optimizer" in table:

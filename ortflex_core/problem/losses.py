@@ -299,13 +299,17 @@ def _weight_shape(given: TensorSpec, samples: Shape) -> Shape:
 
 
 def penalty_terms(
-    spec: Any, names: Sequence[str], plugins: Plugins, apart: Mapping[str, str] | None = None
+    spec: Any,
+    names: Sequence[str],
+    plugins: Plugins,
+    apart: Mapping[str, str] | None = None,
+    path: str = "penalty",
 ) -> tuple[PenaltyTerm, ...]:
     """Read ``penalty=``: None, one component for all, or one a parameter (globs allowed).
 
     ``{"by_parameter": {pattern: penalty}}``, or short ``{pattern: penalty}`` while no key is
     ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
-    ``apart`` says why other parameters are not among the names.
+    ``apart`` says why other parameters are not among the names, ``path`` is the argument's.
     """
     if spec is None:
         return ()
@@ -315,22 +319,22 @@ def penalty_terms(
             clash := sorted(key for key in spec if key in plugins["penalties"])
         ):
             raise ConfigError(
-                f"penalty.{clash[0]}: is that the penalty or a parameter's name? Write "
+                f"{path}.{clash[0]}: is that the penalty or a parameter's name? Write "
                 f"{{name = {clash[0]!r}, …}} or {{by_parameter = {{{clash[0]} = …}}}}"
             )
         if not isinstance(table, Mapping) or (table is not spec and len(spec) > 1):
-            raise ConfigError(f"penalty.by_parameter: expected a table of penalties, got {spec!r}")
-        chosen = selection.matching(table, names, "penalty", apart)
+            raise ConfigError(f"{path}.by_parameter: expected a table of penalties, got {spec!r}")
+        chosen = selection.matching(table, names, path, apart)
         out = []
         problems = Problems()
         for pattern, inner in table.items():
             hit = tuple(n for n in names if chosen.get(n) == pattern)
-            path = f"penalty.by_parameter.{pattern}" if table is not spec else f"penalty.{pattern}"
-            get = partial(plugins.component, "penalties", _named(inner, plugins), path)
+            place = f"{path}.{pattern}" if table is spec else f"{path}.by_parameter.{pattern}"
+            get = partial(plugins.component, "penalties", _named(inner, plugins), place)
             out.append((problems.collect(get), hit))
         problems.raise_all()
     else:
-        out = [(plugins.component("penalties", spec, "penalty"), tuple(names))]
+        out = [(plugins.component("penalties", spec, path), tuple(names))]
     return tuple(
         PenaltyTerm(index=k, penalty=penalty, parameters=hit)
         for k, (penalty, hit) in enumerate(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -106,6 +107,8 @@ class _Table:
         rows: list[list[str]] = []
         lines: list[int] = []
         try:
+            if stat.S_ISCHR(path.stat().st_mode):
+                raise DataError(f"{path}: expected a file, got a device, which may have no end")
             # utf-8-sig: spreadsheets begin their files with a byte-order mark.
             with path.open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -121,6 +124,10 @@ class _Table:
             raise DataError(f"{path}, line {reader.line_num}: {error}") from error
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except MemoryError as error:
+            raise DataError(
+                f"{path}: does not fit into memory; parquet and arrow files are read in pieces"
+            ) from error
         if len(rows) < 2:
             found = "only a header" if rows else "nothing"
             raise DataError(f"{path}: expected a header and rows, found {found}")

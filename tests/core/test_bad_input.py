@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ortflex_core.errors import (
     TrainingDiverged,
     Unsupported,
 )
+from ortflex_core.problem.groups import GROUP_KEYS
 from ortflex_core.runtime.installation import require_runtime
 from tests import models
 from tests.training import every_backend, make, regression, same
@@ -54,6 +56,39 @@ X, Y = regression(rows=20)
 def test_options_out_of_range(option: str, value: Any, text: str) -> None:
     with pytest.raises(OrtflexError, match=text):
         make(models.linear(), **{option: value})
+
+
+_KINDS = (
+    True,
+    1,
+    -1,
+    1.5,
+    float("nan"),
+    "coef",
+    "sgd",
+    "x",
+    [],
+    [1],
+    ["coef"],
+    [None],
+    {},
+    {"a": 1},
+    None,
+)
+
+
+@pytest.mark.parametrize("key", sorted(GROUP_KEYS))
+def test_a_value_of_any_type_in_a_group_is_taken_or_refused_by_name(key: str) -> None:
+    """Class: the value of a key has another type than its check expects, and is iterated over."""
+    refused = 0
+    for value in _KINDS:
+        table = {"params": "coef", key: value}
+        try:
+            make(models.linear(), groups=[table])
+        except OrtflexError as error:
+            refused += 1
+            assert re.search(rf"groups\[0\](\.{key}|: )", str(error)), f"{value!r}: {error}"
+    assert 0 < refused < len(_KINDS)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,14 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from ortflex_core.errors import DataError, GraphError, ModelError, OrtflexError
+from ortflex_core.config.recipe import Recipe
+from ortflex_core.config.toml import read_toml
+from ortflex_core.errors import ConfigError, DataError, GraphError, ModelError, OrtflexError
 from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
+from ortflex_plugins.data.csv import Csv
+from ortflex_plugins.data.npy import NpyFolder
+from ortflex_plugins.data.npz import Npz
 from tests import models
 from tests.training import make, regression, same
 
@@ -143,6 +148,20 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
         Model(saved(folder, outside("pipe")))
     with pytest.raises(ModelError, match="it is a pipe"):
         Model(folder / "pipe")
+
+
+@posix
+def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
+    """Class: a path of a file that is none, wherever a path is taken."""
+    with pytest.raises(ModelError, match="a pipe, a socket or a device"):
+        Model("/dev/zero")
+    with pytest.raises(ConfigError, match="expected at most 16 MiB"):
+        Recipe.load("/dev/zero")
+    with pytest.raises(ConfigError, match="expected at most 16 MiB"):
+        read_toml("/dev/zero")
+    for source in (Csv, Npz, NpyFolder):
+        with pytest.raises(DataError, match="/dev/zero"):
+            source(path="/dev/zero").load()
 
 
 @pytest.mark.parametrize(
