@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     )
     from ortflex_core.hooks import hook
     from ortflex_core.registry import Plugins
-    from ortflex_core.types import History, Progress
+    from ortflex_core.types import Progress
+    from ortflex_core.views import History, Summary
     from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
     from ortflex_plugins.layers import OnnxFunction, OrtLayer
     from ortflex_plugins.pictures import Measures, draw, draw_step
@@ -57,6 +58,7 @@ __all__ = [
     "Progress",
     "Recipe",
     "RuntimeUnavailable",
+    "Summary",
     "Trainer",
     "TrainingDiverged",
     "Unsupported",
@@ -81,7 +83,8 @@ _MODULES = {
     ),
     "ortflex_core.hooks": "hook",
     "ortflex_core.registry": "Plugins",
-    "ortflex_core.types": "History Progress",
+    "ortflex_core.types": "Progress",
+    "ortflex_core.views": "History Summary",
     "ortflex_plugins.estimators": "OrtClassifier OrtRegressor pipeline_to_onnx",
     "ortflex_plugins.layers": "OnnxFunction OrtLayer",
     "ortflex_plugins.pictures": "Measures draw draw_step",

@@ -46,9 +46,10 @@ _PLACES = {
     "reference": "double=double_precision parting=divergence inference_check=export_check",
     "config": "recipe_parts=parts toml arguments",
     "checkpoints": "checkpoint record saved folders",
+    "views": "display=progress",
     "training": (
         "trainer setup live=state judging=state fitting=fit loop interrupts "
-        "display=progress_bar preparation feeding=feed checkpointing pickling differences "
+        "preparation feeding=feed checkpointing pickling differences "
         "fingerprint"
     ),
     "comparison": "compare=comparison",

@@ -1,13 +1,11 @@
-"""Frozen descriptions that modules exchange: tensors, progress, history."""
+"""Frozen descriptions that modules exchange: tensors and progress."""
 
 from __future__ import annotations
 
-import csv
-import io
+import importlib
 import math
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -139,7 +137,7 @@ class Progress:
     """Where a training is; every counter starts at 0 and counts what is finished.
 
     ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` are the
-    finished lines of the :class:`History`, one an epoch.
+    finished lines of the :class:`~ortflex_core.views.History`, one an epoch.
     """
 
     step: int = 0
@@ -189,44 +187,9 @@ class Position:
     data: Mapping[str, Any] | None = None
 
 
-@attrs.frozen
-class History:
-    """The results of a training, one entry an epoch.
-
-    Columns: ``epoch``, ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, where there
-    are validation data, ``validation_loss`` and one column ``validation_<metric>`` a metric.
-    """
-
-    epochs: tuple[Mapping[str, float], ...] = ()
-    interrupted: bool = False
-
-    def __len__(self) -> int:
-        return len(self.epochs)
-
-    def __getitem__(self, column: str) -> list[float]:
-        return [row.get(column, math.nan) for row in self.epochs]
-
-    def __iter__(self) -> Iterator[Mapping[str, float]]:
-        return iter(self.epochs)
-
-    @property
-    def columns(self) -> list[str]:
-        """Every column that some epoch has, in the order of their first appearance."""
-        return list(dict.fromkeys(name for row in self.epochs for name in row))
-
-    @property
-    def losses(self) -> list[float]:
-        """Loss + penalty per epoch."""
-        return [row["loss"] + row["penalty"] for row in self.epochs]
-
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write one line an epoch."""
-        out = io.StringIO()
-        writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        counts = ("epoch", "rows")
-        for row in self.epochs:
-            writer.writerow({k: int(v) if k in counts else v for k, v in row.items()})
-        from ortflex_core.files import write_bytes
-
-        write_bytes(Path(path), out.getvalue().encode())
+def __getattr__(name: str) -> Any:
+    if name == "History":
+        text = "ortflex_core.types.History is now ortflex_core.views.History"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return importlib.import_module("ortflex_core.views").History
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

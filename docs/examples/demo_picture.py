@@ -66,7 +66,7 @@ def _digits(figure: Any, images: tuple[Any, Any], labels: Any, guesses: tuple[An
 
 
 def _losses(axis: Any, history: Any, start: Mapping[str, float]) -> None:
-    epochs = [epoch + 1 for epoch in history["epoch"]]
+    epochs = history["epoch"]
     validation = [start["loss"], *history["validation_loss"]]
     axis.plot(epochs, history["loss"], color=TRAIN, label="training")
     axis.plot([0, *epochs], validation, color=WATCHED, label="validation")
@@ -86,7 +86,7 @@ def _losses(axis: Any, history: Any, start: Mapping[str, float]) -> None:
 def _accuracies(
     axis: Any, history: Any, start: Mapping[str, float], accuracy: tuple[float, float]
 ) -> None:
-    epochs = [epoch + 1 for epoch in history["epoch"]]
+    epochs = history["epoch"]
     watched = [100 * a for a in (start["accuracy"], *history["validation_accuracy"])]
     axis.plot([0, *epochs], watched, color=WATCHED, label="validation")
     for value, word, style in zip(accuracy, ("before", "after"), ("--", "-"), strict=True):

@@ -2,7 +2,7 @@
 
 Owns: the keys of ``train.toml``, their help, and every check that needs no model.
 
-May import: reference and the packages before it.
+May import: views and the packages before it.
 
 Add here: an argument of the Trainer, in :class:`Arguments`
 (:mod:`~ortflex_core.config.arguments`); recipes and the reference then have it, and

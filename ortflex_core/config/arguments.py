@@ -324,7 +324,10 @@ class Arguments:
         check=_check_flag,
     )
     progress: bool | None = argument(
-        "a progress bar; by default on terminals only", None, check=_check_flag_or_none
+        "a progress bar; by default in terminals and notebooks, and a line an epoch elsewhere; "
+        "``False`` is silent",
+        None,
+        check=_check_flag_or_none,
     )
 
     def problems(self) -> dict[str, list[str]]:

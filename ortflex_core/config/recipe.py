@@ -21,7 +21,7 @@ from ortflex_core.errors import ConfigError, Problems, suggest
 from ortflex_core.registry import Plugins
 
 if TYPE_CHECKING:
-    from ortflex_core.types import History
+    from ortflex_core.views import History
 
 
 _SOURCE = (

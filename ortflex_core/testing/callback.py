@@ -17,7 +17,7 @@ from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.training.trainer import Trainer
-from ortflex_core.types import History
+from ortflex_core.views import History
 
 EPOCHS = 4
 Effect = Callable[[Any, Trainer, History], None]

@@ -8,6 +8,6 @@ Add here: what happens between steps (:mod:`~ortflex_core.training.loop`), what 
 (:mod:`~ortflex_core.training.trainer`).
 """
 
-from ortflex_core.training.progress_bar import epoch_summary
+from ortflex_core.views.progress import epoch_summary
 
 __all__ = ["epoch_summary"]

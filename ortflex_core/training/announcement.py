@@ -1,10 +1,13 @@
-"""What a training says before its first step."""
+"""What a Trainer says of itself: before its first step, and when it is asked."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ortflex_core.types import dtype_name, shape_text
+from ortflex_core.views.progress import say
+from ortflex_core.views.summary import Summary
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -18,10 +21,57 @@ def announce(trainer: Trainer) -> None:
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
     headline = trainer.setup.headline()
-    _log.info("%s", headline)
+    if trainer.progress is not False:
+        say(headline)
+    else:
+        _log.info("%s", headline)
     _log.debug("%s", trainer.describe())
-    if trainer.progress is not False and not _log.isEnabledFor(logging.INFO):
-        print(headline, file=sys.stderr, flush=True)
     _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, trainer.runtime)
     if trainer.hooks.installed:
         _log.info("hooks of installed plugins: %s", ", ".join(trainer.hooks.installed))
+
+
+def summary(trainer: Trainer) -> Summary:
+    """The table of a Trainer."""
+    model, problem = trainer.model, trainer.problem
+    trained = problem.parameters
+    numbers = {c.name: model.initializer(c.name).size for c in problem.choices}
+    rows = []
+    for choice in sorted(problem.choices, key=lambda c: not c.trained):
+        spec = model.initializers[choice.name]
+        kind = f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
+        verdict = "yes" if choice.trained else f"no: {choice.reason}"
+        rows.append((choice.name, kind, numbers[choice.name], verdict))
+    schedule = trainer.setup.schedule
+    facts = {
+        "takes": ", ".join(map(str, model.inputs)),
+        "gives": ", ".join(map(str, model.outputs)),
+        "trained": f"{len(trained)} of {len(rows)} tensors, "
+        f"{sum(numbers[n] for n in trained):,} of {sum(numbers.values()):,} numbers",
+        "loss": ", ".join(
+            f"{r.factor:g} · " * (r.factor != 1) + f"{_name(r.loss)} on {r.predicted}"
+            for r in trainer.setup.requests
+        ),
+        "optimizer": f"{_name(trainer.optimizer)}, learning rate {trainer.learning_rate:g}"
+        + f", schedule {_name(schedule)}",
+        "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
+        "metrics": ", ".join(_name(metric) for metric in trainer.setup.metrics),
+        "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",
+        "backend": f"{trainer.backend_ or 'chosen when the data are known'}, "
+        f"on {trainer.device.name}",
+        "runtime": str(trainer.runtime),
+    }
+    return Summary(
+        model=model.label, facts={k: v for k, v in facts.items() if v}, tensors=tuple(rows)
+    )
+
+
+def short(trainer: Trainer) -> str:
+    """A Trainer in one line."""
+    facts = summary(trainer).facts
+    shown = "; ".join(facts[key] for key in ("trained", "loss", "optimizer", "backend"))
+    return f"<Trainer of {trainer.model.label}: {shown}>"
+
+
+def _name(component: Any) -> str:
+    return str(getattr(component, "name", type(component).__name__))

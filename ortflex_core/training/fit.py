@@ -19,7 +19,8 @@ from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.loop import Loop, Plan, beginning
-from ortflex_core.types import Array, History
+from ortflex_core.types import Array
+from ortflex_core.views.history import History
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -65,6 +66,7 @@ def train(
         shuffle=trainer.shuffle,
         seed=(trainer.seed, standing.fits) if start is None else start.seed,
         progress=trainer.progress,
+        lines=not any(getattr(c, "prints_epochs", False) for c in trainer.setup.callbacks),
         accumulate=accumulate,
         enter=live.enter if trainer.setup.problem.phase(0) is not trainer.setup.problem else None,
         start=start,

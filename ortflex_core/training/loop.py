@@ -22,8 +22,9 @@ from ortflex_core.engines.last_good import Good
 from ortflex_core.errors import TrainingDiverged
 from ortflex_core.protocols import Engine, Losses, Schedule, calls
 from ortflex_core.training.interrupts import Interrupts
-from ortflex_core.training.progress_bar import Display
-from ortflex_core.types import Array, History, Position, Progress
+from ortflex_core.types import Array, Position, Progress
+from ortflex_core.views.history import History
+from ortflex_core.views.progress import Display
 
 _log = logging.getLogger("ortflex")
 
@@ -41,8 +42,9 @@ class Plan:
 
     ``hooks`` maps hook names to callables and has only those somebody implements; ``validate``
     returns scores of the validation data, or is None; ``enter`` is asked at the start of every epoch
-    for another engine, where other parameters are trained from it on; ``start`` is where an earlier
-    training of the same plan stopped; ``broken`` tells which weight is not finite at the start, if any.
+    for another engine, where other parameters are trained from it on; ``lines`` is whether
+    epochs are printed where there is no bar; ``start`` is where an earlier training of the same plan
+    stopped; ``broken`` tells which weight is not finite at the start, if any.
     """
 
     engine: Engine
@@ -55,6 +57,7 @@ class Plan:
     shuffle: bool = True
     seed: tuple[int, ...] = (0,)
     progress: bool | None = None
+    lines: bool = True
     accumulate: int = 1
     enter: Callable[[int], Engine | None] | None = None
     start: Position | None = None
@@ -96,7 +99,8 @@ class Loop:
 
     def _continue(self, start: Position) -> None:
         now = start.progress
-        self._records = [dict(record) for record in start.records]
+        # Checkpoints of version 0.1 count epochs from 0.
+        self._records = [{**line, "epoch": k} for k, line in enumerate(start.records, 1)]
         self.progress = attrs.evolve(
             self.progress,
             step=now.step,
@@ -147,7 +151,8 @@ class Loop:
             ConfigError: the schedule gave a negative or non-finite rate.
         """
         plan, interrupts, failed = self.plan, self._interrupts, False
-        with interrupts, Display(self.progress.total_steps, plan.progress) as display:
+        shown = Display(self.progress.total_steps, plan.progress, plan.lines)
+        with interrupts, shown as display:
             try:
                 self._tell("train_start")
                 interrupts.held = True
@@ -235,6 +240,7 @@ class Loop:
             raise
         record = self._record(epoch, sums)
         record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
+        display.end_epoch(self.progress.step, record)
         if self._halted and sums.steps != self.progress.steps_per_epoch:
             return  # the epoch has not ended: a training that goes on from here ends it
         self._sums, self._before = _Sums(), 0.0
@@ -265,11 +271,11 @@ class Loop:
     def _record(self, epoch: int, sums: _Sums) -> dict[str, float]:
         rows = max(sums.rows, 1)
         record = {
-            "epoch": float(epoch),
+            "epoch": epoch + 1,
             "loss": sums.loss / rows,
             "penalty": sums.penalty / rows,
             "rate": self._rate,
-            "rows": float(sums.rows),
+            "rows": sums.rows,
             "seconds": self._seconds(),
         }
         self._records.append(record)

@@ -26,12 +26,14 @@ from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling
-from ortflex_core.training.announcement import announce
+from ortflex_core.training.announcement import announce, short, summary
 from ortflex_core.training.feed import Feed, held_out
 from ortflex_core.training.loop import Loop
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
-from ortflex_core.types import Array, History
+from ortflex_core.types import Array
+from ortflex_core.views.history import History
+from ortflex_core.views.summary import Summary
 
 _log = logging.getLogger("ortflex")
 _NOT_RECORDED = ("self", "model", "plugins")
@@ -86,7 +88,8 @@ class Trainer:
             first; ``my-package/adam`` says it for one name.
         free_batch: train a model with a fixed batch dimension on batches of any size, where its
             graph treats every row alike; the export keeps the file's size unless told otherwise.
-        progress: a progress bar; by default on terminals only.
+        progress: a progress bar; by default in terminals and notebooks, and a line an epoch
+            elsewhere; ``False`` is silent.
         plugins: where components are found; by default all plugins that are installed.
 
     Raises:
@@ -190,6 +193,18 @@ class Trainer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold the model, the arguments and the state, and nothing that runs."""
         return pickling.reduced(self)
+
+    def __repr__(self) -> str:
+        """One line: the model, what is trained, the loss, the optimizer, the backend and device."""
+        return short(self)
+
+    def _repr_html_(self) -> str:
+        """The summary, in notebooks."""
+        return self.summary()._repr_html_()
+
+    def summary(self) -> Summary:
+        """What is trained, and with what: a table that prints itself, also in notebooks."""
+        return summary(self)
 
     @property
     def problem(self) -> Problem:

@@ -9,7 +9,8 @@ import attrs
 
 from ortflex_core.files import OutputError, make_folder
 from ortflex_core.hooks import hook
-from ortflex_core.types import History, Progress
+from ortflex_core.types import Progress
+from ortflex_core.views import History
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer

@@ -83,7 +83,7 @@ class EarlyStopping:
         """Go back to the best."""
         if self._kept:
             _put_back(trainer, self._kept)
-            _log.info("the weights are those of epoch %d, the best", self.best_epoch_ + 1)
+            _log.info("the weights are those of epoch %d, the best", self.best_epoch_)
 
     @hook
     def checkpoint_saving(self, saved: Saved) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import ClassVar
 
 import attrs
 
@@ -13,13 +14,17 @@ from ortflex_core.training import epoch_summary
 
 @attrs.define(kw_only=True)
 class EpochLine:
-    """Prints a line per epoch, for logs that are no terminal.
+    """Prints a line per epoch, to stdout, also where the Trainer shows a bar.
 
-    >>> EpochLine().epoch_end(record={"epoch": 0, "loss": 0.25, "seconds": 0.5})
+    Where the Trainer would print lines by itself, it leaves that to this callback.
+
+    >>> EpochLine().epoch_end(record={"epoch": 1, "loss": 0.25, "seconds": 0.5})
     epoch 1: loss 0.25 (0.50 s)
 
     Source: :func:`ortflex_core.training.epoch_summary`.
     """
+
+    prints_epochs: ClassVar[bool] = True
 
     @hook
     def epoch_end(self, record: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ from ortflex_core.checkpoints import list_checkpoints
 from ortflex_core.files import OutputError, make_folder, write_bytes
 from ortflex_core.hooks import hook
 from ortflex_core.locks import FolderLock
-from ortflex_core.types import History
+from ortflex_core.views import History
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -271,19 +271,10 @@ def _plot(history: History) -> bytes:
     # The object-oriented way: no window system, no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="epoch", ylabel="loss", title="Loss (and penalty) of the training"
-    )
-    epochs = [int(e) + 1 for e in history["epoch"]]
-    axes.plot(epochs, history.losses, marker=".", label="training")
-    if "validation_loss" in history.columns:
-        axes.plot(epochs, history["validation_loss"], marker=".", label="validation")
-        axes.legend()
-    axes.grid(alpha=0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes = history.plot(ax=figure.add_subplot())
+    axes.set_title("Loss (and penalty) of the training")
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)
     return out.getvalue()

@@ -16,8 +16,7 @@ from ortflex_plugins.cli.overrides import TakesKeys
 if TYPE_CHECKING:
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
-    from ortflex_core.registry import Plugins
-    from ortflex_core.types import History
+    from ortflex_core.views import History
     from ortflex_plugins.pictures.measure import Measures
 
 _RESULTS = ("loss", "penalty", "validation_")
@@ -67,7 +66,7 @@ def train(
     loaded = Recipe.load(recipe, overrides, plugins)
     with _messages():
         measures = Measures()
-        watching = [*_lines(loaded, plugins), measures, run_folder.Curves()]
+        watching = [measures, run_folder.Curves()]
         trainer = Trainer.from_recipe(loaded, plugins, callbacks=watching)
         # Before the training: a folder that cannot be written to must not cost its result.
         folder, lock = run_folder.make(loaded, resume, force=force)
@@ -107,20 +106,6 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
             click.echo(run_folder.rescue(trainer, folder), err=True)
         raise
     return history
-
-
-def _lines(recipe: Recipe, plugins: Plugins) -> list[Any]:
-    """The callback that prints one line an epoch, where there is no bar and the recipe has none."""
-    from rich.console import Console
-
-    from ortflex_core.config import Parts
-    from ortflex_plugins.callbacks.epoch_line import EpochLine
-
-    bar = recipe.progress
-    shown = Console(stderr=True).is_terminal if bar is None else bar
-    made = Parts(plugins.preferring(recipe.prefer)).build("callbacks", recipe.callbacks)
-    own = any(isinstance(c, EpochLine) for c in made)
-    return [] if shown or own else [EpochLine()]
 
 
 @contextmanager

@@ -24,9 +24,10 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_core": (),
         "ortflex_core.config": (),
         "ortflex_core.types": (
-            *("History", "Progress", "TensorSpec", "Array", "Shape", "array_at", "dtype_name"),
+            *("Progress", "TensorSpec", "Array", "Shape", "array_at", "dtype_name"),
             *("numpy_dtype", "onnx_dtype", "same_shape", "shape_text"),
         ),
+        "ortflex_core.views": (),
         "ortflex_core.check": ("ModelReport", "NodeReport"),
         "ortflex_core.comparison": (),
         "ortflex_core.errors": (

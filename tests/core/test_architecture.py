@@ -33,6 +33,7 @@ ORDER = [
     "programs",
     "engines",
     "reference",
+    "views",
     "config",
     "checkpoints",
     "training",

@@ -85,7 +85,7 @@ def test_an_epoch_hook_that_says_true_ends_the_training() -> None:
     class Stop:
         @hook
         def epoch_end(self, record: Any) -> Any:
-            return record["epoch"] == 1 or None
+            return record["epoch"] == 2 or None
 
     assert len(trained(Stop(), epochs=10).history_) == 2
 

@@ -181,14 +181,14 @@ def test_a_training_that_was_told_to_end_goes_on_only_if_it_gets_more_epochs(
     class Enough:
         @hook
         def epoch_end(self, record: Any) -> bool:
-            return bool(record["epoch"] == 1)
+            return bool(record["epoch"] == 2)
 
     named = {"name": "checkpoint", "folder": str(tmp_path)}
     training(Enough(), named, backend="fused").fit(X, Y)
     again = Trainer.resume(tmp_path, plugins=plugins(), callbacks=[])
     assert len(again.fit(X, Y)) == 2
     again = Trainer.resume(tmp_path, plugins=plugins(), callbacks=[], epochs=3)
-    assert [line["epoch"] for line in again.fit(X, Y)] == [0, 1, 2]
+    assert [line["epoch"] for line in again.fit(X, Y)] == [1, 2, 3]
     undisturbed = training(backend="fused")
     undisturbed.fit(X, Y)
     assert bits(again) == bits(undisturbed)

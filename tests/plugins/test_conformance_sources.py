@@ -99,7 +99,7 @@ class TestEarlyStopping(CallbackKit):
     def effect(self) -> Any:
         def check(component: Any, trainer: Any, history: Any) -> None:
             assert len(history) == 3  # one that is the best, two that are no better
-            assert component.best_epoch_ == 0
+            assert component.best_epoch_ == 1
 
         return check
 

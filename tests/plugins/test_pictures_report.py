@@ -196,7 +196,7 @@ def test_every_part_of_the_step_takes_time() -> None:
     content, _, _ = measured(penalty="l2")
     assert list(content["parts"]) == ["forward", "loss", "backward", "penalty", "update"]
     assert all(0 < seconds < 1 for seconds in content["parts"].values())
-    assert [e["epoch"] for e in content["epochs"]] == [0, 1, 2]
+    assert [e["epoch"] for e in content["epochs"]] == [1, 2, 3]
 
 
 def test_histograms_count_every_weight_before_and_after() -> None:

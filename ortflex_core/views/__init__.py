@@ -1,0 +1,15 @@
+"""How a training is shown: its progress, its History, and a summary of what is trained.
+
+Owns: bars, lines, tables in terminals and notebooks. Nothing here decides anything.
+
+May import: the modules of the core that are in no package.
+
+Add here: another way to show one of these (:mod:`~ortflex_core.views.progress`,
+:mod:`~ortflex_core.views.history`, :mod:`~ortflex_core.views.summary`).
+"""
+
+from ortflex_core.views.history import History
+from ortflex_core.views.progress import epoch_summary
+from ortflex_core.views.summary import Summary
+
+__all__ = ["History", "Summary", "epoch_summary"]

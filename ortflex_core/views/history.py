@@ -1,0 +1,165 @@
+"""The History of a training: one entry an epoch, as columns, a table, a frame, a plot or a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ortflex_core.errors import ConfigError
+from ortflex_core.files import write_bytes
+from ortflex_core.views.tables import html_table
+
+_COUNTS = ("epoch", "rows")
+_SHOWN = 60
+"""Rows of a table in a notebook; of longer ones the middle is left out."""
+
+
+@attrs.frozen(repr=False)
+class History:
+    """The results of a training, one entry an epoch.
+
+    Columns: ``epoch`` (from 1), ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, where
+    there are validation data, ``validation_loss`` and one column ``validation_<metric>`` a metric.
+
+    >>> history = History(({"epoch": 1, "loss": 0.5, "penalty": 0.0},
+    ...                    {"epoch": 2, "loss": 0.25, "penalty": 0.0}))
+    >>> history
+    <History of 2 epochs: loss 0.5 → 0.25>
+    >>> history["loss"]
+    [0.5, 0.25]
+    """
+
+    epochs: tuple[Mapping[str, float], ...] = ()
+    interrupted: bool = False
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __getitem__(self, column: str) -> list[float]:
+        return [row.get(column, math.nan) for row in self.epochs]
+
+    def __iter__(self) -> Iterator[Mapping[str, float]]:
+        return iter(self.epochs)
+
+    def __repr__(self) -> str:
+        """One line: how many epochs, and from where to where the results moved."""
+        count = len(self)
+        shown = [
+            f"{name} {values[0]:.4g}" + (f" → {values[-1]:.4g}" if count > 1 else "")
+            for name in self.columns
+            if name == "loss" or name.startswith("validation_")
+            for values in [self[name]]
+        ]
+        end = f": {', '.join(shown)}" if shown else ""
+        stop = ", interrupted" if self.interrupted else ""
+        return f"<History of {count} epoch{'s' if count != 1 else ''}{end}{stop}>"
+
+    def _repr_html_(self) -> str:
+        """The table that notebooks show."""
+        columns = [
+            name for name in self.columns if name != "penalty" or any(map(bool, self["penalty"]))
+        ]
+        rows = [[_cell(name, row.get(name, math.nan)) for name in columns] for row in self.epochs]
+        if len(rows) > _SHOWN:
+            half = _SHOWN // 2
+            rows = [*rows[:half], ["…"] * len(columns), *rows[-half:]]
+        note = "<p>The training was interrupted.</p>" if self.interrupted else ""
+        return html_table(columns, rows) + note
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that some epoch has, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self.epochs for name in row))
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss + penalty per epoch."""
+        return [row["loss"] + row["penalty"] for row in self.epochs]
+
+    def to_frame(self) -> Any:
+        """The epochs as a pandas DataFrame with ``epoch`` as its index.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError(
+                "History.to_frame needs pandas, which is not installed: pip install pandas; "
+                "history.to_csv(path) writes the same table, and history['loss'] is a list"
+            ) from error
+        columns = {
+            name: [int(v) for v in self[name]] if name in _COUNTS else self[name]
+            for name in self.columns
+        }
+        frame = pandas.DataFrame(columns)
+        return frame.set_index("epoch") if "epoch" in columns else frame
+
+    def plot(self, *columns: str, ax: Any = None) -> Any:
+        """Draw columns over the epochs with matplotlib.
+
+        Args:
+            columns: names of columns; by default loss + penalty of the training and, where there
+                is one, the validation loss.
+            ax: the matplotlib axes to draw on; by default those of a new figure of pyplot.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or there is no such column.
+        """
+        from ortflex_core.errors import suggest
+
+        for name in columns:
+            if name not in self.columns:
+                raise ConfigError(
+                    f"the History has no column {name!r}; {suggest(name, self.columns)}"
+                )
+        try:
+            from matplotlib.ticker import MaxNLocator
+
+            if ax is None:
+                from matplotlib import pyplot
+
+                ax = pyplot.subplots(layout="constrained")[1]
+        except ImportError as error:
+            raise ConfigError(
+                'History.plot needs matplotlib: pip install "ortflex[plot]"'
+            ) from error
+        curves = {name: self[name] for name in columns}
+        if not columns:
+            curves = {"training": self.losses}
+            if "validation_loss" in self.columns:
+                curves["validation"] = self["validation_loss"]
+        for name, values in curves.items():
+            ax.plot(range(1, len(values) + 1), values, marker=".", label=name)
+        ax.set(xlabel="epoch", ylabel=columns[0] if len(columns) == 1 else "loss" * (not columns))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(alpha=0.3)
+        if len(curves) > 1:
+            ax.legend()
+        return ax
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write one line an epoch."""
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        for row in self.epochs:
+            writer.writerow({k: int(v) if k in _COUNTS else v for k, v in row.items()})
+        write_bytes(Path(path), out.getvalue().encode())
+
+
+def _cell(name: str, value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return str(int(value)) if name in _COUNTS else f"{value:.5g}"

@@ -1,0 +1,166 @@
+"""What a person sees while a training runs: a bar in terminals and notebooks, lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from html import escape
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+_log = logging.getLogger("ortflex")
+_EVERY = 0.1
+"""Seconds between two pictures."""
+
+
+def say(line: str) -> None:
+    """Log a line, or print it to stderr where no logging is configured that would show it."""
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+class _View(Protocol):
+    """Something that moves while a training runs."""
+
+    def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Display:
+    """Shows loss, rate, rows a second and time left.
+
+    Args:
+        total: steps of the training, None if unknown.
+        wanted: False shows nothing. None shows a bar in a terminal or a notebook, and a line an
+            epoch elsewhere; True shows a bar everywhere.
+        lines: whether to show lines where there is no bar.
+    """
+
+    def __init__(self, total: int | None, wanted: bool | None, lines: bool = True) -> None:
+        self._total, self._wanted, self._lines = total, wanted, lines and wanted is None
+        self._view: _View | None = None
+        self._scores = ""
+        self._started = self._shown = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        if self._wanted is not False:
+            self._view = _notebook(self._total) or _terminal(self._total, bool(self._wanted))
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._view is not None:
+            self._view.close()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a bar."""
+        return self._view is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a new picture."""
+        return self._view is not None and time.perf_counter() - self._shown > _EVERY
+
+    def show(self, step: int, epoch: int, loss: float, rate: float, rows: int) -> None:
+        """Draw the state after ``step`` steps and ``rows`` rows."""
+        self._shown = time.perf_counter()
+        speed = rows / max(self._shown - self._started, 1e-9)
+        if self._view is not None:
+            fields = {"loss": f"{loss:.4g}", "rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
+            self._view.update(step, epoch + 1, {**fields, "": self._scores})
+
+    def end_epoch(self, step: int, record: Mapping[str, float]) -> None:
+        """Draw the end of an epoch, with its validation, or print its line."""
+        if self._view is None:
+            if self._lines:
+                say(epoch_summary(record))
+            return
+        scores = {k: v for k, v in record.items() if k.startswith("validation_")}
+        self._scores = ", ".join(f"{k} {v:.4g}" for k, v in scores.items())
+        fields = {"loss": f"{record['loss']:.4g}", "rate": f"{record['rate']:.3g}"}
+        self._view.update(step, int(record["epoch"]), {**fields, "": self._scores})
+
+
+class _Bar:
+    """A bar of rich in a terminal."""
+
+    def __init__(self, console: Any, total: int | None) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("training", total=total, epoch="1", text="")
+        self._progress.start()
+
+    def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None:
+        text = "  ".join(f"{name} {value}".strip() for name, value in fields.items())
+        self._progress.update(self._task, completed=step, epoch=str(epoch), text=text)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _NotebookBar:
+    """An HTML progress element, replaced in place."""
+
+    def __init__(self, handle: Any, html: Any, total: int | None) -> None:
+        self._handle, self._html, self._total = handle, html, total
+
+    def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None:
+        of = "" if self._total is None else f'value="{step}" max="{self._total}"'
+        steps = f"{step}" if self._total is None else f"{step}/{self._total}"
+        text = ", ".join(f"{name} {value}".strip() for name, value in fields.items() if value)
+        body = f"epoch {epoch} <progress {of}></progress> {steps} steps, {escape(text)}"
+        self._handle.update(self._html(body))
+
+    def close(self) -> None:
+        """Leave the last picture in the notebook."""
+
+
+def _terminal(total: int | None, wanted: bool) -> _View | None:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return _Bar(console, total) if wanted or console.is_terminal else None
+
+
+def _notebook(total: int | None) -> _View | None:
+    """A bar, where this process is the kernel of a notebook; IPython is imported there already."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        return None
+    from IPython.display import HTML, display
+
+    handle = display(HTML("compiling …"), display_id=True)
+    return None if handle is None else _NotebookBar(handle, HTML, total)
+
+
+def epoch_summary(record: Mapping[str, float]) -> str:
+    """One line for an epoch: ``epoch 3: loss 0.12, validation_loss 0.15, …``."""
+    hidden = {"epoch", "rows", "seconds"} | ({"penalty"} if not record.get("penalty") else set())
+    values = ", ".join(f"{k} {v:.4g}" for k, v in record.items() if k not in hidden)
+    return f"epoch {int(record['epoch'])}: {values} ({record['seconds']:.2f} s)"

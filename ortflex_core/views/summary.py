@@ -1,0 +1,41 @@
+"""What a Trainer trains, and with what: a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+import attrs
+
+from ortflex_core.errors import printable
+from ortflex_core.views.tables import html_table, text_table
+
+_COLUMNS = ("tensor", "type", "numbers", "trained")
+
+
+@attrs.frozen(kw_only=True, repr=False)
+class Summary:
+    """What a Trainer trains, and with what; it prints as a table, also in notebooks.
+
+    ``facts`` says what the training consists of; ``tensors`` has (name, type and shape, numbers,
+    trained or why not) for each float initializer that the losses depend on.
+    """
+
+    model: str
+    facts: Mapping[str, str]
+    tensors: tuple[tuple[str, str, int, str], ...]
+
+    def __str__(self) -> str:
+        rows = [(n, t, f"{k:,}", why) for n, t, k, why in self.tensors]
+        facts = text_table(list(self.facts.items()))
+        return "\n".join([printable(self.model), *facts, "", *text_table([_COLUMNS, *rows])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The facts, and the tensors for who opens them."""
+        rows = [(n, t, f"{k:,}", why) for n, t, k, why in self.tensors]
+        return (
+            f"<b>{escape(printable(self.model))}</b>{html_table((), list(self.facts.items()))}"
+            f"<details><summary>{len(rows)} tensors</summary>{html_table(_COLUMNS, rows)}</details>"
+        )
