@@ -75,10 +75,18 @@ class Display:
     def show(self, step: int, epoch: int, loss: float, rate: float, rows: int) -> None:
         """Draw the state after ``step`` steps and ``rows`` rows."""
         self._shown = time.perf_counter()
-        speed = rows / max(self._shown - self._started, 1e-9)
+        so_far = {"rows": rows, "seconds": self._shown - self._started}
+        self._draw(step, epoch + 1, loss, rate, so_far)
+
+    def _draw(
+        self, step: int, epoch: int, loss: float, rate: float, work: Mapping[str, float]
+    ) -> None:
+        speed = work["rows"] / max(work["seconds"], 1e-9)
+        fields = {"loss": f"{loss:.4g}", "rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
+        if self._scores:
+            fields[""] = self._scores
         if self._view is not None:
-            fields = {"loss": f"{loss:.4g}", "rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
-            self._view.update(step, epoch + 1, {**fields, "": self._scores})
+            self._view.update(step, epoch, fields)
 
     def end_epoch(self, step: int, record: Mapping[str, float]) -> None:
         """Draw the end of an epoch, with its validation, or print its line."""
@@ -88,8 +96,7 @@ class Display:
             return
         scores = {k: v for k, v in record.items() if k.startswith("validation_")}
         self._scores = ", ".join(f"{k} {v:.4g}" for k, v in scores.items())
-        fields = {"loss": f"{record['loss']:.4g}", "rate": f"{record['rate']:.3g}"}
-        self._view.update(step, int(record["epoch"]), {**fields, "": self._scores})
+        self._draw(step, int(record["epoch"]), record["loss"], record["rate"], record)
 
 
 class _Bar:
@@ -132,7 +139,7 @@ class _NotebookBar:
     def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None:
         of = "" if self._total is None else f'value="{step}" max="{self._total}"'
         steps = f"{step}" if self._total is None else f"{step}/{self._total}"
-        text = ", ".join(f"{name} {value}".strip() for name, value in fields.items() if value)
+        text = ", ".join(f"{name} {value}".strip() for name, value in fields.items())
         body = f"epoch {epoch} <progress {of}></progress> {steps} steps, {escape(text)}"
         self._handle.update(self._html(body))
 
