@@ -1,4 +1,4 @@
-"""Between a Trainer and its checkpoints: what is written down, and how a Trainer comes out of it."""
+"""Checkpoints of a Trainer: what is written, and how a Trainer is made from it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _TRIES = 10
 
 @attrs.define
 class Standing:
-    """Where a Trainer stands between two calls.
+    """The progress of a Trainer between two calls.
 
-    ``position`` is that of an unfinished training that the next fit goes on with; ``last`` that of a
-    fit that was interrupted here, which only its checkpoints go on with, for the next fit begins anew.
-    ``slots`` and ``buffers`` wait for an engine, ``written`` is the checkpoint with this model that was
-    written or read last, ``identity`` is what all of them say, and ``size`` and ``epoch`` are what the
-    engine is built for. Without ``strict`` that training goes on with other data, too.
+    ``position`` is that of an unfinished training, which the next fit continues. ``last`` is that of a
+    fit that was interrupted in this process: its checkpoints can be resumed, but the next fit starts a
+    new training. ``slots`` and ``buffers`` are kept for the next engine, ``written`` is the checkpoint of
+    this model that was written or read last, ``identity`` is common to all of them, and ``size`` and
+    ``epoch`` are those the engine was built for. Without ``strict``, other data are accepted.
     """
 
     fits: int = 0
@@ -51,7 +51,7 @@ class Standing:
     strict: bool = True
 
     def built(self, size: Size, taken: Iterable[str]) -> None:
-        """There is an engine now, and the slots it takes are in there."""
+        """Note that an engine was built and holds the slots that it takes."""
         left = set(self.slots) - set(taken)
         self.size, self.slots, self.buffers = size, {n: self.slots[n] for n in left}, {}
 
@@ -101,16 +101,18 @@ def save(trainer: Trainer, folder: Path) -> Path:
 def resume(
     cls: type[T], folder: Path, plugins: Plugins | None, strict: bool, changes: Mapping[str, Any]
 ) -> T:
-    """A Trainer out of a checkpoint (see :meth:`ortflex_core.Trainer.resume`)."""
+    """A Trainer from a checkpoint (see :meth:`ortflex_core.Trainer.resume`)."""
     for _ in range(_TRIES):
         found = checkpoint.read(folder)
         try:
             return _resumed(cls, found, plugins, strict, changes)
         except OrtflexError:
-            # Another process may have put another checkpoint there since it was read.
+            # Another process may have replaced the checkpoint since it was read.
             if checkpoint.is_there(found):
                 raise
-    raise CheckpointError(f"{str(folder)!r} is replaced so often that it cannot be read")
+    raise CheckpointError(
+        f"{str(folder)!r} was replaced by other processes during every attempt to read it"
+    )
 
 
 def _resumed(
@@ -124,7 +126,7 @@ def _resumed(
     missing = [name for name in found.record.unnamed if name not in changes and name != "callbacks"]
     if missing:
         raise CheckpointError(
-            f"the training of {str(folder)!r} used objects that no file can name; pass them again: "
+            f"the training of {str(folder)!r} used objects that cannot be written to a file; pass them again: "
             f"Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
         )
     arguments = {**found.record.arguments, **changes}
@@ -134,7 +136,7 @@ def _resumed(
         trainer = _made(cls, found, model, plugins, arguments)
     trained = list(found.part("parameter"))
     if trainer is None or (trained and "params" not in changes and not _trains(trainer, trained)):
-        # What is trained by default may change from one version to the next.
+        # The default choice of parameters may differ between versions.
         params = {"params": trained} if trained and "params" not in changes else {}
         trainer = _made(cls, found, model, plugins, {**arguments, **params})
     _take(trainer, found, strict, chosen=changes)
@@ -156,14 +158,14 @@ def _trains(trainer: Trainer, names: Iterable[str]) -> bool:
 
 
 def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
-    """Bring a Trainer where a checkpoint stands."""
+    """Put a Trainer into the state of a checkpoint."""
     _take(trainer, checkpoint.read(folder), strict)
 
 
 def _take(
     trainer: Trainer, found: Checkpoint, strict: bool, chosen: Collection[str] | None = None
 ) -> None:
-    """Take a checkpoint's state over; ``chosen`` are arguments that were changed on purpose."""
+    """Load a checkpoint's state; ``chosen`` are the arguments that the user changed."""
     record, label = found.record, str(found.folder)
     identity = trainer.live.standing.identity or Identity.of(trainer)
     frozen = _compare(trainer, found, identity, strict, chosen)
@@ -181,7 +183,7 @@ def _take(
     if position is not None and (further or trainer.epochs > (position.progress.epochs or 0)):
         position = attrs.evolve(position, stopped=False)
     most = {f"{s}/{p}" for s, p in whole.slots} | {g.own_step for g in whole.updating.groups}
-    # At an epoch's end nothing of what is trained from the next one on has state yet.
+    # At the end of an epoch, parameters that are trained from the next one on have no state yet.
     epoch = 0 if position is None else position.progress.epoch - (position.steps == 0)
     least = {f"{s}/{p}" for s, p in whole.phase(max(epoch, 0)).slots}
     if slots and not least <= set(slots) - {"step"} <= most:
@@ -234,7 +236,7 @@ def _compare(
     strict: bool,
     chosen: Collection[str] | None,
 ) -> list[str]:
-    """Refuse another model, other plugins and other arguments; the frozen weights that differ.
+    """Refuse another model, other plugins and other arguments; returns the frozen weights that differ.
 
     Raises:
         CheckpointError: what differs, unless it may without ``strict``.
@@ -252,8 +254,8 @@ def _compare(
         differ.append(f"with other plugins: {'; '.join(other)}. Install those")
     changed = differences.arguments(record, trainer, identity)
     if chosen is not None and changed:
-        # All others are those of the checkpoint.
-        _log.info("the training goes on with other arguments: %s", "; ".join(changed.values()))
+        # All other arguments are those of the checkpoint.
+        _log.info("the training continues with other arguments: %s", "; ".join(changed.values()))
     elif changed:
         differ.append(
             f"by a training with other arguments: {'; '.join(changed.values())}. Put them back, or "
@@ -278,17 +280,17 @@ def _compare(
 
 
 def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -> None:
-    """Have a source go on where a training was; other data are refused.
+    """Move a source to where a training was interrupted; other data are refused.
 
     Raises:
-        DataError: other numbers of rows or steps than the training had that was interrupted, what
-            the source says is other, or, with ``strict``, other values.
+        DataError: the numbers of rows or steps differ from those of the interrupted training, the
+            source describes other data, or, with ``strict``, the values differ.
     """
     was = start.progress
     given = now.rows_per_epoch, now.steps_per_epoch
     if (was.rows_per_epoch, was.steps_per_epoch) != given:
         raise DataError(
-            f"the training to go on with had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
+            f"the training to continue had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
             f"steps an epoch, these data give {given[0]} and {given[1]}; give the same data and "
             "batch_size"
         )
@@ -296,7 +298,7 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
         return
     source.go_on(start.data)
     if differ := differences.data(start.data, source.place()):
-        text = f"the training to go on with had other data: {'; '.join(differ)}"
+        text = f"the training to continue had other data: {'; '.join(differ)}"
         if strict:
             raise DataError(
                 f"{text}. Give the same data, or continue with these anyway: "

@@ -1,7 +1,7 @@
-"""How a Trainer differs from the one that wrote a checkpoint, as far as the training would.
+"""The differences between a Trainer and the one that wrote a checkpoint, if they change the training.
 
-Every argument of the Trainer is compared but those in :data:`FREE`. Arguments are compared as they are
-spelled out; two spellings of the same thing are then compared by what they stand for.
+Every argument of the Trainer is compared, except those in :data:`FREE`. Arguments are first compared
+as they were written; if they differ, what they resolve to is compared.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 FREE: Mapping[str, str] = {
     "params": "the trained tensors themselves are compared",
-    "epochs": "a training may go on longer",
+    "epochs": "a training may be extended",
     "backend": "every backend computes the same, to rounding",
     "device": "every device computes the same, to rounding",
-    "threads": "they decide how quick a step is",
-    "metrics": "they are looked at, and not trained on",
+    "threads": "they change only the speed of a step",
+    "metrics": "they are reported, and nothing is trained on them",
     "callbacks": "they keep their own state",
     "reinitialize": "the weights come from the checkpoint",
-    "check_finite": "it refuses data, and changes none",
-    "progress": "it is shown",
+    "check_finite": "it refuses data and never changes them",
+    "progress": "it only changes what is displayed",
 }
 """Arguments that may differ, and why that changes nothing in the training."""
 
 GO_ON = ("0.1.0",)
-"""Versions of ortflex whose checkpoints go on here to the same bits (tests/core/test_saved_by_0_1_0.py)."""
+"""Versions whose checkpoints resume here to the same bits (tests/core/test_saved_by_0_1_0.py)."""
 
 _NOTHING = object()
 _SHOWN = 160
@@ -44,9 +44,9 @@ _SHOWN = 160
 def arguments(
     record: Record, trainer: Trainer, identity: Identity, but: Collection[str] = ()
 ) -> dict[str, str]:
-    """What of the arguments differs, one text an argument: ``learning_rate: was 0.1, is 0.5``.
+    """The arguments that differ, one line for each: ``learning_rate: was 0.1, is 0.5``.
 
-    ``but`` are arguments that are not compared.
+    The arguments in ``but`` are not compared.
     """
     names = dict.fromkeys([*record.arguments, *record.unnamed, *identity.arguments])
     out: dict[str, str] = {}
@@ -75,9 +75,9 @@ def frozen(record: Record, identity: Identity, buffers: Collection[str]) -> list
 
 
 def versions(record: Record, here: Mapping[str, str]) -> list[str]:
-    """The distributions whose plugins took part and that are now of another version, or not used.
+    """The distributions whose plugins were used and that now have another version or are not used.
 
-    ortflex itself may be newer than the checkpoint, if it is of one of the versions :data:`GO_ON`.
+    ortflex itself may be newer than the checkpoint if that was written by a version in :data:`GO_ON`.
     """
     return [
         f"{name} was {old}, " + (f"is {here[name]}" if name in here else "is not used")
@@ -87,7 +87,7 @@ def versions(record: Record, here: Mapping[str, str]) -> list[str]:
 
 
 def data(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """What differs of two sources' columns, where both have said what they are."""
+    """The differences between the columns of two sources, if both describe their columns."""
     old, new = (was or {}).get("columns"), now.get("columns")
     if not old or not new:
         return []
@@ -103,7 +103,7 @@ def data(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
 
 
 def _default(trainer: Trainer, name: str) -> Any:
-    """What an argument is that the version which wrote the checkpoint did not have."""
+    """The default of an argument that the version which wrote the checkpoint did not have."""
     parameter = inspect.signature(type(trainer)).parameters.get(name)
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return _NOTHING
@@ -124,7 +124,7 @@ def _same(trainer: Trainer, name: str, old: Any, new: Any) -> bool:
     return bool(meaning(twin.setup) == meaning(trainer.setup))
 
 
-# What arguments with several spellings stand for.
+# What arguments that can be written in several ways resolve to.
 _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
     "loss": lambda setup: setup.requests,
     "penalty": lambda setup: setup.problem.penalties,
@@ -138,7 +138,7 @@ _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
 
 
 def _changes(name: str, old: Any, new: Any) -> Iterator[str]:
-    """What differs; of two tables of one component, the parameters that do."""
+    """The difference; for two tables of the same component, the parameters that differ."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
         for key in dict.fromkeys([*old, *new]):
             before, after = old.get(key, _NOTHING), new.get(key, _NOTHING)

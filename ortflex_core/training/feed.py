@@ -1,4 +1,4 @@
-"""What a Trainer is fed: arrays, data that are read in pieces, batches that somebody else makes."""
+"""The data given to a Trainer: arrays, data that are read in pieces, iterables of batches."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Convert = Callable[[Any, Any, Any], Columns]
 
 @attrs.frozen
 class Feed:
-    """Data of any kind, before they are made ready for a problem.
+    """Data of any form, before they are prepared for a problem.
 
-    ``first`` are the rows that tell what kinds of labels and weights there are.
+    ``first`` has the rows from which the types of labels and weights are known.
     """
 
     given: Columns | Pieces | IterableBatches
@@ -54,8 +54,8 @@ class Feed:
     ) -> Feed:
         """Open what a user gave.
 
-        ``limit`` is the batches an epoch of an endless iterable; without ``labelled``, an iterable may
-        give X alone.
+        ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``, an
+        iterable may give X alone.
 
         Raises:
             DataError: it is empty, cannot be read, or has other columns than the model and the losses.
@@ -68,14 +68,14 @@ class Feed:
             X = read_if_small(X)
         if limit is not None and not gives_batches(X, y):
             raise DataError(
-                f"steps_per_epoch is the length of an epoch of an endless iterable, but these data end "
-                f"by themselves; leave it out (got {limit!r})"
+                f"steps_per_epoch is the length of an epoch of an endless iterable, but these data have "
+                f"an end; leave it out (got {limit!r})"
             )
         if isinstance(X, Pieces):
             rows = min(batch_size, rows_of(X))
             first = convert(head(X, rows), None, None)
             return cls(X, first, Size(rows=rows, epoch_steps=rows_of(X) // rows), convert)
-        # Of a list nobody knows whether it is meant for rows or for batches.
+        # A list may be meant as rows or as batches.
         if gives_batches(X, y) and (labelled or not isinstance(X, Sequence)):
             own = X if isinstance(X, Batches) else Batches(X, prefetch=0)
             given = IterableBatches(own, convert, limit, batch_size, labelled)
@@ -86,13 +86,13 @@ class Feed:
 
     @classmethod
     def of_columns(cls, columns: Columns, batch_size: int) -> Feed:
-        """Columns whose names and labels are right already."""
+        """Columns whose names and labels need no conversion."""
         rows = min(batch_size, columns.rows)
         size = Size(rows=rows, epoch_steps=columns.rows // rows)
         return cls(columns, columns, size, lambda X, y, weight: X)
 
     def some(self, rows: int) -> Columns:
-        """All rows of arrays, the first ones of data that are read in pieces."""
+        """All rows of arrays, the first rows of data that are read in pieces."""
         if isinstance(self.given, Pieces):
             return self._convert_columns(head(self.given, rows))
         return self.first
@@ -107,7 +107,7 @@ class Feed:
             iterable = isinstance(self.given, IterableBatches)
             what = "an iterable" if iterable else "data that do not fit into the shuffle buffer"
             raise DataError(
-                f"{what} cannot be split; give validation_data=(X, y) or a source of its own"
+                f"{what} cannot be split; give validation_data=(X, y) or a separate source"
             )
         train, held = split(self.given, fraction, seed)
         rows = self.size.rows
@@ -134,7 +134,7 @@ class Feed:
         return source
 
     def labelled(self, preparing: Preparation) -> Callable[[], Iterable[Batch]]:
-        """Consecutive batches with their labels, to evaluate; again with every call."""
+        """A function that gives consecutive batches with their labels, from the start at every call."""
         given = self.given
         if isinstance(given, Columns):
             size = chunk_size(preparing.problem, given.rows)
@@ -144,7 +144,7 @@ class Feed:
         return partial(self._consecutive, _making(preparing, self._convert_columns), preparing)
 
     def inputs(self, preparing: Preparation) -> Iterator[Batch]:
-        """Consecutive batches without labels, to predict from."""
+        """Consecutive batches without labels, for predictions."""
         given = self.given
         if isinstance(given, Columns):
             size = chunk_size(preparing.problem, given.rows)
@@ -198,7 +198,7 @@ def held_out(given: Any) -> tuple[Any, Any, Any]:
     """What ``validation_data`` is as X, y and sample_weight.
 
     Raises:
-        DataError: it is none of the forms there are.
+        DataError: it has none of these forms.
     """
     if isinstance(given, tuple | list) and len(given) in (2, 3) and not _batch_list(given):
         return given[0], given[1], given[2] if len(given) == 3 else None

@@ -1,4 +1,4 @@
-"""What a Trainer is, written down: its model, its arguments, its plugins, its frozen weights."""
+"""What identifies a Trainer: its model, arguments, plugins and frozen weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """What every checkpoint of a Trainer says alike: made once.
+    """What is the same in every checkpoint of a Trainer; computed once.
 
-    ``versions`` are of the distributions whose plugins take part, backends aside; ``frozen`` has a
+    ``versions`` has the distributions whose plugins are used, except backends; ``frozen`` has a
     digest of every initializer that is not trained.
     """
 
@@ -50,23 +50,23 @@ def argument(trainer: Trainer, name: str, value: Any) -> Any:
     """The value of an argument as JSON, components as tables with every parameter.
 
     Raises:
-        OrtflexError, TypeError: there are objects in it that no file can name.
+        OrtflexError, TypeError: it contains objects that cannot be written to a file.
     """
     return _json(to_plain(Parts(trainer.plugins).spell_out(name, value)))
 
 
 def of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
-    """The distributions of the backend of that name, or of all that may be used, with their versions."""
+    """The distribution and version of the backend of that name, or of all backends that may be used."""
     registry = trainer.plugins["backends"]
     found = [registry.entry_of(b) for b in trainer.setup.backends if only in ("", b.name)]
     return {entry.distribution: entry.version for entry in found if entry is not None}
 
 
 def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
-    """The Trainer's arguments as JSON, and the names of those that no file can hold.
+    """The Trainer's arguments as JSON, and the names of those that cannot be written to a file.
 
     Raises:
-        CheckpointError: a number has more digits than JSON is read with.
+        CheckpointError: a number has more digits than a JSON reader accepts.
     """
     out: dict[str, Any] = {}
     unnamed: list[str] = []
@@ -95,8 +95,8 @@ def _json(value: Any) -> Any:
     """Plain JSON types.
 
     Raises:
-        TypeError: something that JSON has no word for.
-        OverflowError: a number that has more digits than Python reads.
+        TypeError: a value that JSON cannot represent.
+        OverflowError: a number with more digits than Python reads.
     """
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()

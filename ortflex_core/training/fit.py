@@ -1,4 +1,4 @@
-"""Between a Trainer and its loop: what a training is told, and what is left of it afterwards."""
+"""From a Trainer to its loop: the plan of a training, and what is kept of it afterwards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ortflex")
 _STILL_THERE = (
-    "The training is still in memory: trainer.save(another_folder) keeps it, and Trainer.resume goes on "
-    "from there; trainer.export(another_path) writes the weights; trainer.history_ has the epochs."
+    "The training is still in memory: trainer.save(another_folder) keeps it, and Trainer.resume "
+    "continues it; trainer.export(another_path) writes the weights; trainer.history_ has the epochs."
 )
 
 
 def train(
     trainer: Trainer, source: Source, validate: Callable[[], Mapping[str, float]] | None
 ) -> History:
-    """Train on a source, or go on with the training that was resumed."""
+    """Train on a source, or continue the training that was resumed."""
     live, standing = trainer.live, trainer.live.standing
     accumulate = live.problem.updating.accumulate
     start, standing.position, standing.last = standing.position, None, None
@@ -50,8 +50,8 @@ def train(
         )
     if not standing.fits and (shared := trainer.setup.shared()):
         _log.warning(
-            "several nodes read one parameter, which trains as one: %s. That is meant where weights are "
-            "tied; but exporters also merge weights of equal values. `ortflex check` lists them all; "
+            "several nodes read one parameter, which is trained as one: %s. This is right for tied "
+            "weights, but exporters also merge weights of equal values. `ortflex check` lists them all; "
             "docs/howto/choose-what-is-trained.md says how to export them apart",
             shared,
         )
@@ -85,13 +85,13 @@ def train(
         standing.last = loop.position() if loop.left_alone else None
         if not (loop.ended or loop.left_alone):
             _log.info(
-                "a callback put other weights back than those where the training was interrupted; "
-                "only checkpoints that were written before it go on from there"
+                "a callback changed the weights after the training was interrupted; only checkpoints "
+                "that were written before that can be resumed from the interruption"
             )
     except GraphError as error:
         batch = source.sample()
         raise failures.explained(error, live.problem, trainer.engine, batch) from error
-    except OSError as error:  # of a hook that writes: the disk is full, a folder is gone
+    except OSError as error:  # from a hook that writes: the disk is full, a folder is missing
         standing.last = loop.position() if loop.left_alone and loop.settled else None
         if loop.progress.step:
             error.add_note(_STILL_THERE)
@@ -103,9 +103,9 @@ def train(
 
 
 def _broken(trainer: Trainer) -> str:
-    """Which weight is not finite, of those that are trained and then of the constants.
+    """The first weight that is not finite: trained weights first, then constants.
 
-    Constants may be infinite where something is masked, but not NaN.
+    Constants may be infinite, as in masks, but not NaN.
     """
     problem = trainer.live.problem
     for name, array in trainer.engine.state().items():
@@ -127,9 +127,9 @@ def _not_numbers(array: Array, good: Array) -> str:
 
 
 def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
-    """From where to where the loss rose: ten times that of the first batch, or half of an epoch's.
+    """The losses between which it rose: tenfold since the first batch, or by half within an epoch.
 
-    Losses that are negative have no such proportion.
+    None for negative losses, which have no such ratio.
     """
     losses = history.losses
     if not losses or begun is None or min(begun, losses[0]) <= 0:

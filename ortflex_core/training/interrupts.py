@@ -1,4 +1,4 @@
-"""Ctrl-C between the steps of a training, never within one, so that what it leaves is counted whole."""
+"""Ctrl-C takes effect between the steps of a training, never within one, so that its state is complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Interrupts:
-    """Holds Ctrl-C back while ``held`` is true; :meth:`check` lets it come.
+    """Delays Ctrl-C while ``held`` is true; :meth:`check` then raises it.
 
-    A second Ctrl-C comes at once, for steps and hooks that hang. Where Python hands out no signals
-    (other threads) or somebody ignores this one, nothing is changed.
+    A second Ctrl-C takes effect at once, for steps and hooks that hang. In threads other than the main
+    one, and if the program ignores the signal, nothing is changed.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._before)
 
     def check(self) -> None:
-        """Do now what a Ctrl-C that was held back would have done."""
+        """Raise a Ctrl-C that was delayed."""
         if self.came:
             self.held = self.came = False
             self._before(signal.SIGINT, None)

@@ -1,7 +1,7 @@
 """Trainers in pickles and copies: the model's bytes, the arguments and the state; no session, no engine.
 
-For workers of joblib and multiprocessing, whose pickles come from the same program. A pickle executes
-what it says, so one from somebody else is no way to hand on a training: a checkpoint is.
+This is for workers of joblib and multiprocessing, whose pickles come from the same program. Loading a
+pickle can execute any code, so a training is passed to other people as a checkpoint, not as a pickle.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Packed:
 
 
 def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
-    """For ``__reduce__``: how a Trainer is made again, and from what.
+    """The function and the arguments that make a Trainer again, for ``__reduce__``.
 
     Raises:
-        ValueError: the model has more than 2 GB, which only a file can have.
+        ValueError: the model has more than 2 GB, which a pickle of a ModelProto cannot hold.
     """
     live, saved = trainer.live, Saved()
     standing = live.standing
@@ -64,7 +64,7 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
 
 
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
-    """The Trainer again; it compiles when it is first asked for something."""
+    """The Trainer of a pickle; it compiles at its first use."""
     made = cls(packed.model, **packed.arguments)
     made.live.replace(packed.weights)
     made.live.standing, made.history_ = packed.standing, packed.history

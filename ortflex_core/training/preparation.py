@@ -1,6 +1,6 @@
-"""User data made ready for the graphs: types, shapes, class labels, sample weights, denominators.
+"""User data in the form that graphs take: types, shapes, class labels, sample weights, denominators.
 
-Everything here happens once an array, never once a step.
+All of this is done once for each array, never once for each step.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ortflex_core.types import Array, TensorSpec
 def encode_labels(
     columns: Columns, requests: Sequence[LossRequest], classes: Array | None
 ) -> Columns:
-    """Class labels (text, any integers) as the numbers of their scores.
+    """Class labels (strings, any integers) as the indices of their scores.
 
     Args:
         columns: the user's data.
         requests: the losses; those on raw scores take class labels.
-        classes: the labels in the order of the scores, or None: numbers count from 0 already.
+        classes: the labels in the order of the scores, or None if labels are indices from 0 already.
 
     Raises:
-        DataError: a label that is not among the classes, or text without classes.
+        DataError: a label that is not among the classes, or strings without classes.
     """
     labels = dict(columns.labels)
     for request in requests:
@@ -48,7 +48,7 @@ def encode_labels(
             if text and array.dtype.kind != "b":
                 raise DataError(
                     f"{request.label!r} has type {array.dtype}, expected numbers for the "
-                    f"{request.loss.name} loss; only losses on scores of classes take their names"
+                    f"{request.loss.name} loss; only losses on class scores take names of classes"
                 )
             continue
         if classes is None:
@@ -82,9 +82,9 @@ def _encode(array: Array, classes: Array, label: str) -> Array:
 
 
 def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Model) -> Columns:
-    """Labels [N] for a prediction [N, 1] as [N, 1], where the loss takes those and not the others.
+    """Labels [N] reshaped to [N, 1] for a prediction [N, 1], if the loss takes only the latter.
 
-    Only the axis of size 1 that the prediction ends with is added, so that no other labels can be meant.
+    Only a last axis of size 1 is added, so the meaning of the labels is unambiguous.
     """
     labels = dict(columns.labels)
     for request in requests:
@@ -109,7 +109,7 @@ def _takes(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:
 
 @attrs.frozen
 class Preparation:
-    """Brings columns into the form a problem's graphs take."""
+    """Converts columns to the form that the graphs of a problem take."""
 
     problem: Problem
     device: Device
@@ -143,7 +143,7 @@ class Preparation:
         return out
 
     def inputs(self, given: Columns) -> dict[str, Array]:
-        """The model's inputs alone, for predictions."""
+        """Only the model's inputs, for predictions."""
         out = {}
         for spec in self.problem.model.inputs:
             if spec.name in given.inputs:
@@ -167,9 +167,9 @@ class Preparation:
         return fitted
 
     def denominators(self, columns: Mapping[str, Array]) -> list[float | Array]:
-        """Per loss term, what a row adds to the denominator of the mean.
+        """For each loss term, what a row adds to the denominator of the mean.
 
-        One number where all rows count alike, else one per row: Σ w·mask over the row's elements.
+        One number if it is equal for all rows, else one per row: Σ w·mask over the row's elements.
         """
         return [self._denominator(term, columns) for term in self.problem.terms]
 
@@ -190,7 +190,7 @@ class Preparation:
         return self._invertible(term, rows * (elements / counted))
 
     def _invertible(self, term: LossTerm, rows: Array) -> Array:
-        """What rows add to a denominator, unless float32 has no number for one over that."""
+        """What rows add to a denominator; refused if its reciprocal overflows float32."""
         positive = rows[rows > 0]
         least = float(positive.min()) if positive.size else 1.0
         if least < _LEAST and self.problem.reduction == "mean":
@@ -200,7 +200,7 @@ class Preparation:
         return rows
 
     def _elements(self, term: LossTerm, columns: Mapping[str, Array]) -> int:
-        """How many values of the loss a row has; symbolic sizes are read off the labels."""
+        """The number of loss values in a row; symbolic sizes are taken from the labels."""
         label = columns[term.label.name]
         sizes = dict(zip(term.label.shape or (), label.shape, strict=False))
         elements = 1
@@ -215,7 +215,7 @@ class Preparation:
         return elements
 
     def batch(self, given: Columns) -> Batch:
-        """All rows of some columns as one batch."""
+        """All rows of the columns as one batch."""
         columns = self.columns(given)
         totals = [
             float(d * given.rows) if isinstance(d, float) else float(d.sum())
@@ -229,14 +229,14 @@ _LEAST = 1 / float(np.finfo(np.float32).max)
 
 def _too_small(what: str, weight: float, row: int, largest: float) -> DataError:
     return DataError(
-        f"{what}: row {row} counts {weight:.3g}, and float32 cannot hold one over that (the least is "
-        f"{_LEAST:.3g}). The largest counts {largest:.3g}; multiply all weights by a constant, which "
-        "changes no mean, or set those that should not count to 0"
+        f"{what}: row {row} has the weight {weight:.3g}, whose reciprocal is too large for float32 (the "
+        f"smallest weight is {_LEAST:.3g}). The largest is {largest:.3g}; multiply all weights "
+        "by a constant, which does not change the mean, or set the weights of rows to be ignored to 0"
     )
 
 
 def gives_batches(X: Any, y: Any) -> bool:
-    """Whether X gives batches by itself: anything but arrays, mappings and data sources."""
+    """Whether X is an iterable of batches: anything except arrays, mappings and data sources."""
     if isinstance(X, Batches):
         return True
     if y is not None or isinstance(X, np.ndarray | Mapping | DataSource | Columns):
@@ -255,15 +255,15 @@ def open_source(
     model: Model,
     requests: Sequence[LossRequest],
 ) -> Columns:
-    """Columns out of arrays, mappings, or a data source."""
+    """Columns from arrays, mappings, or a data source."""
     if isinstance(X, DataSource):
         X = load(X)
     if isinstance(X, Pieces):
         X = read_if_small(X)
     if isinstance(X, Pieces | Batches):
         raise DataError(
-            "these data are read piece by piece and do not fit into the shuffle buffer, but this needs "
-            "all of them at once; give arrays, or fewer rows"
+            "these data are read in pieces and do not fit into the shuffle buffer, but all rows are needed "
+            "at once here; give arrays, or fewer rows"
         )
     if isinstance(X, Columns):
         names = [i.name for i in model.inputs]
@@ -279,7 +279,7 @@ def open_source(
 
 
 def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
-    """Files call their columns X and y; where there is one input and one label, that is enough."""
+    """Columns X and y of files, renamed to the only input and the only label."""
     given, expected = dict(columns.inputs), dict(columns.labels)
     if len(inputs) == 1 and list(given) == ["X"]:
         given = {inputs[0]: given["X"]}
@@ -295,7 +295,7 @@ def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> 
 
 
 def load(source: DataSource) -> Any:
-    """What a data source opens."""
+    """The rows that a data source gives."""
     with calls.calling(source, "load"):
         given = source.load()
     if not isinstance(given, Columns | Pieces | Batches):

@@ -1,4 +1,4 @@
-"""From the arguments of a Trainer to its parts: every name resolved, every error reported at once."""
+"""The parts of a Trainer from its arguments: names are resolved, all errors reported at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ortflex_core.training.preparation import encode_labels, open_source, with_l
 from ortflex_core.types import Array
 
 _FEW = 3
-"""So many parameters a warning names."""
+"""The number of parameters that a warning names."""
 
 _PLURALS = {
     "constant": "constants",
@@ -42,7 +42,7 @@ _PLURALS = {
 
 @attrs.frozen(kw_only=True)
 class Setup:
-    """The parts of a training; ``problem`` has no loss terms yet, they need the kinds of the data."""
+    """The parts of a training; ``problem`` has no loss terms yet, which depend on the data."""
 
     runtime: Runtime
     plugins: Plugins
@@ -62,17 +62,17 @@ class Setup:
         """The first backend that supports a problem, and its engine.
 
         Raises:
-            Unsupported: there is none; each one's reasons are given.
+            Unsupported: no backend does; the reasons of each are given.
         """
         return backend_choice.chosen(
             self.plugins, self.backends, candidate, self.device, self.runtime
         )
 
     def open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
-        """The user's data as columns, class labels as numbers.
+        """The user's data as columns, with class labels as indices.
 
         Raises:
-            DataError: they cannot be read, or are not those of the model and the losses.
+            DataError: they cannot be read, or do not fit the model and the losses.
         """
         columns = open_source(X, y, sample_weight, self.model, self.requests)
         encoded = encode_labels(columns, self.requests, self.classes)
@@ -106,7 +106,7 @@ class Setup:
         return text + "; `ortflex check` lists them, params= changes it" + self._traced()
 
     def _traced(self) -> str:
-        """Which losses see other tensors than they were put on, and how the file is read."""
+        """The losses that read another tensor than the given one, and how the file is read."""
         seen = "".join(
             f"; {r.loss.name} sees {r.predicted!r}, the scores before the {r.traced_back}"
             for r in self.requests
@@ -115,7 +115,7 @@ class Setup:
         return seen + (f"; {self.model.stamp}" if self.model.stamp else "")
 
     def shared(self) -> str:
-        """The parameters that several nodes before the losses read, in one line; "" if there are none."""
+        """The parameters that several nodes before the losses read, in one line; "" without any."""
         leading = set(map(id, self.model.ancestors([r.predicted for r in self.requests])))
         origins = {n: n for n in self.problem.parameters}
         readers = []
@@ -140,7 +140,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     Raises:
         ConfigError: all that is wrong with the arguments, at once.
         ModelError: the model is too new for the runtime, or has nothing to train.
-        Unsupported: the device is not there.
+        Unsupported: the device is not available.
     """
     check_version(model, runtime)
     errors, wrong = Problems(), arguments.problems()
@@ -148,7 +148,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     if "prefer" not in wrong:
         plugins = errors.collect(lambda: plugins.preferring(arguments.prefer)) or plugins
     rules: Any = None
-    if "gradients" not in wrong:  # whose plugins may bring kernels along
+    if "gradients" not in wrong:  # plugins of rules may register kernels
         rules = errors.collect(lambda: load_rules(plugins, arguments.gradients))
     shape_probe.complete_shapes(model)
     get = plugins.component

@@ -1,4 +1,4 @@
-"""The weights in training, and the engine that has them: what a Trainer holds between two calls."""
+"""What a Trainer keeps between two calls: the weights, and the engine that holds them."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _log = logging.getLogger("ortflex")
 
 
 class Live:
-    """A problem and its weights: here at first, in an engine from the first batch on.
+    """A problem and its weights, which are in an engine from the first batch on.
 
-    The engine is built when the kinds of the data are known, and again when other labels or weights
-    come, or an epoch from which other parameters are trained; the weights, the optimizer's state and
-    the statistics move from one to the next.
+    The engine is built when the types of the data are known. It is built again for other labels or
+    sample weights, and for an epoch from which other parameters are trained; the weights, the
+    optimizer's state and the statistics move to the new one.
 
     Args:
         setup: the parts of the training.
         weights: the tensors to train, by initializer name.
         threads: as for the Trainer.
         check_finite: as for the Trainer.
-        graph_built: gives the hook that is told of every graph, or None.
+        graph_built: returns the hook that is called for every graph, or None.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Live:
     # ------------------------------------------------------------------ compiling
 
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
-        """The losses for these kinds of labels and weights."""
+        """The losses for the types of these labels and weights."""
         labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
         weights = {k: data.spec_of(k, v) for k, v in columns.weights.items()}
         return bind_terms(self.model, self.setup.requests, labels, weights)
 
     def preparing(self, wanted: Problem) -> Preparation:
-        """What makes data ready for a problem."""
+        """The preparation of data for a problem."""
         return Preparation(wanted, self.device, self._check_finite)
 
     def build(self, columns: Columns, size: Size) -> Preparation:
-        """Compile for these kinds of labels and weights, unless that is done already."""
+        """Compile for the types of these labels and weights, unless that is done already."""
         terms = self.terms(columns)
         if self.engine is None or terms != self.problem.terms:
             known = self.standing.size if self.engine is None else None
@@ -89,9 +89,9 @@ class Live:
         return self.preparing(self.problem)
 
     def inference(self, terms: tuple[LossTerm, ...] = ()) -> Problem:
-        """The problem for whoever looks at the weights beside an engine, in every epoch the same.
+        """The problem for evaluation without an engine, the same in every epoch.
 
-        What is trained from a later epoch on is an input of its graphs, not a constant.
+        Parameters that are trained from a later epoch on are inputs of its graphs, not constants.
         """
         now = self.problem
         return attrs.evolve(
@@ -99,7 +99,7 @@ class Live:
         )
 
     def enter(self, epoch: int) -> Engine | None:
-        """The engine of an epoch, if it trains other parameters than the one there is."""
+        """The engine of an epoch, if it trains other parameters than the present engine."""
         now, then = self.problem, self.setup.problem.phase(epoch)
         self.standing.epoch = epoch
         if then.parameters == now.parameters or self.standing.size is None:
@@ -143,7 +143,7 @@ class Live:
         self._weights, self.problem = state, problem
         self.engine, self.backend = engine, backend.name
         self.standing.built(size, taken)
-        # Large tensors that it put on the device for predictions are in the engine's now.
+        # The large tensors that it put on the device for predictions are in the engine now.
         self.evaluator = Evaluator(self.inference(terms), self.device)
         tell = self._graph_built()
         for name, program in engine.programs().items() if tell is not None else ():
@@ -151,21 +151,21 @@ class Live:
         return engine
 
     def forget(self) -> None:
-        """Have the engine built anew at the next step; what state it has waits for the new one here."""
+        """Discard the engine, keep its state; the next step builds another one."""
         if self.engine is None:
             return
         self._weights, slots, buffers = self.state(), self.slots(), self.buffers()
         self.standing.slots, self.standing.buffers = slots, buffers
         self.engine.close()
         self.engine, self.backend = None, None
-        # Without what the engine's problem had as constants: parameters that rested.
+        # Parameters that were not trained yet are constants of the engine's problem only.
         self.problem = attrs.evolve(
             self.setup.problem, terms=self.problem.terms, batch_size=self.problem.batch_size
         )
         self.evaluator = Evaluator(self.problem, self.device)
 
     def bound(self, schedule: Schedule) -> Schedule:
-        """The schedule for this problem; what it asks the compiled loss is asked once."""
+        """The schedule for this problem, bound once for each compiled loss."""
         if self._bound is None or self._bound[:2] != (schedule, self.problem.terms):
             slope = partial(scoring.slope, self.problem, self.device)
             better = [m.column for m in self.setup.metrics if m.better == "higher"]
@@ -182,7 +182,7 @@ class Live:
         """Tensors of the graph for all rows.
 
         Raises:
-            ModelError: there is no tensor of a name.
+            ModelError: a name that no tensor has.
         """
         for name in names:
             self.model.value(name)
@@ -195,10 +195,10 @@ class Live:
         return {n: np.concatenate([p[n] for p in parts]) for n in names}
 
     def scorer(self, feed: Feed) -> Callable[[], dict[str, float]]:
-        """Scores of labelled data, with the weights of whenever it is called.
+        """A function that scores labelled data with the weights at the time of its call.
 
-        The engine is never built anew for it, for a training may be running on it: data with other
-        kinds of labels or sample weights than the training's get an evaluator of their own.
+        It never rebuilds the engine, which may be running a training: data whose labels or sample
+        weights have other types than the training's are scored by a separate evaluator.
         """
         judged = self.inference(self.terms(feed.first))
         batches = feed.labelled(self.preparing(judged))
@@ -213,7 +213,7 @@ class Live:
         return of_now
 
     def per_sample(self, columns: Columns) -> dict[str, Array]:
-        """The values of every loss before weights and reduction, by the tensor each one is on."""
+        """The values of every loss before weights and reduction, by the name of the predicted tensor."""
         unweighted = attrs.evolve(columns, weights={})
         problem = self.inference(self.terms(unweighted))
         prepared = self.preparing(problem).columns(unweighted)
@@ -234,11 +234,11 @@ class Live:
         return {**state, **self.buffers()} if buffers else state
 
     def inferring(self) -> dict[str, Array]:
-        """What predictions are made with and exports have."""
+        """The tensors that predictions and exports use: weights or their averages, and buffers."""
         return self.state(buffers=True, averaged=True)
 
     def slots(self) -> dict[str, Array]:
-        """The optimizer's state, that which waits for an engine included."""
+        """The optimizer's state, in the engine or kept for the next one."""
         if self.engine is None:
             return dict(self.standing.slots)
         slots = self.engine.slots()
@@ -250,7 +250,7 @@ class Live:
         return engine.buffers() if engine is not None else dict(self.standing.buffers)
 
     def replace(self, state: Mapping[str, Array]) -> None:
-        """Put other values into trained tensors; those not named stay.
+        """Replace the values of trained tensors; tensors that are not named stay.
 
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
@@ -274,5 +274,5 @@ class Live:
         if self.engine is not None and set(clean) <= set(self.problem.parameters):
             self.engine.load(clean)
             return
-        self.forget()  # it may have such a value as a constant
+        self.forget()  # the engine may have such a value as a constant
         self._weights |= clean

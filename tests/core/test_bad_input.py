@@ -245,7 +245,7 @@ def test_sample_weights_whose_inverse_float32_cannot_hold(
     weights = cut(np.ones(20), least, rows)
     trainer = make(models.linear(), backend=backend, epochs=1, batch_size=10, shuffle=False)
     row, largest = rows.start or 0, weights.astype(np.float32).max()
-    text = rf"sample_weight: row {row} counts 1.*e-4\d.*largest counts {largest:.3g}; multiply"
+    text = rf"sample_weight: row {row} has the weight 1.*e-4\d.*largest is {largest:.3g}; multiply"
     with pytest.raises(DataError, match=text):
         trainer.fit(X, Y, weights)
     same(trainer.get_state(), models.weights_of(models.linear()), 0)
@@ -255,7 +255,7 @@ def test_sample_weights_whose_inverse_float32_cannot_hold(
 @every_backend
 def test_sample_weights_that_all_round_to_zero(backend: str) -> None:
     trainer = make(models.linear(), backend=backend, epochs=1)
-    with pytest.raises(DataError, match=r"sample_weight: row 0 counts 1e-300, .*multiply"):
+    with pytest.raises(DataError, match=r"sample_weight: row 0 has the weight 1e-300, .*multiply"):
         trainer.fit(X, Y, np.full(20, 1e-300))
     trainer.fit(X, Y, cut(np.ones(20), 1e-300))  # beside a 1 that is 0
 
