@@ -126,8 +126,8 @@ def _resumed(
     missing = [name for name in found.record.unnamed if name not in changes and name != "callbacks"]
     if missing:
         raise CheckpointError(
-            f"the training of {str(folder)!r} used objects that cannot be written to a file; pass them again: "
-            f"Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
+            f"the training of {str(folder)!r} used objects that cannot be written to a file; "
+            f"pass them again: Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
         )
     arguments = {**found.record.arguments, **changes}
     model = arguments.pop("model", found.model)

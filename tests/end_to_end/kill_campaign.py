@@ -53,7 +53,11 @@ SCHEDULES: tuple[Any, ...] = (
     "invscaling",
     {"name": "exponential", "by": "step"},
     {"name": "cosine", "by": "epoch"},
-    {"name": "one_cycle", "up": 0.4},
+    {
+        "name": "one_cycle",
+        "by": "epoch",
+        "up": 0.4,
+    },  # a function does not say how many steps it has
     {"name": "plateau", "patience": 1},
     {"name": "warmup", "by": "step", "length": 7},
 )
