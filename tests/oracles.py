@@ -155,6 +155,33 @@ def lamb(
     return w - rate * ratio * d, {"m": m, "v": v}
 
 
+def adafactor(
+    w: Array,
+    g: Array,
+    rate: float,
+    t: int,
+    slots: Slots,
+    beta2_decay: float = -0.8,
+    eps1: float = 2.0**-23,
+    eps2: float = 1e-3,
+    clip: float = 1.0,
+    weight_decay: float = 0.0,
+) -> tuple[Array, Slots]:
+    beta2 = 1 - t**beta2_decay
+    if w.ndim > 1:
+        row = beta2 * slots["row"] + (1 - beta2) * (g**2).mean(axis=-1, keepdims=True)
+        column = beta2 * slots["column"] + (1 - beta2) * (g**2).mean(axis=-2, keepdims=True)
+        v = row * column / np.maximum(row.mean(axis=-2, keepdims=True), eps1)
+        slots = {"row": row, "column": column}
+    else:
+        v = beta2 * slots["variance"] + (1 - beta2) * g**2
+        slots = {"variance": v}
+    d = g / np.maximum(np.sqrt(v), eps1)
+    d = d / max(1, np.sqrt((d**2).mean()) / clip)
+    size = max(eps2, float(np.sqrt((w**2).mean()))) * min(rate, t**-0.5)
+    return w - rate * weight_decay * w - size * d, slots
+
+
 # Derivatives -------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ from ortflex_core.problem.updating import (
     Updating,
     slot_port,
 )
-from ortflex_core.protocols import Loss, Optimizer, Penalty
+from ortflex_core.protocols import Loss, Optimizer, Penalty, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, Shape, TensorSpec
 
@@ -169,17 +169,38 @@ class Problem:
         """Initializers that training updates without a gradient: running statistics."""
         return training_mode.running_statistics(self, self.predicted)
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The sizes of a parameter."""
+        shape = self.model.initializers[name].shape or ()
+        return tuple(size for size in shape if isinstance(size, int))
+
     def slots_of(self, name: str) -> tuple[str, ...]:
         """The slots of one parameter."""
-        extra = (AVERAGE,) if self.updating.average is not None else ()
-        return (*self.optimizer_of(name).slots, *extra)
+        return tuple(self._slot_shapes[name])
 
     @cached_property
-    def slots(self) -> tuple[tuple[str, str], ...]:
-        """(slot, parameter) for every tensor of optimizer state."""
-        own = {p: self.slots_of(p) for p in self.parameters}
-        names = dict.fromkeys(s for slots in own.values() for s in slots)
-        return tuple((s, p) for s in names for p in self.parameters if s in own[p])
+    def _slot_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The shapes of the slots of every parameter."""
+        shapes = {}
+        for name in self.parameters:
+            shape = self.shape_of(name)
+            shapes[name] = calls.slot_shapes(self.optimizer_of(name), shape)
+            if self.updating.average is not None:
+                shapes[name][AVERAGE] = shape
+        return shapes
+
+    @cached_property
+    def slot_specs(self) -> dict[Port, TensorSpec]:
+        """Every tensor of optimizer state: the name that it has in a checkpoint, type and shape."""
+        own, types = self._slot_shapes, self.model.initializers
+        names = dict.fromkeys(s for shapes in own.values() for s in shapes)
+        # A slot is called as a variable is, without a "/": no two of these names are equal.
+        return {
+            slot_port(s, p): TensorSpec(f"{s}/{p}", types[p].dtype, own[p][s])
+            for s in names
+            for p in self.parameters
+            if s in own[p]
+        }
 
     def phase(self, epoch: int) -> Problem:
         """The problem of an epoch: without the groups that are trained from a later one on."""
@@ -210,8 +231,7 @@ class Problem:
     @cached_property
     def slot_ports(self) -> dict[str, Port]:
         """The port of every tensor of optimizer state, by the name that it has in a checkpoint."""
-        # A slot is called as a variable is, without a "/": no two of these names are equal.
-        return {f"{s}/{p}": slot_port(s, p) for s, p in self.slots}
+        return {spec.name: port for port, spec in self.slot_specs.items()}
 
     @cached_property
     def average_keys(self) -> dict[str, str]:
@@ -237,14 +257,13 @@ class Problem:
         return ports
 
     def slot_values(self) -> dict[str, Array]:
-        """What ``<slot>/<parameter>`` is before the first step: zero, and of averages the weight."""
-        weights = {n: self.model.initializer(n) for n in self.parameters}
+        """What each is before the first step, by its name: zero, and of averages the weight."""
         return {
             # One zero, seen as many: slots of large models take their memory only once.
-            f"{s}/{p}": weights[p]
-            if s == AVERAGE
-            else np.broadcast_to(np.zeros((), weights[p].dtype), weights[p].shape)
-            for s, p in self.slots
+            spec.name: self.model.initializer(str(port.of))
+            if port.role == "average"
+            else np.broadcast_to(np.zeros((), spec.numpy), spec.shape or ())  # type: ignore[arg-type]
+            for port, spec in self.slot_specs.items()
         }
 
     def trace(self) -> Trace:

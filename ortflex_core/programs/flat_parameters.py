@@ -76,7 +76,9 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
         return None
     if not updating.uniform or updating.constraints:
         return None
-    formula = _formula(problem, _VECTOR) if problem.optimizer.elementwise else None
+    if not problem.optimizer.elementwise or not _shaped_alike(problem):
+        return None
+    formula = _formula(problem, _VECTOR)
     if formula is None:
         return None
     nodes = len(formula) - 1
@@ -94,6 +96,13 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
     # A formula may ask for a weight's shape, biases without decay, say: the vector has one of its own.
     alike = all(_formula(problem, shape) == formula for shape in set(shapes.values()))
     return Layout(shapes=shapes) if alike else None
+
+
+def _shaped_alike(problem: Problem) -> bool:
+    """Whether every slot has the shape of its parameter."""
+    return all(
+        spec.shape == problem.shape_of(str(port.of)) for port, spec in problem.slot_specs.items()
+    )
 
 
 def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:

@@ -52,10 +52,9 @@ def gradient_input(trace: Trace, problem: Problem, name: str, role: Role = "grad
 
 def slot_inputs(trace: Trace, problem: Problem, name: str) -> dict[str, Tensor]:
     """An input of the graph for every slot of a parameter."""
-    spec = problem.model.initializers[name]
-    return {
-        s: trace.input(slot_port(s, name), spec.dtype, spec.shape) for s in problem.slots_of(name)
-    }
+    specs = problem.slot_specs
+    ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
+    return {s: trace.input(p, specs[p].dtype, specs[p].shape) for s, p in ports.items()}
 
 
 def model_inputs(

@@ -25,7 +25,6 @@ from ortflex_core.programs import flat_parameters, rebuild, stages, updates
 from ortflex_core.programs.flat_parameters import Layout
 from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.protocols import calls
-from ortflex_core.types import Shape
 
 _OF_EVERY_STEP: tuple[Role, ...] = ("rate", "counter")
 """Host symbols that each step of a graph has its own of."""
@@ -54,8 +53,7 @@ def step_program(
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
-    for slot, name in problem.slots:
-        spec, port = problem.model.initializers[name], slot_port(slot, name)
+    for port, spec in problem.slot_specs.items():
         slots[port] = trace.input(port, spec.dtype, spec.shape)
     shares = updates.average_shares(problem, steps) if steps > 1 and not plain else None
     means = {}
@@ -289,16 +287,18 @@ def gradient_factor(problem: Problem) -> Host | None:
     if not problem.updating.uniform:
         return None
     specs = [problem.model.initializers[name] for name in problem.parameters]
+    kinds = {(spec.dtype, problem.shape_of(spec.name)) for spec in specs}
     # A formula may ask for a weight's shape: biases without decay, say.
-    found = {_factor(problem, *of) for of in {(spec.dtype, spec.shape) for spec in specs}}
+    found = {_factor(problem, *of) for of in kinds}
     return found.pop() if len(found) == 1 else None
 
 
-def _factor(problem: Problem, dtype: int, shape: Shape | None) -> Host | None:
+def _factor(problem: Problem, dtype: int, shape: tuple[int, ...]) -> Host | None:
     """The factor of parameters of one type and shape."""
     trace = problem.trace()
     weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
-    slots = {s: trace.input(slot_port(s, ""), dtype, shape) for s in problem.optimizer.slots}
+    sizes = calls.slot_shapes(problem.optimizer, shape)
+    slots = {s: trace.input(slot_port(s, ""), dtype, size) for s, size in sizes.items()}
     twin = symbolic(problem.optimizer, "optimizer")
     rate, step = Host.symbol(Port("rate").label), updates.counter(0)
     calls.update(twin, trace.op, weight, gradient, rate, step, slots)

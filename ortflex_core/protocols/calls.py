@@ -208,6 +208,21 @@ def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None
 # Updates -----------------------------------------------------------------------------------------
 
 
+def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The slots of a weight of some shape, in the order in which the optimizer declares them."""
+    with calling(optimizer, "slot_shapes"):
+        given: Any = optimizer.slot_shapes(shape)
+    known = isinstance(given, Mapping) and set(given) <= set(optimizer.slots)
+    if not known or not all(
+        isinstance(sizes, tuple) and all(type(d) is int and d >= 0 for d in sizes)
+        for sizes in given.values()
+    ):
+        names = ", ".join(optimizer.slots) or "none"
+        text = f"a tuple of sizes by the name of a slot, the slots being {names}; it is {given!r}"
+        raise wrong(optimizer, "slot_shapes", given, text)
+    return {name: given[name] for name in optimizer.slots if name in given}
+
+
 def update(
     optimizer: Optimizer,
     op: Ops,
@@ -217,9 +232,9 @@ def update(
     step: Host,
     slots: Mapping[str, Tensor],
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The new weight and slots of an optimizer, all of the weight's type and shape."""
+    """The new weight and slots of an optimizer, each of the type and shape of the old one."""
     names = ", ".join(sorted(slots)) or "none"
-    wanted = f"(weight, slots) of the weight's type and shape, the slots being {names}"
+    wanted = f"(weight, slots) of the old ones' types and shapes, the slots being {names}"
     start = weight.trace.mark()
     with calling(optimizer, "update"):
         given: Any = optimizer.update(op, weight, gradient, rate, step, slots)
@@ -229,8 +244,9 @@ def update(
     if set(after) != set(slots):
         text = f"{wanted}; the slots given are {', '.join(map(str, after)) or 'none'}"
         raise wrong(optimizer, "update", new, text)
-    for tensor in (new, *after.values()):
-        _like(optimizer, "update", tensor, weight, wanted)
+    _like(optimizer, "update", new, weight, f"{wanted}; the weight")
+    for name, before in slots.items():
+        _like(optimizer, "update", after[name], before, f"{wanted}; the slot {name!r}")
     found = condense(
         weight.trace, start, gradient, [new, *after.values()], Signs.of(optimizer, step)
     )

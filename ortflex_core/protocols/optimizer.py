@@ -17,8 +17,8 @@ from ortflex_core.graph.ops import Ops, Tensor
 class Optimizer(Component, abc.ABC):
     """How a weight moves along its gradient.
 
-    ``slots`` is the state that belongs to each weight: tensors of the weight's shape, all zero
-    at the start.
+    ``slots`` is the state that belongs to each weight: tensors of the weight's shape, unless
+    :meth:`slot_shapes` says another one, all zero at the start.
     """
 
     default_rate: ClassVar[float] = 1e-3
@@ -26,6 +26,14 @@ class Optimizer(Component, abc.ABC):
     slots: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
     """Whether an element's update depends on that element alone (lamb's does not)."""
+
+    def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """The shape of every slot of a weight of some shape; by default it is the weight's.
+
+        A weight may have some of ``slots`` only: one mean a row for matrices, say, and one an
+        element for vectors.
+        """
+        return dict.fromkeys(self.slots, shape)
 
     @abc.abstractmethod
     def update(
@@ -37,7 +45,7 @@ class Optimizer(Component, abc.ABC):
         step: Host,
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The new weight and the new slots.
+        """The new weight and the new slots, each of the shape that it had.
 
         ``rate`` and ``step`` are host scalars; ``step`` is 1 at the first update.
         """

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, calls
 from ortflex_core.testing import running
 from ortflex_core.testing.component import ComponentKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
@@ -43,7 +43,7 @@ class OptimizerKit(ComponentKit):
             pytest.skip("no reference was given")
         rate = component.default_rate
         for weight in running.of_every_rank(start()):
-            slots: Slots = {name: np.zeros_like(weight) for name in component.slots}
+            slots: Slots = fresh(component, weight)
             for step, state in enumerate(walk(component, weight, rate), start=1):
                 weight, slots = reference(weight, gradient_at(weight, step), rate, step, slots)
                 close(state["weight"], weight, 1e-9, f"the weight after step {step}")
@@ -51,16 +51,18 @@ class OptimizerKit(ComponentKit):
                     close(state[name], slot, 1e-9, f"the slot {name!r} after step {step}")
 
     def test_slots(self, component: Optimizer) -> None:
-        """The slots it declares are those it gives back, each of the weight's shape and type."""
+        """The slots it declares are those it gives back, each of its shape and type."""
         names = tuple(component.slots)
         require(len(set(names)) == len(names), f"two slots of one name: {names}")
         for weight in (np.full((), 0.5), *running.of_every_rank(start())):
-            shape = weight.shape
+            shapes = calls.slot_shapes(component, weight.shape) | {"weight": weight.shape}
             made = program(component, weight)
             for spec in made.outputs:
+                shape = shapes[spec.name.removeprefix("new/")]
                 require(
                     spec.shape == shape,
-                    f"{spec.name!r} has the shape {spec.shape} of a weight {shape}",
+                    f"{spec.name!r} has the shape {spec.shape} of a weight {weight.shape}, "
+                    f"expected {shape}",
                 )
 
     def test_gradients_of_0_and_100(self, component: Optimizer) -> None:
@@ -109,6 +111,12 @@ class OptimizerKit(ComponentKit):
         """Where it says that elements move alone, a row's update does not depend on other rows."""
         if not component.elementwise:
             pytest.skip("it says that elements depend on each other")
+        shapes = calls.slot_shapes(component, start().shape)
+        require(
+            all(shape == start().shape for shape in shapes.values()),
+            f"{component.name} has slots of the shapes {shapes} for a weight {start().shape}, so "
+            "elementwise is False",
+        )
         rate = component.default_rate
         whole = walk(component, start(), rate)[-1]
         part = walk(component, start()[1:2], rate, lambda w, t: gradient_at(start(), t)[1:2])[-1]
@@ -123,7 +131,7 @@ class OptimizerKit(ComponentKit):
         model = running.linear_model()
         rate = component.default_rate
         wanted = running.weights_of(model)
-        slots = {n: {s: np.zeros_like(w) for s in component.slots} for n, w in wanted.items()}
+        slots = {n: fresh(component, w) for n, w in wanted.items()}
         for step in range(1, 4):
             at = slice(4 * step - 4, 4 * step)
             slopes = running.linear_gradients(wanted, x[at], y[at])
@@ -138,7 +146,7 @@ class OptimizerKit(ComponentKit):
             for name, array in trainer.get_state().items():
                 close(array, wanted[name], 2e-4, f"{name} after three steps on {backend}")
             kept = trainer.engine.slots()
-            missing = {f"{s}/{n}" for n in wanted for s in component.slots} - set(kept)
+            missing = {f"{s}/{n}" for n, own in slots.items() for s in own} - set(kept)
             require(not missing, f"{backend} does not keep the slots {sorted(missing)}")
 
         running.on_every_backend(train, f"the optimizer {component.name}")
@@ -189,8 +197,14 @@ def gradient_at(weight: Array, step: int) -> Array:
     return np.asarray(weight + 0.5 * wobble, weight.dtype)
 
 
-def _feeds(weight: Array, slots: tuple[str, ...]) -> dict[str, Array]:
-    return {n: np.zeros_like(weight) for n in ("weight", "gradient", *slots)}
+def fresh(optimizer: Optimizer, weight: Array) -> dict[str, Array]:
+    """The slots of a weight before the first step."""
+    shapes = calls.slot_shapes(optimizer, weight.shape)
+    return {name: np.zeros(shape, weight.dtype) for name, shape in shapes.items()}
+
+
+def _feeds(optimizer: Optimizer, weight: Array) -> dict[str, Array]:
+    return {"weight": weight, "gradient": np.zeros_like(weight), **fresh(optimizer, weight)}
 
 
 def _update(
@@ -208,11 +222,12 @@ def _update(
 
 def program(optimizer: Optimizer, weight: Array) -> Program:
     """One update as a graph; rate and step are symbols."""
-    twin, names = running.hosted(optimizer), tuple(optimizer.slots)
+    twin, names = running.hosted(optimizer), tuple(fresh(optimizer, weight))
     require(
         not {"weight", "gradient"} & set(names), "a slot cannot be called 'weight' or 'gradient'"
     )
-    return running.traced(lambda op, **t: _update(twin, op, t, names), _feeds(weight, names))
+    feeds = _feeds(optimizer, weight)
+    return running.traced(lambda op, **t: _update(twin, op, t, names), feeds)
 
 
 def one(
@@ -234,7 +249,7 @@ def walk(
 ) -> list[dict[str, Array]]:
     """The weight and the slots after each of some steps from fresh slots."""
     made, values = program(optimizer, weight), optimizer.hyper_values()
-    state = _feeds(weight, tuple(optimizer.slots)) | {"weight": weight}
+    state = _feeds(optimizer, weight)
     out = []
     for step in range(1, steps + 1):
         feeds = state | {"gradient": slope(state["weight"], step).astype(weight.dtype)}

@@ -12,6 +12,7 @@ import attrs
 
 from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
+from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
@@ -182,15 +183,21 @@ def _take(
     further = chosen is not None and "epochs" in chosen
     if position is not None and (further or trainer.epochs > (position.progress.epochs or 0)):
         position = attrs.evolve(position, stopped=False)
-    most = {f"{s}/{p}" for s, p in whole.slots} | {g.own_step for g in whole.updating.groups}
+    most = set(whole.slot_ports) | {g.own_step for g in whole.updating.groups}
     # At the end of an epoch, parameters that are trained from the next one on have no state yet.
     epoch = 0 if position is None else position.progress.epoch - (position.steps == 0)
-    least = {f"{s}/{p}" for s, p in whole.phase(max(epoch, 0)).slots}
+    least = set(whole.phase(max(epoch, 0)).slot_ports)
     if slots and not least <= set(slots) - {"step"} <= most:
         raise CheckpointError(
             f"the checkpoint {label!r} was written with another optimizer: its state is "
             f"{', '.join(sorted(slots)[:4])}, …; use the same optimizer"
         )
+    shapes = {spec.name: spec.shape or () for spec in whole.slot_specs.values()}
+    try:
+        own = {name: array for name, array in slots.items() if name in shapes}
+        check_state(own, shapes, "optimizer slot")  # type: ignore[arg-type]
+    except DataError as error:
+        raise CheckpointError(f"the checkpoint {label!r} is broken: {error}") from error
     live = trainer.live
     live.forget()
     before, standing = live.state(), live.standing

@@ -132,7 +132,7 @@ class Live:
         engine.load({n: state[n] for n in problem.parameters})
         if before is not None:
             self.standing.slots, self.standing.buffers = slots, self.buffers()
-        taken = {"step", *(f"{s}/{p}" for s, p in problem.slots)}
+        taken = {"step", *problem.slot_ports}
         if self.standing.slots:
             engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
             engine.load_buffers(self.standing.buffers)

@@ -211,6 +211,7 @@ OPTIMIZERS: dict[str, Reference] = {
     "radam": radam,
     "lion": lion,
     "lars": lars,
+    "adafactor": oracles.adafactor,
     "example_rmsprop": example_rmsprop,
 }
 

@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.protocols import Optimizer, calls
+from ortflex_plugins.optimizers.adafactor import Adafactor
 from ortflex_plugins.optimizers.adam import Adam
 from ortflex_plugins.optimizers.adamw import AdamW
 from ortflex_plugins.optimizers.lamb import Lamb
@@ -35,6 +36,8 @@ CASES = [
     (AdamW(weight_decay=0.3, eps=1e-3), oracles.adamw),
     (Lamb(), oracles.lamb),
     (Lamb(weight_decay=0.1, ratio_min=0.9, ratio_max=1.1), oracles.lamb),
+    (Adafactor(), oracles.adafactor),
+    (Adafactor(beta2_decay=-0.5, eps2=0.9, clip=0.3, weight_decay=0.1), oracles.adafactor),
 ]
 
 
@@ -43,18 +46,20 @@ class Stepper:
 
     def __init__(self, optimizer: Optimizer, weight: Any, opset: int = 17) -> None:
         self.weight = weight
-        self.slots: Slots = {name: np.zeros_like(weight) for name in optimizer.slots}
+        shapes = calls.slot_shapes(optimizer, weight.shape)
+        self.slots: Slots = {n: np.zeros(shape, weight.dtype) for n, shape in shapes.items()}
         self._values = optimizer.hyper_values()
         twin = hosted(optimizer)
 
         def formula(op: Any, weight: Any, gradient: Any, **slots: Any) -> Mapping[str, Any]:
             rate, step = Host.symbol("rate"), Host.symbol("step")
             new, kept = calls.update(twin, op, weight, gradient, rate, step, slots)
-            assert set(kept) == set(optimizer.slots)
+            assert set(kept) == set(shapes)
             return {"new": new, **{f"new/{name}": slot for name, slot in kept.items()}}
 
         kind = (weight.dtype, weight.shape)
-        inputs = {"weight": kind, "gradient": kind, **dict.fromkeys(optimizer.slots, kind)}
+        inputs = {"weight": kind, "gradient": kind}
+        inputs |= {n: (weight.dtype, shape) for n, shape in shapes.items()}
         self.program = trace_program(formula, inputs, opset=opset)
 
     def step(self, gradient: Any, rate: float, step: int) -> None:
@@ -84,7 +89,7 @@ def test_ten_steps_are_the_oracle_s(
     for shape in ((4, 3), (5,), (1, 1)):
         stepper = Stepper(optimizer, start(shape).astype(dtype), opset)
         weight = stepper.weight.astype(float)
-        slots: Slots = {name: np.zeros(shape) for name in optimizer.slots}
+        slots: Slots = {name: slot.astype(float) for name, slot in stepper.slots.items()}
         for step in range(1, 11):
             rate = 0.05 / step  # another rate each step, as a schedule gives it
             stepper.step(gradient_of(stepper.weight.astype(float), step).astype(dtype), rate, step)
@@ -109,10 +114,17 @@ def torch_twins(torch: Any) -> list[tuple[Optimizer, Any]]:
         ),
         (AdamW(), lambda p: optim.AdamW(p)),
         (AdamW(weight_decay=0.3), lambda p: optim.AdamW(p, weight_decay=0.3)),
+        (Adafactor(), lambda p: optim.Adafactor(p, eps=(2.0**-23, 1e-3))),
+        (
+            Adafactor(beta2_decay=-0.5, eps1=1e-9, eps2=0.9, clip=1.1, weight_decay=0.1),
+            lambda p: optim.Adafactor(
+                p, beta2_decay=-0.5, eps=(1e-9, 0.9), d=1.1, weight_decay=0.1
+            ),
+        ),
     ]
 
 
-@pytest.mark.parametrize("case", range(8))
+@pytest.mark.parametrize("case", range(10))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-10), (np.float32, 1e-5)])
 def test_fifty_steps_are_torch_s_with_its_default_rate(
     case: int, dtype: Any, tolerance: float
@@ -168,8 +180,8 @@ def test_lamb_moves_a_weight_of_zeros() -> None:
     assert_allclose(stepper.weight, -0.1, rtol=1e-5)
 
 
-def test_lamb_alone_is_not_elementwise() -> None:
-    assert {type(o).name for o, _ in CASES if not o.elementwise} == {"lamb"}
+def test_optimizers_that_take_norms_are_not_elementwise() -> None:
+    assert {type(o).name for o, _ in CASES if not o.elementwise} == {"lamb", "adafactor"}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ RATES = {
     "radam": 0.1,
     "lion": 0.02,
     "lars": 20.0,
+    "adafactor": 0.05,
 }
 LOSSES = ("squared_error", "log_loss", "softmax_cross_entropy")
 # torch keeps a product of nadam in float32, whatever the weights are.
@@ -42,6 +43,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
     **{name.lower(): (name, {}) for name in ("Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta")},
     **{name.lower(): (name, {}) for name in ("Adamax", "NAdam", "RAdam")},
+    "adafactor": ("Adafactor", {"eps": (2.0**-23, 1e-3)}),
 }
 
 

@@ -1,0 +1,97 @@
+"""The optimizer ``adafactor``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.graph import Host, Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Adafactor(Optimizer):
+    """Adafactor, whose state of a matrix is one number a row and one a column; default rate 0.01.
+
+    With ``share = stepᵇ``, b being ``beta2_decay``, and for weights of shape [.., m, n]:
+    ``row ← row + share·(mean over n of g² − row)`` of shape [.., m, 1],
+    ``column ← column + share·(mean over m of g² − column)`` of shape [.., 1, n],
+    ``v = row·column / (mean of row)``. Weights of fewer than two axes keep every element:
+    ``variance ← variance + share·(g² − variance)``, ``v = variance``. Then
+
+    ``d = g / √max(v, eps1²)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
+    ``α = min(rate, 1/√step)·max(eps2, rms(w))``, rms being the root of the mean square.
+
+    Raises:
+        ValueError: ``beta2_decay`` is positive, ``eps1``, ``eps2`` or ``clip`` not positive, or
+            ``weight_decay`` negative.
+
+    >>> Adafactor().slot_shapes((768, 512))
+    {'row': (768, 1), 'column': (1, 512)}
+    >>> Adafactor().slot_shapes((512,))
+    {'variance': (512,)}
+
+    Source: N. Shazeer and M. Stern, "Adafactor: adaptive learning rates with sublinear memory cost"
+    (2018), algorithms 4 to 6; torch.optim.Adafactor, whose ``eps`` is (eps1, eps2) and ``d`` is clip.
+    """
+
+    name: ClassVar[str] = "adafactor"
+    default_rate: ClassVar[float] = 1e-2
+    slots: ClassVar[tuple[str, ...]] = ("row", "column", "variance")
+    elementwise: ClassVar[bool] = False
+
+    beta2_decay: float = hyper(
+        default=-0.8, validator=number(le=0), help="the power of the step that g² counts with"
+    )
+    eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="least √v")
+    eps2: float = hyper(default=1e-3, validator=number(gt=0), help="least rms of w")
+    clip: float = hyper(default=1.0, validator=number(gt=0), help="largest rms of d")
+    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w")
+
+    def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        """A mean a row and one a column of matrices, a mean an element of everything else."""
+        if len(shape) < 2:
+            return {"variance": shape}
+        return {"row": (*shape[:-1], 1), "column": (*shape[:-2], 1, shape[-1])}
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Host,
+        step: Host,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The formula."""
+        share = step**self.beta2_decay
+        square = gradient * gradient
+        means = {"variance": square}
+        if "row" in slots:
+            means = {
+                "row": op.ReduceMean(square, axes=[-1], keepdims=1),
+                "column": op.ReduceMean(square, axes=[-2], keepdims=1),
+            }
+        slots = {name: slots[name] + share * (mean - slots[name]) for name, mean in means.items()}
+        if "row" in slots:
+            row_mean = op.ReduceMean(slots["row"], axes=[-2], keepdims=1)
+            # A gradient of 0 everywhere has means of 0, which the quotient must not be taken of.
+            shares = slots["row"] / op.Max(row_mean, self.eps1)
+            v = op.MatMul(shares, slots["column"])
+        else:
+            v = slots["variance"]
+        direction = gradient / op.Sqrt(op.Max(v, self.eps1 * self.eps1))
+        size = op.Max(_rms(op, weight), self.eps2) * op.Min(rate, 1 / step**0.5)
+        excess = op.Max(_rms(op, direction) / self.clip, 1.0)
+        weight = (1 - rate * self.weight_decay) * weight
+        return weight - (size / excess) * direction, slots
+
+
+def _rms(op: Ops, tensor: Tensor) -> Tensor:
+    """The root of the mean square of all elements, of rank 0."""
+    count = prod(size for size in tensor.shape or () if isinstance(size, int))
+    return op.Sqrt(op.ReduceSumSquare(tensor, keepdims=0) / float(count))

@@ -1,0 +1,151 @@
+"""State of optimizers that has shapes of its own: what keeps it, loads it and refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+from ortflex_core.checkpoints import checkpoint
+from ortflex_core.component import hyper
+from ortflex_core.errors import BrokenPlugin, CheckpointError, DataError, Unsupported
+from ortflex_core.programs import flat_parameters
+from ortflex_core.protocols import Optimizer
+from tests import models
+from tests.training import every_backend, make, regression
+
+X, Y = regression(rows=24, features=6)
+
+
+@attrs.frozen(kw_only=True)
+class Rows(Optimizer):
+    """``row ← row + mean of g²`` over the last axis, ``w ← w − rate·g / (√row + 1)``."""
+
+    name: ClassVar[str] = "rows"
+    slots: ClassVar[tuple[str, ...]] = ("row",)
+    elementwise: ClassVar[bool] = False
+    scale: float = hyper(default=1.0)
+
+    def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+        return {"row": (*shape[:-1], 1)}
+
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        row = slots["row"] + op.ReduceMean(gradient * gradient, axes=[-1], keepdims=1)
+        return weight - rate * self.scale * gradient / (op.Sqrt(row) + 1.0), {"row": row}
+
+
+class FullRow(Rows):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        return weight - rate * gradient, {"row": slots["row"] + gradient * gradient}
+
+
+class SaysElementwise(Rows):
+    elementwise: ClassVar[bool] = True
+
+
+class Unknown(Rows):
+    def slot_shapes(self, shape: Any) -> Any:
+        return {"column": shape}
+
+
+class NotSizes(Rows):
+    def slot_shapes(self, shape: Any) -> Any:
+        return {"row": "3"}
+
+
+class Raises(Rows):
+    def slot_shapes(self, shape: Any) -> Any:
+        return {"row": (shape[5],)}
+
+
+def trained(optimizer: Any, backend: str = "fused", **options: Any) -> Any:
+    usual = {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "shuffle": False}
+    trainer = make(models.mlp(), optimizer=optimizer, backend=backend, **{**usual, **options})
+    trainer.fit(X, Y)
+    return trainer
+
+
+@every_backend
+def test_slots_have_the_shapes_that_the_optimizer_says(backend: str) -> None:
+    if backend == "training_session":
+        with pytest.raises(
+            Unsupported, match="TrainingSession has the optimizers sgd, adam and lamb"
+        ):
+            trained("adafactor", backend)
+        return
+    slots = trained("adafactor", backend, averaging="ema").engine.slots()
+    shapes = {name: slot.shape for name, slot in slots.items()}
+    assert shapes["row/W1"] == (6, 1)
+    assert shapes["column/W1"] == (1, 8)
+    assert shapes["variance/b1"] == (8,)
+    assert shapes["average/W1"] == (6, 8)
+    assert not {"row/b1", "column/b1", "variance/W1"} & set(shapes)
+
+
+def test_the_state_of_a_matrix_is_its_rows_and_columns() -> None:
+    model = models.mlp((6, 256, 256, 1))
+    sizes = {}
+    for optimizer in ("adam", "adafactor"):
+        problem = make(model, optimizer=optimizer).problem
+        sizes[optimizer] = sum(a.size for a in problem.slot_values().values())
+    weights = sum(a.size for a in models.weights_of(model).values())
+    assert sizes["adam"] == 2 * weights
+    assert sizes["adafactor"] < weights / 40
+
+
+@pytest.mark.parametrize("optimizer", [Rows(), SaysElementwise()])
+def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(optimizer: Any) -> None:
+    trainer = trained(optimizer)
+    assert flat_parameters.layout(trainer.problem, 4, scaled=False) is None
+    by_hand = models.weights_of(models.mlp())
+    assert any((trainer.get_state()[n] != a).any() for n, a in by_hand.items())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (
+            FullRow(),
+            r"FullRow gives a tensor of shape \[.*8\] from update, expected .*; the slot 'row'",
+        ),
+        (Unknown(), r"Unknown gives .* from slot_shapes, expected .* the slots being row"),
+        (NotSizes(), r"NotSizes gives .* from slot_shapes, expected a tuple of sizes .*'3'"),
+        (Raises(), r"Raises fails in slot_shapes: IndexError"),
+    ],
+)
+def test_slots_of_a_wrong_shape_are_an_error_that_names_the_plugin(
+    optimizer: Any, text: str
+) -> None:
+    with pytest.raises(BrokenPlugin, match=text):
+        trained(optimizer)
+
+
+def test_another_optimizer_does_not_take_the_slots(tmp_path: Path) -> None:
+    trainer = trained("adafactor")
+    trainer.save(tmp_path / "saved")
+    other = make(models.mlp(), optimizer="adam", backend="fused", epochs=2, batch_size=8)
+    with pytest.raises(CheckpointError, match="with other arguments: optimizer"):
+        other.restore(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="was written with another optimizer"):
+        other.restore(tmp_path / "saved", strict=False)
+    with pytest.raises(CheckpointError, match="was written with another optimizer"):
+        type(trainer).resume(tmp_path / "saved", optimizer="adam")
+
+
+def test_slots_of_another_shape_are_refused(tmp_path: Path) -> None:
+    trainer = trained("adafactor")
+    with pytest.raises(DataError, match=r"slot 'row/W1' has shape \[6, 1\], got \[6, 8\]"):
+        trainer.engine.load_slots({"row/W1": np.zeros((6, 8), np.float32)})
+    trainer.save(tmp_path / "saved")
+    found = checkpoint.read(tmp_path / "saved")
+    slots = dict(found.part("slot"))
+    assert slots["row/W1"].shape == (6, 1)
+    trainer.live.forget()
+    trainer.live.standing.slots = {**slots, "row/W1": np.zeros((8, 1), np.float32)}
+    trainer.save(tmp_path / "wrong")
+    with pytest.raises(CheckpointError, match=r"is broken: the optimizer slot 'row/W1' has shape"):
+        trainer.restore(tmp_path / "wrong")
