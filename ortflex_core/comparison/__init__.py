@@ -1,4 +1,4 @@
-"""One recipe on every backend, step by step, and where two of them differ.
+"""One recipe on every backend, step by step, and where results differ.
 
 May import: training and everything before it. The command ``ortflex compare`` prints it.
 """

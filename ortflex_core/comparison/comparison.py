@@ -1,9 +1,9 @@
-"""One recipe on every backend, step by step from the same weights, and where two of them part.
+"""One recipe on every backend, step by step from the same weights, and where results differ.
 
 The reference is the fused step in float64 where onnxruntime has the kernels, else the first backend
 that works. Every backend starts each step from the reference's weights and takes the same batch, so
-that a difference belongs to the step it shows in. Gradients are read off the backends by a second
-engine each: plain gradient descent with a rate so large that the old weight does not round them.
+that a difference belongs to the step in which it shows. Gradients come from a second engine of each
+backend: plain gradient descent with a rate so large that adding the old weight does not round them.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ _PROBE_RATE = 1024.0
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """What one backend did.
+    """The results of one backend.
 
     ``losses`` has loss + penalty of every step. The errors are the worst over all steps, relative
-    to the reference (see :mod:`ortflex_core.reference.divergence`): of the loss, for every parameter of its
-    gradient and of its step to the new weight, and of every slot, average and running statistic.
-    ``inference_errors`` are those of predictions, of losses in evaluation and of the exported model.
+    to the reference (see :mod:`ortflex_core.reference.divergence`): of the loss, for every
+    parameter of its gradient and of its step to the new weight, and of every slot, average and
+    running statistic. ``inference_errors`` are those of predictions, of losses in evaluation and of
+    the exported model.
     """
 
     backend: str
@@ -68,34 +69,34 @@ class Result:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Every backend's result, and the first difference of each that parts from the reference."""
+    """Every backend's result, and the first difference of each that disagrees with the reference."""
 
     reference: str
     reference_losses: tuple[float, ...]
     results: tuple[Result, ...]
     skipped: Mapping[str, tuple[str, ...]]
-    """Backends that cannot train this here, each with its reasons."""
+    """Backends that cannot train this problem here, each with its reasons."""
     differences: tuple[Difference, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def agree(self) -> bool:
-        """Whether every backend is within float32 rounding of the reference, and there was another one."""
+        """Whether every backend agrees with the reference within float32; False without a second one."""
         return self.compared and not self.differences
 
     @property
     def compared(self) -> bool:
-        """Whether anything was compared with something else than itself."""
+        """Whether there were at least two results to compare."""
         return any(result.backend != self.reference for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Everything as values of JSON."""
         return {**attrs.asdict(self), "agree": self.agree}
 
 
 @attrs.define
 class _Runner:
-    """One backend's two engines, and what was measured on them."""
+    """The two engines of one backend, and the measurements of both."""
 
     name: str
     problem: Problem
@@ -127,7 +128,7 @@ class _Runner:
     def tensors(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
         """Tensors of the graph from the weights that the step starts with."""
         _load(self.engine, start)
-        # Again, for their averages, where there are any, start from them and predict.
+        # A second time: averages of the weights, if there are any, start from them and predict.
         self.engine.load(start.weights)
         return self.engine.predict(batch, names)
 
@@ -146,7 +147,7 @@ class _Runner:
     def served(
         self, start: Step, batch: Batch, names: Sequence[str], export: export_check.Export
     ) -> export_check.Served:
-        """What the state of a step gives in inference mode."""
+        """The results of the state of a step in inference mode."""
         _load(self.engine, start)
         return export_check.serve(self.problem, self.engine, batch, names, export)
 
@@ -167,11 +168,12 @@ def compare(
     backends: Sequence[str] | None = None,
     held_out: float | None = None,
 ) -> Comparison:
-    """Train the same steps on every backend that can, and say where they part.
+    """Train the same steps on every backend that can, and find where they differ.
 
     Args:
-        trainer: the recipe; its backend does not matter, and its weights stay as they are.
-        X: rows of the model's inputs, or a data source; of one that is read in pieces, the first rows.
+        trainer: the recipe; its backend is ignored and its weights are not changed.
+        X: rows of the model's inputs, or a data source, of which the first rows are used if it is read
+            in pieces.
         y: labels.
         sample_weight: as for :meth:`Trainer.fit`.
         steps: how many.
@@ -181,8 +183,8 @@ def compare(
     Raises:
         ConfigError: ``steps`` is not a positive integer, or a backend is unknown.
         DataError: the data do not fit, or are an iterable of batches.
-        Unsupported: no backend can train this here.
-        TrainingDiverged: already the first step is not finite.
+        Unsupported: no backend can train this problem here.
+        TrainingDiverged: the first step is not finite.
 
     Example:
         >>> trainer = Trainer("model.onnx", loss="squared_error")  # doctest: +SKIP
@@ -209,7 +211,7 @@ def compare(
     )
     source = Feed.of_columns(columns, rows).source(trainer.live.preparing(problem), rows)
     descent = trainer.plugins.component("optimizers", default("optimizer"))
-    # What a user does with gradients is seen in the weights; here they are as they come.
+    # Transforms of gradients show in the weights; these engines apply none.
     plainly = Updating(accumulate=together)
     named = trainer.plugins["optimizers"].known_as(descent)
     probe = attrs.evolve(problem, optimizer=descent, optimizer_name=named, updating=plainly)
@@ -226,7 +228,7 @@ def _runners(
     trainer: Trainer, problem: Problem, probe: Problem, names: Sequence[str] | None
 ) -> tuple[list[_Runner], dict[str, tuple[str, ...]]]:
     plugins, device, runtime = trainer.plugins, trainer.device, trainer.runtime
-    # The user's own backends count, and own settings of those that have a name.
+    # Backends that are objects count, and settings of those that have a name.
     own = {b.name: b for b in trainer.setup.backends}
     known = list(dict.fromkeys([*plugins["backends"].names(), *own]))
     for name in names or ():
@@ -321,7 +323,7 @@ def _compare(
                     ],
                 )
         now = true.after
-    else:  # what is not finite predicts nothing that could be compared
+    else:  # predictions of weights that are not finite cannot be compared
         _compare_inference(trainer, problem, runners, reference, now, drawn[0][0][0])
     for runner in runners:
         _load(runner.engine, first)
@@ -379,8 +381,8 @@ def _batches(
 ) -> Iterator[tuple[list[Batch], float]]:
     """The batches and rates of the first steps of a training with this recipe.
 
-    Of steps of several batches those at an epoch's end that have fewer are left out, unless there are
-    no others.
+    Where a step has several batches, a shorter step at the end of an epoch is left out, unless all
+    are shorter.
     """
     schedule = trainer.live.bound(trainer.schedule)
     progress = beginning(source, together, trainer.epochs)
@@ -416,5 +418,5 @@ def _timed(engine: Engine, source: Source, rate: float, steps: int, together: in
             times += [(time.perf_counter() - started) / count] * count
             if len(times) >= wanted:
                 break
-    # The first run makes bindings.
+    # The first run makes the bindings.
     return 1e6 * statistics.median(times[engine.steps_per_run :] or times)

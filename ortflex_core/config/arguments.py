@@ -1,4 +1,4 @@
-"""The arguments of a training: one list, from which Trainer, recipes and the reference come.
+"""The arguments of a training: the one list for Trainer, recipes and the reference.
 
 Each field of :class:`Arguments` has its type, its default, what it means, what a file may hold and
 what is wrong with a value. A default may be the name of a plugin, as any value may be: it is data
@@ -20,10 +20,10 @@ from ortflex_core.errors import ConfigError, short_repr
 from ortflex_core.problem.groups import GROUP_KEYS, table_problems
 
 MOST_THREADS = 1024
-"""Inside an operator; sessions never have more threads than there are processors."""
+"""The most threads inside an operator; a session never has more than there are processors."""
 MOST_SEED = 2**63 - 1
 COMPONENT = "a name, or a table with the key name and parameters"
-"""What a file may hold where one component is expected."""
+"""The values in a file that stand for one component."""
 _COMPONENTS = "a list of names or tables"
 
 Check = Callable[[str, Any], Iterable[str]]
@@ -34,7 +34,7 @@ Check = Callable[[str, Any], Iterable[str]]
 
 
 def immutable(value: Any) -> Any:
-    """Lists as tuples at any depth, so that lists of arguments compare however they were made.
+    """Lists as tuples at any depth, so that arguments from files and from Python compare equal.
 
     >>> immutable({"milestones": [3, 6]})
     {'milestones': (3, 6)}
@@ -47,13 +47,13 @@ def immutable(value: Any) -> Any:
 
 
 def several(given: Any) -> tuple[Any, ...]:
-    """The parts of a list; a name, a table or an object alone is a list of one."""
+    """The elements of a list; a single name, table or object is a list of one."""
     alone = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
     return (immutable(given),) if alone else tuple(immutable(part) for part in given)
 
 
 def _texts(given: Any) -> Any:
-    """One name or several as a tuple; what is neither stays as it is, for the check to refuse."""
+    """One name or several as a tuple; any other value stays as it is, and the check refuses it."""
     return several(given) if isinstance(given, Iterable) else given
 
 
@@ -98,7 +98,7 @@ def _check_threads(name: str, value: Any) -> Iterator[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real, finite number, of Python or numpy, and no boolean."""
+    """Whether a value is a real, finite number of Python or numpy, and not a boolean."""
     real = isinstance(value, int | float | np.integer | np.floating)
     # isfinite fails for integers beyond
     return real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -152,31 +152,31 @@ def argument(
     """A field of :class:`Arguments` or of a class with more keys.
 
     Args:
-        help: what it means, in one line of text; names and code in double backticks.
-        default: without one it has to be given.
+        help: its meaning in one line; names and code in double backticks.
+        default: the default; without one a value is required.
         kind: what a file may hold, where the annotation does not say it.
-        of: the kind of plugins whose names it takes.
-        keep: the form in which a value is kept.
-        check: what is wrong with a value that is kept.
+        of: the kind of plugin whose names it takes.
+        keep: converts a value to the form in which it is kept.
+        check: the problems of a kept value.
     """
     metadata = {"help": help, "kind": kind, "of": of, "check": check}
     return attrs.field(default=default, converter=keep, metadata=metadata)
 
 
 def plain_help(field: attrs.Attribute[Any]) -> str:
-    """What an argument means, for files and terminals, where text has no markup."""
+    """The meaning of an argument without markup, for files and terminals."""
     return str(field.metadata["help"]).replace("``", "")
 
 
 @attrs.frozen(kw_only=True)
 class Arguments:
-    """What a training is told, the model and the plugins aside.
+    """The arguments of a training, except the model and the plugins.
 
     ``Trainer`` takes these as keywords, a :class:`~ortflex_core.config.Recipe` has them as keys,
     and the estimators' parameters of the same names mean the same. ``tests/core/test_arguments.py``
     compares them; ``python -m tests.core.trainer_signature`` writes the Trainer's signature.
 
-    Nothing is checked when the list is made: :meth:`problems` says all that is wrong at once.
+    Nothing is checked when the list is made: :meth:`problems` lists everything that is wrong.
     """
 
     loss: Any = argument(
@@ -215,10 +215,10 @@ class Arguments:
         check=table_problems,
     )
     clip_norm: float | None = argument(
-        "bound of the Euclidean norm of all gradients together", None, check=_check_positive
+        "the largest Euclidean norm of all gradients together", None, check=_check_positive
     )
     clip_value: float | None = argument(
-        "bound of every element of a gradient", None, check=_check_positive
+        "the largest absolute value of an element of a gradient", None, check=_check_positive
     )
     accumulate: int = argument(
         "how many batches make a step; their gradients are those of one large batch",
@@ -232,7 +232,7 @@ class Arguments:
         of="constraints",
     )
     averaging: Any = argument(
-        "a mean of the weights along the way, which predictions, evaluations and exports then use",
+        "a mean of the weights during the training, which predictions, evaluations and exports use",
         None,
         kind=COMPONENT,
         of="averages",
@@ -270,7 +270,7 @@ class Arguments:
         of="metrics",
     )
     callbacks: Any = argument(
-        "what else happens during the training: one or several, by name, or objects with hooks",
+        "callbacks of the training: one or several, by name, or objects with hooks",
         (),
         kind=_COMPONENTS,
         keep=several,
@@ -319,7 +319,7 @@ class Arguments:
     )
     free_batch: bool = argument(
         "train a model with a fixed batch dimension on batches of any size, where its graph treats "
-        "every row alike; the export keeps the file's size unless told otherwise",
+        "every row alike; the export keeps the file's size by default",
         False,
         check=_check_flag,
     )
@@ -331,12 +331,12 @@ class Arguments:
     )
 
     def problems(self) -> dict[str, list[str]]:
-        """What is wrong with the values that need no plugin and no model, by argument."""
+        """The problems that show without a plugin and a model, by argument."""
         return wrong({f.name: getattr(self, f.name) for f in attrs.fields(Arguments)})
 
 
 def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What is wrong with some of the values, one line each, by argument.
+    """The problems of some of the values, one line each, by argument.
 
     >>> wrong({"epochs": 0, "seed": 1})
     {'epochs': ['epochs: expected an integer >= 1, got 0']}
@@ -347,17 +347,17 @@ def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def kinds_of_plugins() -> dict[str, str]:
-    """The arguments that plugins are chosen with, each with the kind of them."""
+    """The arguments that choose plugins, each with the kind of plugin."""
     fields = attrs.fields(Arguments)
     return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
 
 
 ASSUMED_LOSS = "squared_error"
-"""The loss of a look at a model for which no loss was named; data, as a default is."""
+"""The loss with which a model is examined if none is named; data, as every default is."""
 
 
 def default(name: str) -> Any:
-    """What an argument is where it is not given.
+    """The default of an argument.
 
     >>> default("epochs")
     10

@@ -1,4 +1,4 @@
-"""The parts of a recipe: which key takes which kind of component, built and spelled out."""
+"""The parts of a recipe: the kind of component of every key, how it is built and how it is written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Parts:
         return found.lines
 
     def build(self, name: str, value: Any) -> Any:
-        """The object or objects that a key's value stands for; other values as they are.
+        """The objects that the value of a key describes; other values stay as they are.
 
         Raises:
             OrtflexError: unknown names and parameters, each with its path.
@@ -124,7 +124,7 @@ class Parts:
         kind = _KINDS.get(name, name)
         table = to_plain(self.plugins.described(kind, made))
         if self.plugins.component(kind, table, name) != made:
-            # None in place of another default, or an object that its fields do not tell apart.
+            # None in place of another default, or an object whose fields do not describe it.
             raise ConfigError(f"{name}: {made!r} cannot be written to a file")
         return table
 
@@ -180,7 +180,7 @@ class Parts:
         return made
 
     def _reader(self, name: str, path: str) -> str:
-        """The source that reads a path: called as its ending, or that of the files in a folder."""
+        """The source that reads a path: it has the name of its ending, or of the endings in a folder."""
         ending = Path(path).suffix.removeprefix(".").lower()
         if is_there(path) and Path(path).is_dir():
             inside = {file.suffix.removeprefix(".").lower() for file in Path(path).iterdir()}
@@ -244,7 +244,7 @@ class Parts:
         return tables[0]
 
     def _penalties(self, spec: Any) -> tuple[PenaltyTerm, ...]:
-        # Each pattern stands for itself: which parameters it fits is the model's business.
+        # Each pattern is kept as it is: the model decides which parameters it fits.
         names = ["*"]
         if isinstance(spec, Mapping) and "name" not in spec:
             table = spec.get("by_parameter", spec)
@@ -277,7 +277,7 @@ def _wrong_extras(table: Mapping[str, Any], path: str) -> list[str]:
 
 
 def to_plain(value: Any) -> Any:
-    """Nested components and sequences as what TOML has; what is None is left out."""
+    """Nested components and sequences as values of TOML, without those that are None."""
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):

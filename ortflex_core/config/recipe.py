@@ -31,7 +31,7 @@ _FIRST = ("model", "data", "loss", "validation", "output")
 
 
 def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """What a file begins with, then the arguments in the order of their list."""
+    """The first keys of a file; the arguments follow, in the order of their list."""
     known = {field.name: field for field in fields}
     return [known[name] for name in dict.fromkeys([*_FIRST, *known])]
 
@@ -51,7 +51,7 @@ class Recipe(Arguments):
     model: str = argument("the .onnx file; its weights are where training starts", kind="a path")
     data: Any = argument("what to train on", kind=_SOURCE)
     validation: Any = argument(
-        "what to evaluate after every epoch; a fraction of the rows is held out",
+        "what to evaluate after every epoch; a fraction holds out that part of the rows",
         None,
         kind="a fraction, or " + _SOURCE,
     )
@@ -193,7 +193,7 @@ _PATHS = ("model", "data", "validation", "output")
 
 
 def _map_path(value: Any, change: Callable[[str], str]) -> Any:
-    """Change a path, or the ``path`` of a table; addresses with a scheme are nobody's folder."""
+    """Change a path, or the ``path`` of a table; an address with a scheme stays as it is."""
     if isinstance(value, str):
         return value if "://" in value else change(value)
     if isinstance(value, Mapping) and isinstance(value.get("path"), str):
@@ -221,7 +221,7 @@ def _relative(name: str, value: Any, folder: Path) -> Any:
 
 
 def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
-    """Put the value of ``key=value`` into the table; a name on the way becomes a table."""
+    """Put the value of ``key=value`` into the table; a name above the last key becomes a table."""
     keys, value = parse_override(text)
     if keys[0] in _PATHS and isinstance(value, str):
         value = _map_path(value, os.path.abspath) if len(keys) == 1 or keys[-1] == "path" else value
@@ -243,7 +243,7 @@ def _override(table: dict[str, Any], text: str, parts: Parts) -> None:
 
 
 def key_choices(key: str) -> list[str]:
-    """The texts that a key takes; none where any will do.
+    """The strings that a key accepts; an empty list if it accepts any string.
 
     >>> key_choices("reduction"), key_choices("epochs")
     (['mean', 'sum'], [])

@@ -1,4 +1,4 @@
-"""TOML read with errors that say where, written from plain values, and ``key=value`` overrides."""
+"""TOML, read with the place of every error and written from plain values; ``key=value`` overrides."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """The keys and the value of ``key=value``; a value that is not TOML is taken as text.
+    """The keys and the value of ``key=value``; a value that is not TOML is a string.
 
     Raises:
         ConfigError: no ``=``, or keys that are not TOML's.
@@ -75,7 +75,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         nested: Any = tomllib.loads(f"{key.strip()} = 0")
     except ValueError:
         raise ConfigError(
-            f"{text!r} is no override; expected key=value, for example epochs=5 or "
+            f"{text!r} is not an override; expected key=value, for example epochs=5 or "
             "optimizer.beta1=0.8"
         ) from None
     keys = []
@@ -91,7 +91,7 @@ def _value(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     value = parsed["value"]
-    # A date is TOML, but no parameter is one: it is a file's or a class's name.
+    # No parameter is a date: what looks like one is the name of a file or a class.
     plain = isinstance(value, str | int | float | list | dict)
     return value if plain and len(parsed) == 1 else text
 
@@ -122,7 +122,7 @@ def to_toml(value: Any) -> str:
 
 
 def to_key(key: str) -> str:
-    """A key, quoted where it must be.
+    """A key, quoted if TOML requires it.
 
     >>> to_key("coef"), to_key("coef*")
     ('coef', '"coef*"')

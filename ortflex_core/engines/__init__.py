@@ -2,7 +2,7 @@
 
 May import: programs and the packages before it.
 
-Add here: what two backends would otherwise write twice.
+Add here: code that two backends would otherwise repeat.
 """
 
 from ortflex_core.engines.array_engine import HostEngine

@@ -1,7 +1,7 @@
-"""An engine for backends that can run a graph from arrays to arrays, and need to know nothing else.
+"""An engine for backends that need only one function: run a graph from arrays to arrays.
 
-Weights and slots are arrays on the host, a step is two graphs, and everything is fed anew at each
-one: not fast, but a backend on another runtime is a function of a few lines.
+Weights and slots are arrays on the host, a step is two graphs, and all arrays are fed to each of
+them. This is not fast, but a backend on another runtime is a function of a few lines.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Done:
 class HostEngine:
     """A compiled problem; ``execute`` runs its graphs.
 
-    What it cannot train, :meth:`reasons` says; a backend's ``supports`` returns that.
+    :meth:`reasons` says why a problem cannot be trained; ``supports`` of a backend returns it.
 
     >>> HostEngine.steps_per_run
     1
@@ -138,7 +138,7 @@ class HostEngine:
         return {key: np.asarray(made[spec.name]) for key, spec in program.gives.items()}
 
     def _kept(self, name: str) -> Array:
-        """A large tensor of the model that nobody trains."""
+        """A large tensor of the model that is not trained."""
         if name not in self._frozen:
             self._frozen[name] = self.problem.model.initializer(name)
         return self._frozen[name]
@@ -180,7 +180,7 @@ class HostEngine:
         return {n: a.copy() for n, a in self._weights.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """New weights for some, which their averages then start from."""
+        """Replace some weights; their averages start from the new values."""
         self._weights |= {n: np.array(a) for n, a in state.items()}
         keys = self.problem.average_keys
         self._slots |= {keys[n]: np.array(a) for n, a in state.items() if n in keys}
@@ -197,7 +197,7 @@ class HostEngine:
         return {n: a.copy() for n, a in self._slots.items()} | {"step": np.asarray(self._step)}
 
     def load_slots(self, slots: Mapping[str, Array]) -> None:
-        """The optimizer's state as it was."""
+        """Replace the optimizer's state."""
         self._slots |= {n: np.array(a) for n, a in slots.items() if n != "step"}
         self._step = int(slots["step"])
 
@@ -206,8 +206,8 @@ class HostEngine:
         return {"gradient": self._gradient, "update": self._update}
 
     def counters(self) -> dict[str, int]:
-        """Nothing is bound, so nothing is bound again."""
+        """Empty: nothing is bound."""
         return {"steps": self._step}
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing has to be released."""

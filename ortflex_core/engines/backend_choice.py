@@ -1,4 +1,4 @@
-"""Which backend trains a problem: what each says against it, and what is said of one that fails."""
+"""Which backend trains a problem: the reasons of each against it, and errors that name a plugin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENGINE = (*Engine.__annotations__, *(n for n in vars(Engine) if not n.startswit
 
 
 def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
-    """The one that is named, or all that can be loaded, the highest priority first."""
+    """The named backend, or all that can be loaded, those with the highest priority first."""
     if spec != "auto":
         return [plugins.component("backends", spec)]
     found: list[Backend] = []
@@ -32,7 +32,7 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
         else:
             found.append(backend)
     if not found:
-        # The name of one that was switched off says so.
+        # This error says that the named backend was switched off.
         for entry in plugins["backends"].off:
             plugins.component("backends", entry.name)
         raise Unsupported("there is no backend; `ortflex plugins` lists what is installed")
@@ -45,7 +45,7 @@ def against(
     """The reasons of a backend against a problem, or against the installed runtime.
 
     Raises:
-        BrokenPlugin: the backend fails to say, or says something else than reasons.
+        BrokenPlugin: the backend raises, or returns something other than reasons.
     """
     label = whose(plugins, "backends", backend)
     return reasons(
@@ -59,18 +59,18 @@ def reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
     """A list of sentences from a plugin.
 
     Raises:
-        BrokenPlugin: it raises anything of its own, or gives something else.
+        BrokenPlugin: it raises an error that is not ortflex's, or returns something else.
     """
     try:
         given = ask()
     except (OrtflexError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # of a plugin that the user may not have asked for
+    except BaseException as error:  # a plugin that the user may not have named
         raise BrokenPlugin(f"{failing}: {describe_error(error)}", culprit) from error
     if not isinstance(given, list | tuple) or not all(isinstance(r, str) for r in given):
         kind = type(given).__name__
         raise BrokenPlugin(
-            f"{failing}: it gives {kind}, expected a list of reasons (texts)", culprit
+            f"{failing}: it returns {kind}, expected a list of reasons (strings)", culprit
         )
     return list(given)
 
@@ -81,8 +81,8 @@ def engine(
     """The engine of a backend for a problem.
 
     Raises:
-        BrokenPlugin: the backend raises something of its own, or makes no engine.
-        OrtflexError: what the backend raises on purpose.
+        BrokenPlugin: the backend raises an error that is not ortflex's, or returns no engine.
+        OrtflexError: an error of ortflex that the backend raises.
     """
     failing = f"{whose(plugins, 'backends', backend)} fails in build"
     try:
@@ -94,7 +94,7 @@ def engine(
         raise BrokenPlugin(f"{failing}: {describe_error(error)}", backend) from error
     if missing:
         raise BrokenPlugin(
-            f"{failing}: it gives {type(made).__name__}, expected an Engine; it has no "
+            f"{failing}: it returns {type(made).__name__}, expected an Engine; it has no "
             f"{', '.join(missing)}",
             backend,
         )
@@ -110,10 +110,10 @@ def chosen(
 ) -> tuple[Backend, Engine]:
     """The first backend that supports a problem, and its engine.
 
-    One that fails is passed over with a warning where there are others, as one that refuses is.
+    A backend that fails is skipped with a warning if there are others.
 
     Raises:
-        Unsupported: there is none; each one's reasons are given.
+        Unsupported: no backend does; the message has the reasons of each.
         BrokenPlugin: the only one fails.
     """
     told_of: list[str] = []
@@ -125,10 +125,10 @@ def chosen(
                 return backend, engine(plugins, backend, problem, device, runtime)
         except OrtflexError as error:
             broken = isinstance(error, BrokenPlugin) and error.culprit is backend
-            # What ours raise on purpose is about the problem, and true of every backend.
+            # An error that our own backend raises is about the problem, and holds for every backend.
             if len(backends) == 1 or (not broken and own is not None and own.owner == OURS):
                 raise
-            warn_once(f"a backend is passed over: {error}")
+            warn_once(f"a backend is skipped: {error}")
             found = [str(error)]
         name = backend.name or (own.name if own is not None else type(backend).__name__)
         told_of.extend(f"  {name}: {reason}" for reason in found)

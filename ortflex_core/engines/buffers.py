@@ -35,7 +35,7 @@ class DataBuffers:
                 self._views.append((spec.name, view))
 
     def fill(self, batch: Batch) -> None:
-        """Copy a batch's rows to where the graphs read them."""
+        """Copy the rows of a batch into the buffers that the graphs read."""
         for name, view in self._views:
             batch.copy(name, view)
         for name, staged, value in self._staged:
@@ -47,8 +47,8 @@ class Twins:
     """Named tensors in two versions: a graph reads one and writes the other, then they swap.
 
     Binding an output over its own input would be smaller and is wrong: onnxruntime runs updates
-    before other readers of the old value. ``ports`` says of each name what it is in
-    programs; None where programs know it by the name.
+    before other readers of the old value. ``ports`` maps each name to its port in programs; None if
+    programs use the name itself.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Twins:
             {name: device.empty(array.shape, array.dtype) for name, array in initial.items()},
         )
         self.current = 0
-        # The host's views of both versions, where it has any: making one costs more than a copy.
+        # Views of both versions in host memory, if there are any: making one costs more than a copy.
         self._views: dict[int, dict[str, Array | None]] = {}
         self._kept: dict[str, Array] = {}
 
     @property
     def values(self) -> dict[str, Value]:
-        """The version that holds now."""
+        """The current version."""
         return self.versions[self.current]
 
     def at_ports(self, version: int) -> dict[Key, Value]:
@@ -77,14 +77,14 @@ class Twins:
         return {self._ports[name]: value for name, value in self.versions[version].items()}
 
     def read(self) -> dict[str, Array]:
-        """Copies of the version that holds now."""
+        """Copies of the current version."""
         return {
             name: self._device.read(self.values[name]) if view is None else view.copy()
             for name, view in self._seen().items()
         }
 
     def not_finite(self) -> str | None:
-        """The name of a tensor that holds now and is not finite."""
+        """The name of a tensor of the current version that is not finite."""
         seen = {
             name: self._device.read(self.values[name]) if view is None else view
             for name, view in self._seen().items()
@@ -92,7 +92,7 @@ class Twins:
         return first_not_finite(seen)
 
     def keep(self) -> None:
-        """Remember the version that holds now; new memory is slower to take than to write."""
+        """Copy the current version; allocating memory is slower than writing to it."""
         for name, view in self._seen().items():
             if view is None:
                 self._kept[name] = self._device.read(self.values[name])
@@ -102,12 +102,12 @@ class Twins:
                 self._kept[name] = view.copy()
 
     def back(self) -> None:
-        """Make what was kept the version that holds now."""
+        """Make the kept copy the current version."""
         for name, array in self._kept.items():
             self._device.write(self.values[name], array)
 
     def _seen(self) -> dict[str, Array | None]:
-        """The host's views of the version that holds now; None where it has none."""
+        """Views of the current version in host memory; None without them."""
         if self.current not in self._views:
             views = {name: self._device.view(value) for name, value in self.values.items()}
             self._views[self.current] = views
@@ -125,7 +125,7 @@ class Twins:
 
 
 def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], what: str) -> None:
-    """Names and shapes of a state against what there is."""
+    """Compare the names and shapes of a state with the expected ones."""
     for name, array in state.items():
         if name not in shapes:
             raise DataError(f"unknown {what} {name!r}; {suggest(name, shapes)}")
@@ -175,7 +175,7 @@ class Scalar:
 
 
 class Scales:
-    """The scale of every loss term, set when a batch's denominators are others than the last's."""
+    """The scale of every loss term, set when the denominators differ from those of the last batch."""
 
     __slots__ = ("_denominators", "_hosts", "_problem")
 
@@ -185,7 +185,7 @@ class Scales:
         self._denominators: Sequence[float] | None = None
 
     def set(self, denominators: Sequence[float]) -> None:
-        """Bind factor / denominator of a step; 0 for one without weight."""
+        """Set factor / denominator of a step; 0 for a batch without weight."""
         # Whole batches of unweighted data share one list, so most steps end here.
         if denominators is self._denominators:
             return
@@ -194,13 +194,13 @@ class Scales:
 
 
 def averaged(problem: Problem, slots: Twins) -> dict[str, Value]:
-    """The averages of the weights, by parameter; nothing where none are kept."""
+    """The averages of the weights, by parameter; empty if none are kept."""
     if problem.updating.average is None:
         return {}
     return {n: slots.values[key] for n, key in problem.average_keys.items()}
 
 
 def start_average(problem: Problem, slots: Twins, state: Mapping[str, Array]) -> None:
-    """Weights that somebody set are their own average."""
+    """Weights that are set start as their own average."""
     if problem.updating.average is not None:
         slots.write({problem.average_keys[n]: array for n, array in state.items()}, "average")

@@ -1,4 +1,4 @@
-"""Inference beside training: predictions and losses from an engine's own weights, nothing updated."""
+"""Inference during a training: predictions and losses with an engine's weights, without an update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortflex_core.types import Array
 
 
 class Evaluator:
-    """Runs the model in inference mode over weights that somebody else owns.
+    """Runs the model in inference mode on weights that belong to an engine.
 
     The graphs have the parameters as inputs, so that no weight is copied; large frozen
     initializers are put on the device once.
@@ -31,14 +31,14 @@ class Evaluator:
         self.programs: dict[tuple[str, tuple[str, ...]], Program] = {}
 
     def frozen(self, name: str) -> Value:
-        """A large initializer that nobody trains, or a buffer as the file has it, on the device."""
+        """A large frozen initializer, or a buffer with its values from the file, on the device."""
         if name not in self._frozen:
             self._frozen[name] = self._device.put(buffer_value(self._problem, name))
         return self._frozen[name]
 
     def frozen_port(self, key: Key) -> Value:
-        """What :meth:`frozen` has for a port of a program."""
-        assert isinstance(key, Port), f"{key!r} is no port"
+        """The value of :meth:`frozen` for a port of a program."""
+        assert isinstance(key, Port), f"{key!r} is not a port"
         return self.frozen(str(key.of))
 
     def predict(

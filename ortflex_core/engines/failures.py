@@ -1,4 +1,4 @@
-"""Why a compiled step fails on data that fit by name and type: sizes that only a run can tell."""
+"""Why a compiled step fails on data of the right names and types: sizes that only a run shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ortflex_core.types import shape_text
 
 
 def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
-    """The failure of a step in terms of the model and the data; ``error`` itself if that says nothing."""
+    """The failure of a step in terms of the model and the data; ``error`` itself if neither explains it."""
     if isinstance(error, MissingKernel):
         return error
     try:
@@ -28,7 +28,7 @@ def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch)
 
 
 def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
-    """Run the model on a batch and see whether what the losses see has a row for every label.
+    """Run the model on a batch and check that the tensors of the losses have a row for every label.
 
     Raises:
         DataError: names the tensor, its shape and the batch's; a broadcast would hide it.
@@ -40,7 +40,7 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
         got, declared = found[name].shape, shape_text(problem.model.value(name).shape)
         if got[:1] != (batch.size,):
             raise DataError(
-                f"{name!r}, which the {term.loss.name} loss sees, has shape {shape_text(got)} for a "
+                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} for a "
                 f"batch of {batch.size} rows (the model says {declared}): its first dimension does "
                 "not follow the batch. Put the loss on a tensor with one row a sample: "
                 "loss={'name': …, 'predicted': …}"
@@ -48,18 +48,18 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
         label = batch.shape(term.label.name)
         if term.label.shape == term.predicted.shape and label != got:
             raise DataError(
-                f"{name!r}, which the {term.loss.name} loss sees, has shape {shape_text(got)} for "
+                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} for "
                 f"this batch (the model says {declared}), its labels {term.label_key!r} have "
                 f"{shape_text(label)}; expected the same"
             )
 
 
 def batch_dim_uncertain(problem: Problem) -> bool:
-    """Whether some predicted tensor has a first dimension that is none of the inputs'."""
+    """Whether the first dimension of a predicted tensor is not that of any input."""
     batches = {i.shape[0] for i in problem.model.inputs if i.shape} | {"batch"}
     for name in problem.predicted:
         shape = problem.model.value(name).shape
-        # Inference calls what it does not know unk__0, unk__1, …: it may well be the batch.
+        # Inference calls unknown dimensions unk__0, unk__1, …: they may be the batch.
         first = shape[0] if shape else None
         if first is not None and first not in batches and not str(first).startswith("unk__"):
             return True

@@ -1,4 +1,4 @@
-"""The last good state of a training: kept at each epoch's start, put back where a loss is not finite."""
+"""The last good state of a training: kept at the start of each epoch, restored if a loss is not finite."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ortflex_core.types import Array
 
 @runtime_checkable
 class Keeping(Protocol):
-    """An engine that keeps a state by itself, in memory that it takes once."""
+    """An engine that keeps a state itself, in memory that it allocates once."""
 
     def keep(self) -> str | None:
-        """Keep the state; if a parameter is not finite, return its name and keep what was kept."""
+        """Keep the state; if a parameter is not finite, return its name and keep the earlier state."""
 
     def back(self) -> None:
-        """Go back to the state that was kept."""
+        """Restore the kept state."""
 
 
 class Good:
@@ -30,8 +30,8 @@ class Good:
         self._copies: tuple[dict[str, Array], ...] = ()
 
     def keep(self, engine: Engine) -> str | None:
-        """Keep an engine's state; the name of a parameter that is not finite, if there is one."""
-        # Asked once an engine: a look at a protocol takes as long as ten small copies.
+        """Keep an engine's state; returns the name of a parameter that is not finite, if there is one."""
+        # Checked once an engine: isinstance of a protocol takes as long as ten small copies.
         known = engine is self._engine
         keeper = self._keeper if known else engine if isinstance(engine, Keeping) else None
         if keeper is not None:
@@ -46,7 +46,7 @@ class Good:
         return bad
 
     def back(self) -> bool:
-        """Put the state back; whether there was one."""
+        """Restore the state; returns whether there was one."""
         engine = self._engine
         if engine is None:
             return False

@@ -1,4 +1,4 @@
-"""Predictions, losses and metrics beside a training: all rows, some at a time."""
+"""Predictions, losses and metrics of all rows, computed batch by batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_core.protocols import Device, Metric, MetricState, calls
 from ortflex_core.runtime.session import run_once
 from ortflex_core.types import Array, Shape
 
-# Rows at a time: enough to be quick, few enough for any memory.
+# Rows of a batch: enough to be quick, few enough for any memory.
 _CHUNK = 1024
 
 Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]]
@@ -27,13 +27,13 @@ def chunk_size(problem: Problem, rows: int) -> int:
     """Rows that are evaluated at a time; a fixed batch dimension decides.
 
     Raises:
-        DataError: the rows are no multiple of a fixed batch dimension.
+        DataError: the rows are not a multiple of a fixed batch dimension.
     """
     fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
     if fixed and rows % fixed[0]:
         raise DataError(
-            f"the model has a fixed batch dimension of {fixed[0]}, {rows} rows are no multiple of it; "
-            "give such a number of rows, or make the Trainer with free_batch=True"
+            f"the model has a fixed batch dimension of {fixed[0]}, and {rows} rows are not a multiple "
+            "of it; give such a number of rows, or make the Trainer with free_batch=True"
         )
     return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
 
@@ -56,7 +56,7 @@ def slices(
 
 @attrs.frozen
 class Scores:
-    """Loss and metrics of labelled data, ``batches()``; called with whatever evaluates a batch."""
+    """Loss and metrics of labelled data, ``batches()``; called with a function that evaluates a batch."""
 
     problem: Problem
     metrics: Sequence[Metric]
@@ -97,10 +97,10 @@ def _started(metric: Metric) -> MetricState:
 
 
 def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
-    """What the user's output says, in the form that labels have; metrics see it, not raw scores.
+    """The user's output in the form of the labels; metrics read it, not raw scores.
 
-    Labels have the form of the scores that the loss sees, from which a Sigmoid may have gone on to
-    another shape, or to the two columns [1 - p, p].
+    Labels have the form of the scores that the loss reads; the output after a Sigmoid may have
+    another shape, or the two columns [1 - p, p].
     """
     if term.traced_back != "Sigmoid" or output.shape == labels.shape:
         return output
@@ -147,5 +147,5 @@ def slope(problem: Problem, device: Device, score: float, label: float) -> float
 
 
 def _single(shape: Shape | None) -> list[int]:
-    """A shape with one of whatever there may be several of."""
+    """A shape with 1 for every unknown size."""
     return [d if isinstance(d, int) else 1 for d in shape or ()]

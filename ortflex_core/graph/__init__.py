@@ -1,10 +1,10 @@
 """Symbolic tensors, and how formulas over them become ONNX graphs.
 
-Owns: the operators (``op.Abs(x)``), the :class:`Trace` that records them, host scalars, the simplification
-of what was recorded, and the :class:`Program`, a serialized graph whose values are found by their
-:class:`Port`.
+Owns: the operators (``op.Abs(x)``), the :class:`Trace` that records them, host scalars, the
+simplification of what was recorded, and the :class:`Program`, a serialized graph whose values are
+found by their :class:`Port`.
 
-May import: the flat modules of the core. Nothing here knows a model, a loss or a runtime.
+May import: the flat modules of the core. Nothing here depends on a model, a loss or a runtime.
 
 Add here: a simplification (:mod:`~ortflex_core.graph.simplify`),
 a control-flow operator (:mod:`~ortflex_core.graph.control_flow`).

@@ -1,7 +1,7 @@
 """Small constants computed while the graph is built: the arithmetic of shapes that exporters write.
 
-A Concat of known sizes, given to Reshape or Resize, hides every shape after it; folded, all of them
-are known.
+Unless it is folded, a Concat of known sizes that Reshape or Resize reads leaves every later shape
+unknown.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from onnx import numpy_helper
 from ortflex_core.types import Array
 
 LARGEST = 64
-"""Elements of the largest constants that are folded: shapes, axes and scales, never weights."""
+"""The most elements of a constant that is folded: shapes, axes and scales, never weights."""
 
 _Inputs = Sequence[Array | None]
 _Attributes = Mapping[str, Any]
 
 
 def fold(op_type: str, inputs: _Inputs, attributes: _Attributes) -> Array | None:
-    """The operator's value on small constants, or None where it is not one of the few known here.
+    """The value of an operator on small constants; None if it is not one of the few evaluated here.
 
     >>> fold("Concat", [np.array([1, 2]), np.array([3])], {"axis": 0})
     array([1, 2, 3])
@@ -33,7 +33,7 @@ def fold(op_type: str, inputs: _Inputs, attributes: _Attributes) -> Array | None
         return None
     try:
         return rule(inputs, attributes)
-    except (LookupError, TypeError, ValueError):  # it is malformed: inference says what is wrong
+    except (LookupError, TypeError, ValueError):  # malformed: inference reports the reason
         return None
 
 
@@ -80,14 +80,14 @@ def _slice(inputs: _Inputs, attributes: _Attributes) -> Array | None:
     along = range(len(starts)) if axes is None else axes
     by = [1] * len(starts) if steps is None else steps
     for axis, start, end, step in zip(along, starts, ends, by, strict=True):
-        # numpy reads −1 as the last place; the standard cuts what lies before the first off.
+        # numpy reads −1 as the last index; the standard clips an index before the first.
         stop = None if step < 0 and end < -x.shape[axis] else int(end)
         cuts[int(axis)] = slice(int(start), stop, int(step))
     return x[tuple(cuts)]
 
 
 def _whole(function: Callable[[Array, Array], Array]) -> Callable[..., Array | None]:
-    """Arithmetic of sizes: whole numbers that are not negative."""
+    """Arithmetic of sizes: integers >= 0."""
 
     def rule(inputs: _Inputs, attributes: _Attributes) -> Array | None:
         a, b = inputs
@@ -139,7 +139,7 @@ def _where(inputs: _Inputs, attributes: _Attributes) -> Array | None:
 
 
 def _compared(function: Callable[[Array, Array], Array]) -> Callable[..., Array | None]:
-    """Comparisons of whole numbers, and what is made of truth values."""
+    """Comparisons of integers, and logic on booleans."""
 
     def rule(inputs: _Inputs, attributes: _Attributes) -> Array | None:
         given = [i for i in inputs if i is not None and i.dtype.kind in "ib"]

@@ -2,7 +2,7 @@
 
 A subgraph is traced in a :class:`Sub`, a trace of its own in which the outer values that it reads
 are inputs under the names they have there. What is known while the graph is built needs no
-subgraph: an If of a constant condition is its branch, a short Loop its iterations in a row.
+subgraph: an If with a constant condition is replaced by its branch, a short Loop by its iterations.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from ortflex_core.types import Array, Shape
 CONTROL = frozenset({"If", "Loop", "Scan"})
 Types = list[tuple[int, Shape | None]]
 MOST_ADDED = 30_000
-"""Nodes that a graph may gain by functions written out, and as many by loops."""
-# A loop is written out in a row while that makes so many nodes at most, and no more copies of its
-# body than this, those of loops around it that are written out multiplied; all loops together, while
-# they add no more nodes than MOST_ADDED.
+"""The most nodes that inlined functions may add to a graph; unrolled loops may add as many."""
+# A loop is unrolled if that makes at most _MOST_NODES nodes and at most _MOST_COPIES copies of its
+# body (multiplied by those of unrolled loops around it), and if all loops together add at most
+# MOST_ADDED nodes.
 _MOST_NODES = 128
 _MOST_COPIES = 256
 _MOST_NODES_OF_SEQUENCES = 4096
-"""Where sequences come in, there is no other way."""
+"""The limit for loops over sequences, which can only be unrolled."""
 
 
 class Sub:
-    """A subgraph in the making; ``outer`` are values around it, by the names they have inside."""
+    """A subgraph under construction; ``outer`` are outer values, by the names they have inside."""
 
     def __init__(self, trace: Trace, outer: Mapping[str, Tensor]) -> None:
         self.trace = Trace(trace.opsets)
         self.trace.copies, self.trace.added = trace.copies, trace.added
         self.op = self.trace.op
-        # No two subgraphs of a graph, one inside the other, may call different values the same.
+        # Nested subgraphs may not use one name for different values.
         self.prefix = f"in{len(trace.nodes)}/"
         self.outer: dict[str, Tensor] = {}
         self.values: dict[str, Tensor] = {}
@@ -50,7 +50,7 @@ class Sub:
             self.capture(tensor, name)
 
     def capture(self, tensor: Tensor, name: str = "") -> Tensor:
-        """An outer value inside; constants are constants there, too."""
+        """The tensor inside that stands for an outer value; a constant stays a constant."""
         name = name or f"{self.prefix}outer{len(self.outer)}"
         if tensor.constant is not None:
             inner = self.trace.constant(tensor.constant, tensor.dtype)
@@ -61,7 +61,7 @@ class Sub:
         return inner
 
     def later(self, name: str, dtype: int, shape: Shape | None) -> Tensor:
-        """A value of the outside that will be there when the subgraph is complete."""
+        """An outer value that is not made yet; it is given to :meth:`graph`."""
         return self.trace.input(name, dtype, shape)
 
     def formal(self, dtype: int, shape: Shape | None) -> Tensor:
@@ -80,8 +80,8 @@ class Sub:
         outer = {**self.outer, **(later or {})}
         used = {spec.name: outer[spec.name] for spec in program.inputs if spec.name in outer}
         del graph.input[:]
-        # No sizes: those of a loop's values may differ from one iteration to the next. But
-        # onnxruntime wants to be told that the iteration's number is a scalar.
+        # Without sizes, which may change from one iteration to the next; but onnxruntime
+        # needs to know that the iteration number is a scalar.
         graph.input.extend(
             onnx.helper.make_tensor_value_info(t.hint, t.dtype, () if t.shape == () else None)
             for t in self.formals
@@ -149,7 +149,7 @@ def replay(
     formals: Sequence[Tensor | None],
     outer: Mapping[str, Tensor],
 ) -> list[Tensor]:
-    """Trace the nodes of a subgraph, whichever graph they then belong to; its outputs."""
+    """Trace the nodes of a subgraph into any trace; returns its outputs."""
     values: dict[str, Any] = dict(outer)
     values.update(
         (t.name, trace.constant(onnx.numpy_helper.to_array(t))) for t in graph.initializer
@@ -170,7 +170,7 @@ def trace_node(
     captures: Mapping[str, Tensor],
     types: Types | None = None,
 ) -> tuple[Tensor, ...]:
-    """A node of a file in a trace; control flow that is known by now is inlined.
+    """A node of a file in a trace; control flow with known conditions and counts is inlined.
 
     Without ``types`` they are inferred.
     """
@@ -193,7 +193,7 @@ def trace_node(
         if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
             types = []  # it is refused below
         elif types is None or any(shape is None for _, shape in types):
-            # onnx's own inference gives up the rank of whatever a loop carries.
+            # onnx's own inference drops the rank of every value that a loop carries.
             types = _TYPES[node.op_type](trace, attributes, arguments, captures)
     if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
         raise GraphError(
@@ -261,7 +261,7 @@ def _inline_if(
 
 
 def _few(count: Any, trace: Trace, body: GraphProto, values: Iterable[Any] = ()) -> TypeGuard[int]:
-    """Whether so many iterations, which read these values, are few enough to be written out."""
+    """Whether ``count`` iterations of a body that reads these values are few enough to be unrolled."""
     many = any(isinstance(v, sequences.SEQUENCES) for v in values)
     most = _MOST_NODES_OF_SEQUENCES if many else _MOST_NODES
     if not isinstance(count, int) or not 0 < count * len(body.node) <= most:
@@ -274,7 +274,7 @@ def _few(count: Any, trace: Trace, body: GraphProto, values: Iterable[Any] = ())
 
 @contextmanager
 def _copied(trace: Trace, count: int) -> Iterator[None]:
-    """While the body of a loop is traced that is written out so many times."""
+    """The context in which the body of a loop with ``count`` unrolled iterations is traced."""
     trace.copies *= count
     try:
         yield
@@ -288,7 +288,7 @@ def _inline_loop(
     arguments: Sequence[Tensor | None],
     captures: Mapping[str, Tensor],
 ) -> list[Tensor] | None:
-    """Iterations in a row, where their number is small and known and the condition stays true."""
+    """An unrolled loop, if the number of iterations is known and small and the condition stays true."""
     body, count = attributes["body"].g, _known(arguments[0])
     start = True if len(arguments) < 2 or arguments[1] is None else _known(arguments[1])
     none = start is False or (isinstance(count, int) and count <= 0)
@@ -349,7 +349,7 @@ def _stacked(trace: Trace, parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
-    """What two shapes have in common."""
+    """The sizes that two shapes share; others are unknown."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))

@@ -1,9 +1,9 @@
 """Random masks in standard integer operators: a function of (seed, node, step), without a state.
 
-A counter-based generator has nothing to save: step 1000 draws the same mask in a run that got there
-in one go, after a resume, or several steps a graph. The generator is Widynski's "squares" with five
-rounds. onnxruntime multiplies and adds int64 (which wraps) and shifts uint64, so values change type
-between the two.
+A counter-based generator has no state to save: step 1000 draws the same mask in an uninterrupted
+run, after a resume, and with several steps in one graph. The generator is Widynski's "squares" with
+five rounds. onnxruntime multiplies and adds int64 (which wraps) and shifts uint64, so values change
+type between the two.
 
 Source: Widynski, "Squares: a fast counter-based RNG" (2020), arXiv:2004.06278.
 """
@@ -45,7 +45,7 @@ def dropout(
 
 
 def _threshold(op: Ops, ratio: float | Tensor) -> Tensor:
-    """The int64 below which a share of 1 − ratio of all int64 lies."""
+    """The int64 below which a fraction 1 − ratio of all int64 lies."""
     if isinstance(ratio, Tensor):
         exact = (0.5 - op.Cast(ratio, to=TensorProto.DOUBLE)) * 2.0**64
         # The largest float64 below 2⁶³.
@@ -54,11 +54,11 @@ def _threshold(op: Ops, ratio: float | Tensor) -> Tensor:
 
 
 def _uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
-    """One of all int64 for every element of ``x``.
+    """A uniformly distributed int64 for every element of ``x``.
 
     Each column and each row (all axes but the last) has a random word, each element the product of
-    two. For a given row the products are as independent as the words of the columns, and the other
-    way round; only this one multiplication and the comparison work on the whole tensor.
+    two. For a given row the products are as independent as the words of the columns, and vice
+    versa; only this one multiplication and the comparison work on the whole tensor.
     """
     start, key = step * op.constant(2**32), _key(label)
     if x.rank is None or x.rank < 2:
@@ -91,7 +91,7 @@ def _count(op: Ops, size: Tensor) -> Tensor:
 
 
 def _key(label: str) -> int:
-    """An odd 64-bit key without a pattern, as the generator asks for."""
+    """An odd 64-bit key without a pattern, as the generator requires."""
     digest = hashlib.sha256(label.encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True) | 1
 
@@ -110,7 +110,7 @@ def _squares(op: Ops, counter: Tensor, key: int) -> Tensor:
 
 
 def _swapped(op: Ops, x: Tensor) -> Tensor:
-    """The two halves of a word exchanged."""
+    """A word with its two halves exchanged."""
     word = op.Cast(x, to=_UINT64)
     halves = [op.BitShift(word, op.constant(_HALF), direction=d) for d in ("LEFT", "RIGHT")]
     return op.Cast(halves[0], to=_INT64) + op.Cast(halves[1], to=_INT64)

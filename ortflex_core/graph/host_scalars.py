@@ -44,13 +44,13 @@ class Host:
     """
 
     __slots__ = ("_hash", "_key", "args", "op")
-    # A numpy scalar on the left must leave the operation to us.
+    # Makes a numpy scalar on the left use the operators of this class.
     __array_ufunc__ = None
 
     def __init__(self, op: str, args: tuple[Any, ...]) -> None:
         self.op = op
         self.args = args
-        # Numbers as text: 0.0 and -0.0 are equal, but not the same.
+        # Numbers by their repr: 0.0 and -0.0 are equal, but not the same.
         self._key = (op, tuple(repr(a) if isinstance(a, float) else a for a in args))
         self._hash = hash(self._key)
 
@@ -138,7 +138,7 @@ class HostProgram:
     """
 
     def __init__(self, expressions: Sequence[Host]) -> None:
-        # A function of Python, a line an operator: a graph of many steps has hundreds of them.
+        # A Python function with one line per operator: a graph of many steps has hundreds.
         self._lines: list[str] = []
         self._origins: list[Host] = []
         self._known: dict[Host, str] = {}
@@ -148,7 +148,7 @@ class HostProgram:
         source = "def program(values):\n" + "".join(f" {line}\n" for line in body)
         names: dict[str, Any] = dict(_NAMES)
         exec(compile(source, _FILE, "exec"), names)
-        # Taken out, for its globals would refer to it, and only the cyclic collector would free both.
+        # Removed from its globals, so that no cycle keeps both alive until the collector runs.
         self._program: Callable[[Mapping[str, float]], list[float]] = names.pop("program")
 
     def _place(self, value: Host | float) -> str:

@@ -1,4 +1,4 @@
-"""The element types and shapes of what operators give."""
+"""The element types and shapes of the outputs of operators."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def output_types(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shap
 
 
 def schema_of(trace: Trace, node: Node) -> schemas.Schema | None:
-    """The schema that a node follows in its graph, or None for an operator nobody declared."""
+    """The schema that a node follows in its graph, or None for an undeclared operator."""
     return schemas.schema(node.op_type, trace.opsets.get(node.domain, 0), node.domain)
 
 
 def _arithmetic(trace: Trace, node: Node) -> list[tuple[int, Shape | None]] | None:
-    """The type of arithmetic on floats whose sizes are known: needed often, inferred slowly."""
+    """The type of float arithmetic with known sizes, which is frequent and which onnx infers slowly."""
     if _ARITY.get(node.op_type) != len(node.inputs) or node.domain or node.attributes:
         return None
     first, *others = node.inputs
@@ -73,7 +73,7 @@ def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape |
     for label, tensor in zip(names, node.inputs, strict=True):
         if tensor is None:
             continue
-        # What comes from an operator that nobody declared is taken for float32.
+        # The output of an undeclared operator is taken to be float32.
         dtype = tensor.dtype or TensorProto.FLOAT
         types[label] = onnx.helper.make_tensor_type_proto(dtype, tensor.shape)
         if tensor.constant is not None and _decides_shapes(tensor.constant):

@@ -1,6 +1,6 @@
 """Symbolic tensors: formulas are Python functions of them, and tracing one makes ONNX nodes.
 
-This is the only place that makes nodes. A :class:`Trace` is one graph in the making; ``trace.op``
+This is the only place that makes nodes. A :class:`Trace` is one graph under construction; ``trace.op``
 has every operator of the standard (``op.Abs(x)``), tensors have Python's arithmetic. Values have
 no names until :mod:`ortflex_core.programs.stages` builds a graph of them.
 """
@@ -30,9 +30,9 @@ else:
     Operators = object
 
 Number: TypeAlias = "Tensor | Host | float | Array | np.generic"
-"""What arithmetic takes beside a tensor."""
+"""The other operand of arithmetic with a tensor."""
 Operand: TypeAlias = "Number | str | Sequence[Operand]"
-"""What operators take as an input: a tensor, or what becomes one."""
+"""An input of an operator: a tensor, or a value that becomes one."""
 
 FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -187,8 +187,8 @@ class Node:
 class Ops(Operators):
     """The operators of ONNX as functions of tensors, for formulas: ``op.Abs(x)``.
 
-    Numbers take the type of the tensors beside them; arrays keep theirs. What a newer opset calls
-    an input and an older one an attribute (``axes``) is given by keyword under either:
+    Numbers take the type of the tensor operands; arrays keep theirs. An argument that is an input
+    in newer opsets and an attribute in older ones (``axes``) is given by keyword in both:
     ``op.ReduceMax(x, axes=[1], keepdims=0)``. ``outputs=n`` asks for n outputs, ``domain=`` for an
     operator outside the standard. Host scalars alone give a host scalar.
     """
@@ -240,7 +240,7 @@ class Ops(Operators):
 
 
 class Mark(NamedTuple):
-    """How much a trace held at some time, see :meth:`Trace.rewind`."""
+    """A point in the construction of a trace, see :meth:`Trace.rewind`."""
 
     nodes: int
     hosts: int
@@ -248,7 +248,7 @@ class Mark(NamedTuple):
 
 
 class Trace(InParts):
-    """One graph in the making.
+    """One graph under construction.
 
     >>> trace = Trace({"": 17})
     >>> x = trace.input("x", np.float32, ("N", 3))
@@ -267,7 +267,7 @@ class Trace(InParts):
         self.added = [
             0
         ]  # nodes of all loops written out so far, shared with traces inside this one
-        # Nodes whose gradient came by way of their function bodies.
+        # Nodes that were differentiated through their function bodies.
         self.by_body: list[Node] = []
         self._constants: dict[Any, Tensor] = {}
         self._seen: dict[Any, tuple[Tensor, ...]] = {}
@@ -275,7 +275,7 @@ class Trace(InParts):
     def input(self, key: Key, dtype: Any, shape: Shape | None) -> Tensor:
         """Declare an input of the graph; ``dtype`` is a numpy dtype or an ONNX element type.
 
-        ``key`` is the port of the input, or a name that it has to have.
+        ``key`` is the port of the input, or its required name.
         """
         if key in self.inputs:
             raise GraphError(f"the graph has two inputs of the name {key!r}")
@@ -337,10 +337,10 @@ class Trace(InParts):
         captures: Mapping[str, Tensor] | None = None,
         types: Sequence[tuple[int, Shape | None]] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Make a node, or find the equal one that is there already, or do without it.
+        """Make a node, or return the tensors of an equal node or of a simplification.
 
-        ``types`` are the outputs' element types and shapes where somebody knows them already;
-        otherwise they are inferred.
+        ``types`` are the outputs' element types and shapes where they are known; otherwise they are
+        inferred.
         """
         key = None
         if not captures and op_type not in RANDOM:
@@ -366,7 +366,7 @@ class Trace(InParts):
         return node.outputs
 
     def more_outputs(self, node: Node, count: int) -> tuple[Tensor, ...]:
-        """Ask a node that is there already for its further, optional outputs."""
+        """Add optional outputs to an existing node."""
         if len(node.outputs) < count:
             types = inference.output_types(self, node, count)
             new = [
@@ -378,18 +378,18 @@ class Trace(InParts):
         return node.outputs
 
     def mark(self) -> Mark:
-        """Where the trace is now."""
+        """The present point, for :meth:`rewind`."""
         return Mark(len(self.nodes), len(self.hosts), len(self._seen))
 
     def rewind(self, mark: Mark) -> None:
-        """Forget the nodes and host scalars since then; no tensor of theirs may be used again."""
+        """Remove all nodes and host scalars made since a point; their tensors may not be used again."""
         del self.nodes[mark.nodes :]
         for table, size in ((self.hosts, mark.hosts), (self._seen, mark.seen)):
             while len(table) > size:
                 table.popitem()
 
     def _promote(self, schema: schemas.Schema, inputs: Sequence[Any]) -> list[Tensor | None]:
-        """Turn numbers, arrays and host scalars into tensors of the type their place asks for."""
+        """Turn numbers, arrays and host scalars into tensors of the types that the schema requires."""
         formals = schema.inputs
         places = [
             formals[min(i, len(formals) - 1)] if formals else None for i in range(len(inputs))

@@ -1,11 +1,11 @@
 """Ports: what a value of a program is for, as data.
 
-A program takes and gives values. Each is found by its :class:`Port`: the role it has and what it
-belongs to. The names in the ONNX graph are made from ports for people who look at the graph; they are
-unique, nothing reads them back, and so a tensor of a model may have any name.
+A program has inputs and outputs. Each is found by its :class:`Port`: its role, and what it belongs
+to. The names in the ONNX graph are made from ports for people who read the graph; they are unique
+and never parsed, so a tensor of a model may have any name.
 
-A port of the inputs that is also among the outputs is the same thing after the run: the new weight,
-the new slot, the new sum of gradients.
+An output with the port of an input is its new value: the new weight, the new slot, the new sum of
+gradients.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 class InParts:
-    """A graph in the making, whose nodes are each of one part of a training step."""
+    """A graph under construction, each of whose nodes belongs to one part of a training step."""
 
     current_part: Part | None = None
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Nodes that are made inside are of this part."""
+        """Nodes that are made in this context belong to this part."""
         before, self.current_part = self.current_part, name
         try:
             yield
@@ -50,13 +50,13 @@ _WORDS = {"counter": "step", "objective": "total"}
 
 @attrs.frozen
 class Port:
-    """The address of a value that a program takes or gives.
+    """The address of an input or output of a program.
 
     Attributes:
         role: what the value is for.
         of: what it belongs to: a tensor of the model, a column of the data, a loss term; None for
             what a program has once.
-        slot: which of several: the name of an optimizer's slot, say.
+        slot: which of several, for example the name of an optimizer's slot.
         step: the step, in a program of several steps.
         batch: the batch of the step, where a step has several.
 
@@ -95,4 +95,4 @@ def ports_of(role: Role, names: Iterable[str]) -> dict[str, Port]:
 
 
 Key = Port | str
-"""How a value of a program is found: by its port, or by a name that was promised for it."""
+"""How a value of a program is found: by its port, or by the name that it is required to have."""

@@ -23,7 +23,7 @@ from ortflex_core.graph.ops import Node, Tensor, Trace
 from ortflex_core.graph.ports import Key, Port
 from ortflex_core.types import Array, TensorSpec
 
-# Above so many nodes their order shows in the time that onnxruntime takes to open a session.
+# Above this number of nodes their order affects the time that onnxruntime takes to open a session.
 _MANY = 5000
 _IR_OF_OPSET = ((25, 13), (23, 11), (21, 10), (19, 9), (0, 8))
 
@@ -46,7 +46,7 @@ class Program:
     """A compiled graph: what a session is made of.
 
     ``inputs`` are the tensors to bind, ``hosts`` the scalars that the host computes, ``outputs``
-    in the order they were asked for; ``input_keys`` and ``output_keys`` say in the same order what
+    in the order of the request; ``input_keys`` and ``output_keys`` say in the same order what
     each is. ``nodes`` counts the operators.
     """
 
@@ -61,12 +61,12 @@ class Program:
 
     @cached_property
     def takes(self) -> Mapping[Key, TensorSpec]:
-        """The inputs by their ports, or by the names that were promised."""
+        """The inputs by their ports or required names."""
         return dict(zip(self.input_keys, self.inputs, strict=True))
 
     @cached_property
     def gives(self) -> Mapping[Key, TensorSpec]:
-        """The outputs by their ports, or by the names that were promised."""
+        """The outputs by their ports or required names."""
         return dict(zip(self.output_keys, self.outputs, strict=True))
 
     @property
@@ -75,7 +75,7 @@ class Program:
         return hashlib.sha256(self.model).hexdigest()
 
     def scalars(self, values: Mapping[str, float]) -> dict[str, Array]:
-        """The scalar inputs from the values of the host symbols; extra symbols are left alone."""
+        """The scalar inputs from the values of the host symbols; extra symbols are ignored."""
         numbers = HostProgram([h.expression for h in self.hosts])(values)
         return {
             h.spec.name: np.asarray(number, dtype=h.spec.numpy)
@@ -83,14 +83,14 @@ class Program:
         }
 
     def proto(self) -> ModelProto:
-        """The graph as a ModelProto of one's own."""
+        """The graph as a new ModelProto, which may be changed."""
         return onnx.load_model_from_string(self.model)
 
 
 def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
-    """Name what ``outputs`` depend on and write it down; everything else is left out.
+    """Name and serialize what ``outputs`` depend on; everything else is left out.
 
-    An output (or input) that is given by a name keeps it; a port gets a name that nothing else has.
+    An output (or input) that is given by a name keeps it; a port gets a unique name.
 
     Raises:
         GraphError: an output has the name of an input.
@@ -168,7 +168,7 @@ def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
 
 
 def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -> dict[Key, str]:
-    """A name for every key: promised ones, then tensors by their own names, then what is left.
+    """A name for every key: required names first, then tensors by their own names, then the rest.
 
     Outputs that are among the inputs ``known`` are new values of them.
     """
@@ -184,10 +184,10 @@ def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -
 def _declared(
     node: Node, names: Mapping[int, str], outputs: Mapping[str, Tensor]
 ) -> list[ValueInfoProto]:
-    """The types and shapes that nobody else can infer from the graph.
+    """The types and shapes that cannot be inferred from the written graph.
 
-    What operators outside the standard give, and what control flow does: onnxruntime does not find
-    out, but Scan asks for it.
+    Those of operators outside the standard and of control flow: onnxruntime does not infer them,
+    but Scan requires them.
     """
     return [
         onnx.helper.make_tensor_value_info(
@@ -213,11 +213,11 @@ def ancestors(
 
 
 def _soonest(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes in an order in which few wait: each as soon as it can run, the last made first.
+    """The nodes in an order that keeps few of them ready: each as soon as it can run, the newest first.
 
-    onnxruntime sorts a graph several times by keeping what could run next in a list that it walks
-    through at each node. After the forward pass half of a backward pass could run, so that opening
-    a session would take a time that is quadratic in the nodes.
+    onnxruntime sorts a graph several times, with a list of ready nodes that it searches at each
+    node. After the forward pass half of a backward pass would be ready, and the time to open a
+    session would be quadratic in the nodes.
     """
     places = {id(o): k for k, node in enumerate(nodes) for o in node.outputs}
     readers: list[list[int]] = [[] for _ in nodes]
@@ -288,7 +288,7 @@ def _node(
         proto.input.append(name)
     outer = {name: _name_of(t, names, taken, counts, graph) for name, t in node.captures.items()}
     proto.output.extend(_name_of(o, names, taken, counts, graph) for o in node.outputs)
-    # A model's node may be there several times, once a step: its name, then numbered.
+    # A node of the model may occur several times, once a step: its name is then numbered.
     base = node.name or node.op_type
     label = node.name
     while not label or f"node {label}" in counts:

@@ -1,4 +1,4 @@
-"""What the standard says about operators: their schemas, and Python values put in their places."""
+"""What the standard says about operators: their schemas, and Python values as inputs and attributes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Schema = onnx.defs.OpSchema
 
 @functools.cache
 def schema(op_type: str, opset: int, domain: str) -> Schema | None:
-    """The schema of an operator at an opset, or None for an operator nobody declared."""
+    """The schema of an operator at an opset, or None for an undeclared operator."""
     try:
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -57,10 +57,10 @@ ELEMENT_TYPES = _element_types()
 
 
 def type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
-    """The element type a Python number (or a list of them) takes in its place.
+    """The element type that a Python number (or a list of numbers) takes as an input.
 
-    An empty list says nothing by itself: it takes the type of its place, or, where the place leaves
-    that open, the trace's own (see :meth:`ortflex_core.graph.Trace.constant`).
+    An empty list has no type by itself: it takes the type of the input, or, where the schema allows
+    several, the default of the trace (see :meth:`ortflex_core.graph.Trace.constant`).
     """
     sample = np.asarray(value)
     if sample.size == 0:
@@ -70,7 +70,7 @@ def type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
     kind = numpy_dtype(wanted).kind if wanted != TensorProto.BFLOAT16 else "f"
     if sample.dtype.kind == "f" and kind in "iub":
         raise GraphError(
-            f"{op_type}: the float {value!r} stands beside a tensor of {dtype_name(wanted)}; "
+            f"{op_type}: the float {value!r} is combined with a tensor of {dtype_name(wanted)}; "
             "cast the tensor with op.Cast(x, to=…) first"
         )
     return wanted
@@ -79,7 +79,7 @@ def type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
 def arrange(
     schema: Schema, inputs: list[Any], attributes: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, AttributeProto]]:
-    """Sort keyword arguments into attributes and inputs, whichever this opset has them as."""
+    """Sort keyword arguments into attributes and inputs, as this opset defines them."""
     protos: dict[str, AttributeProto] = {}
     names = [formal.name for formal in schema.inputs]
     for key, value in attributes.items():

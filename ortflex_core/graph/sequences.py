@@ -26,9 +26,9 @@ class TensorSequence(tuple[Tensor, ...]):
 
 @attrs.frozen(eq=False)
 class Parts:
-    """A tensor in ``chunk`` rows each along an axis, as many as there are; the last may be shorter.
+    """The parts of a tensor, ``chunk`` rows each along an axis; the last may be shorter.
 
-    Without ``keepdims`` each has one row, and no such axis.
+    Without ``keepdims`` each is one row, without that axis.
     """
 
     whole: Tensor
@@ -41,7 +41,7 @@ class Parts:
         return (self._rows() + (self.chunk - 1)) / self.chunk
 
     def at(self, place: Tensor) -> Tensor:
-        """One part; as in SequenceAt, the run fails where there is none."""
+        """One part; as with SequenceAt, the run fails for an index out of range."""
         op = self.whole.trace.op
         place = op.Reshape(op.Cast(place, to=TensorProto.INT64), [] if not self.keepdims else [1])
         if self.chunk == 1:
@@ -56,7 +56,7 @@ class Parts:
         """All parts side by side along ``axis``, or along a new one.
 
         Raises:
-            GraphError: they do not make up the whole that they are parts of.
+            GraphError: the result is not the tensor that was split.
         """
         rank = self.whole.rank
         if rank is None or new_axis == self.keepdims:
@@ -89,7 +89,7 @@ Resolver = Callable[[Trace, Mapping[str, AttributeProto], Sequence[Value]], Sequ
 def resolve(
     trace: Trace, op_type: str, attributes: Mapping[str, AttributeProto], arguments: Sequence[Value]
 ) -> Sequence[Value]:
-    """What an operator on sequences or optional values gives.
+    """The outputs of an operator on sequences or optional values.
 
     Raises:
         GraphError: a position or a length is not known while the graph is built.

@@ -1,8 +1,8 @@
-"""What gradient rules know of a whole step that makes it cheaper, for graphs that hold the step.
+"""Notes by which gradient rules share intermediate results, in graphs that hold a whole step.
 
-A rule sees one node. What its gradient needs may give the node's own output at no further cost, or
-in a form that the next rule could use as it is; both are written down here, and whoever finds
-nothing written does without.
+A rule sees one node. The tensors that its gradient needs may also give the node's output at no
+further cost, or have a form that the next rule can use directly. Both are noted here; a rule that
+finds no note computes everything itself.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Shortcuts:
-    """Notes beside a trace, by tensor.
+    """Notes on a trace, by tensor.
 
     Attributes:
-        instead: what a value may be taken from in the finished graph: the same values to rounding,
-            made without it.
-        parts: what a cotangent was put together from.
+        instead: a tensor that may replace this one in the finished graph: equal up to rounding, and
+            computed without it.
+        parts: the tensors that a cotangent was assembled from.
     """
 
     instead: dict[Tensor, Tensor] = attrs.field(factory=dict)

@@ -1,7 +1,7 @@
-"""Nodes that need not be made: an existing or cheaper tensor that equals what is asked for.
+"""Nodes that need not be made: an existing or cheaper tensor equals their output.
 
 Tried while a graph is traced, before a node is made: neutral elements, casts, products of scalars,
-arithmetic of constants. What needs to see more of the graph than one node is in
+arithmetic of constants. Simplifications that look at more than one node are in
 :mod:`ortflex_core.programs.rebuild`.
 """
 
@@ -28,7 +28,7 @@ _Rule = Callable[["Trace", str, "Sequence[Tensor | None]", _Attributes], "Tensor
 def simplify(
     trace: Trace, op_type: str, inputs: Sequence[Tensor | None], attributes: _Attributes
 ) -> Tensor | None:
-    """What makes a node of a standard operator superfluous, or None."""
+    """The tensor that makes a node of a standard operator superfluous, or None."""
     if not inputs or inputs[0] is None:
         return None
     rule = _RULES.get(op_type)
@@ -65,7 +65,7 @@ def _cast(
 def _cast_like(
     trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
 ) -> Tensor | None:
-    # onnxruntime expands it late: it has no kernel of it and warns when it meets it among constants.
+    # onnxruntime has no kernel for it, expands it late, and warns when it folds constants.
     x, like = inputs
     return None if attributes or not like.dtype else trace.op.Cast(x, to=like.dtype)
 
@@ -73,8 +73,8 @@ def _cast_like(
 def _transpose(
     trace: Trace, op_type: str, inputs: Sequence[Tensor | None], attributes: _Attributes
 ) -> Tensor | None:
-    # onnxruntime before 1.20 takes one that follows a Gemm for a real transposition.
-    # A perm that is no permutation of the axes stays: the runtime refuses it with a reason.
+    # onnxruntime before 1.20 treats one that follows a Gemm as a real transposition.
+    # A perm that is not a permutation of the axes stays: the runtime refuses it with a reason.
     x, order = inputs[0], list(attributes["perm"].ints) if "perm" in attributes else [1, 0]
     known = x is not None and x.rank == len(order)
     return x if known and order == list(range(len(order))) else None
@@ -109,7 +109,7 @@ def _neg(
 
 
 def factor(tensor: Tensor) -> Host | float | None:
-    """The value of a scalar that the host knows, or None."""
+    """The value of a scalar that is known on the host, or None."""
     if tensor.host is not None:
         return tensor.host
     if tensor.constant is not None and tensor.constant.ndim == 0 and tensor.is_float:
@@ -171,9 +171,9 @@ _ALONE: Mapping[str, Callable[[Any, Any], Any]] = {
 def _reduction(
     trace: Trace, op_type: str, inputs: Sequence[Any], attributes: _Attributes
 ) -> Tensor | None:
-    """A reduction over no axis at all takes every element for itself.
+    """A reduction over no axes: every element is reduced by itself.
 
-    onnxruntime 1.19 hands the elements out as they are, 1.16 reduces over all axes.
+    onnxruntime 1.19 returns the elements unchanged, 1.16 reduces over all axes.
     """
     axes = inputs[1] if len(inputs) > 1 else None
     given = axes is not None and (axes.constant is None or axes.constant.size > 0)

@@ -1,7 +1,7 @@
-"""Values of attributes that the standard forbids, and that inference and rewrites would let pass.
+"""Attribute values that the standard forbids and that shape inference does not refuse.
 
-Some of them no runtime runs, some end the process in the middle of inference (a group of 0), and of
-axes that are given twice a gradient would be another one. They are refused when a file is read.
+No runtime accepts some of them, others end the process during inference (a group of 0), and
+duplicate axes would change a gradient. They are refused when a file is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POSITIVE = frozenset(
         "size",
     )
 )
-"""Attributes of standard operators, whichever has them, whose numbers count from 1."""
+"""Attributes of any standard operator whose numbers must be at least 1."""
 
 AXES: Mapping[str, tuple[str, str, int]] = {
     **dict.fromkeys(
@@ -54,20 +54,20 @@ AXES: Mapping[str, tuple[str, str, int]] = {
     "Slice": ("input", "axes", 3),
     "Unsqueeze": ("output", "axes", 1),
 }
-"""Operators with axes: of their first input or output, the attribute's name, the input's place."""
+"""Operators with axes: whether these are of the first input or output, the attribute, the input."""
 
 
 def check(node: NodeProto, label: str) -> None:
-    """The attributes of a node that can be judged without its inputs.
+    """Check the attributes of a node that need no knowledge of its inputs.
 
     Raises:
-        ModelError: the attribute, the node and what there may be.
+        ModelError: names the attribute, the node and the allowed values.
     """
     if node.domain not in ("", "ai.onnx"):
         return
     for attribute in node.attribute:
         if attribute.ref_attr_name:
-            continue  # judged where the function is called
+            continue  # checked where the function is called
         if attribute.name in POSITIVE and min(_numbers(attribute), default=1) < 1:
             raise _wrong(node, label, attribute.name, "at least 1", _numbers(attribute))
         if node.op_type == "Transpose" and attribute.name == "perm":
@@ -78,7 +78,7 @@ def check(node: NodeProto, label: str) -> None:
 
 
 def check_all(graph: GraphProto, label: str) -> None:
-    """Every node of a graph and its subgraphs: functions were inlined, whose attributes are known now.
+    """Check every node of a graph and its subgraphs, after functions were inlined.
 
     Raises:
         ModelError: see :func:`check`.
@@ -90,7 +90,7 @@ def check_all(graph: GraphProto, label: str) -> None:
 
 
 def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) -> None:
-    """The axes of all nodes, in subgraphs too, as far as they and the ranks are known.
+    """Check the axes of all nodes, in subgraphs too, where axes and ranks are known.
 
     Args:
         graph: the graph, functions inlined.
@@ -98,7 +98,7 @@ def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) 
         label: what messages call it.
 
     Raises:
-        ModelError: an axis that there is not, or one that is given twice.
+        ModelError: an axis does not exist, or is given twice.
     """
     _check_axes(graph, values, label, {})
 

@@ -1,9 +1,9 @@
-"""Models written to files: whole or not at all, those with data in a second file included.
+"""Models written to files, completely or not at all, including those with data in a second file.
 
-A model and its data are two files, and no system replaces two at once. So data that a model
-refers to are never replaced: new data get a name that is not in use, then the model is replaced,
-then the old data are removed. Whenever the process is killed, the model and the file that it refers
-to belong together. Exports to the same path wait for one another.
+A model and its data are two files, which no system replaces in one step. So data that a model
+refers to are never replaced: new data get an unused name, then the model is replaced, then the old
+data are removed. Whenever the process is killed, the model refers to the data that belong to it.
+Exports to the same path wait for one another.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def write(
 ) -> ModelProto:
     """Write a model; tensors that were external data stay external, in a separate file next to it.
 
-    That is ``<name>.data`` where neither the model nor that file is there yet, and otherwise
-    ``<name>.<hash>.data``, the hash being of its content. The data file of the model that is
-    replaced is removed if it has such a name and no other model in the folder, and none in the
-    folder above, mentions it.
+    That file is ``<name>.data`` if neither the model nor that file exists yet, and otherwise
+    ``<name>.<hash>.data``, with a hash of its content. The data file of the model that is replaced
+    is removed if it has such a name and no other model in the folder, and none in the folder above,
+    mentions it.
 
     Args:
-        model: some of its tensors may be outside.
-        path: where to.
-        files: where the tensors outside are.
-        state: values of tensors that are outside ``model``. Of a model that is too large for one
+        model: some of its tensors may be in other files.
+        path: the file to write.
+        files: the files with those tensors.
+        state: values of tensors that are not inside ``model``. If a model is too large for one
             file, all large tensors become external.
 
     Returns:
-        ``model``, or, where some of its tensors are outside, what was written.
+        ``model``, or the model as it was written if some of its tensors are external.
 
     Raises:
         OutputError: the folder cannot be written to; old files are untouched.
@@ -86,7 +86,7 @@ def write(
 
 
 def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Array]) -> ModelProto:
-    """The model with all of its tensors inside; it may be too large to be serialised in one piece."""
+    """The model with all of its tensors inside; it may be too large to be serialized in one piece."""
     for tensor in model.graph.initializer:
         if is_outside(tensor):
             array = state.get(tensor.name)
@@ -121,7 +121,7 @@ def _write_pair(
     if os.path.lexists(data) or old:
         data = path.with_name(f"{path.name}.{digest.hexdigest()}.data")
     for tensor, start, length in places:
-        tensor.raw_data = b""  # what has no values cannot be made to refer to them
+        tensor.raw_data = b""  # a tensor without values cannot refer to any
         external_data_helper.set_external_data(tensor, data.name, start, length)
         tensor.ClearField("raw_data")
     write_flushed(folder / "model", model.SerializeToString())
@@ -131,20 +131,20 @@ def _write_pair(
     flush_folder(path.parent)
     for unused in {*old, *_left_over(path, {*old, data})} - {data}:
         if not _mentioned(unused, path):
-            with contextlib.suppress(OSError):  # Windows removes no file that is mapped
+            with contextlib.suppress(OSError):  # Windows does not remove a mapped file
                 unused.unlink()
 
 
 def _append(
     out: IO[bytes], digest: Any, tensor: TensorProto, files: DataFiles, state: Mapping[str, Array]
 ) -> None:
-    """Write the bytes of a tensor, and take its values out of it."""
+    """Write the bytes of a tensor, and remove its values from the model."""
     content: Any = tensor.raw_data
     if is_outside(tensor):
         array = state.get(tensor.name)
         values = array_of(tensor, files) if array is None else array
         values = np.asarray(values, dtype=numpy_dtype(tensor.data_type), order="C")
-        # Not tofile, which leaves holes out and asks for a real file.
+        # Not tofile, which requires a real file and may leave holes in it.
         content = values.reshape(-1).view(np.uint8).data
     elif not tensor.HasField("raw_data"):
         content = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data
@@ -159,7 +159,7 @@ def _append(
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """No other process exports to this path in the meantime.
+    """The context in which no other process exports to this path.
 
     Raises:
         OSError: another process does so for too long, or the folder cannot be written to.
@@ -191,7 +191,7 @@ def _ours(path: Path) -> re.Pattern[str]:
 
 
 def _left_over(path: Path, known: set[Path]) -> set[Path]:
-    """Data files of exports that were killed before the model referred to them: by their content."""
+    """Data files of exports that were killed before the model referred to them, recognized by content."""
     out = set()
     for found in set(path.parent.iterdir()) - known:
         name = _ours(path).fullmatch(found.name)
@@ -207,7 +207,7 @@ def _left_over(path: Path, known: set[Path]) -> set[Path]:
 
 
 def _mentioned(data: Path, path: Path) -> bool:
-    """Whether a file that may be a model has the name of a data file in it."""
+    """Whether a file that may be a model contains the name of a data file."""
     neighbours = [p for p in path.parent.iterdir() if not p.name.endswith(_NO_MODELS)]
     above = [p for p in path.parent.parent.glob("*.onnx") if path.parent != p.parent]
     return any(_has(p, data.name.encode()) for p in (*neighbours, *above))
@@ -218,7 +218,9 @@ def _has(path: Path, text: bytes) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            if not 0 < os.fstat(file.fileno()).st_size < 2**31:  # no protocol buffer is larger
+            if (
+                not 0 < os.fstat(file.fileno()).st_size < 2**31
+            ):  # a protocol buffer cannot be larger
                 return False
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return content.find(text) >= 0

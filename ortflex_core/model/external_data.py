@@ -1,8 +1,8 @@
-"""Tensors in another file: it must be in the model's folder; they are read or mapped.
+"""Tensors in another file, which must be in the model's folder; they are read or mapped.
 
-The file that a tensor names has to be an ordinary one inside the model's folder, wherever links may
-lead; its bytes are counted before any are read. It is opened once, when the model is read, so that
-nothing that later takes its name (an export over the model, its removal) changes what is read from it.
+The file that a tensor names has to be a regular file inside the model's folder after links are
+followed; its size is checked before it is read. It is opened once, when the model is read, so that
+replacing or removing it later does not change the values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ortflex_core.types import Array, numpy_dtype
 
 
 class DataFiles:
-    """The files that tensors of one model are in, open as long as the model is there.
+    """The files with tensors of one model, open as long as the model exists.
 
-    ``external`` are the names of the initializers that the model has outside, those included that
-    were small enough to be read at once.
+    ``external`` are the names of all initializers in other files, including those that were small
+    enough to be read at once.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class DataFiles:
         self._places: dict[str, tuple[_File, int]] = {}
 
     def load(self, model: ModelProto, folder: Path, huge: int, small: int) -> None:
-        """Read the external tensors of a model into it, or open the files of those that stay outside.
+        """Read the external tensors of a model into it, or open the files of those that stay external.
 
         Args:
             model: it has been vetted.
             folder: where the model is.
-            huge: if there are more bytes than that, the larger initializers stay outside.
-            small: elements up to which a tensor is not a large one.
+            huge: above this number of bytes the larger initializers stay external.
+            small: the most elements of a tensor that is read in any case.
 
         Raises:
             ModelError: data that are missing, too short, or outside of the folder.
@@ -53,7 +53,7 @@ class DataFiles:
         attributes = sum(map(vetting.bytes_of, inner))
         if attributes > huge:
             raise ModelError(
-                f"attributes refer to {attributes} bytes outside; make them initializers"
+                f"attributes refer to {attributes} bytes in other files; make them initializers"
             )
         stays = [everything > huge and math.prod(t.dims) > small for t in own]
         for tensor, left in zip((*own, *inner), (*stays, *(False for _ in inner)), strict=True):
@@ -71,7 +71,7 @@ class DataFiles:
             del tensor.external_data[:]
 
     def array(self, tensor: TensorProto) -> Array:
-        """The values of a tensor that stayed outside, mapped into memory.
+        """The values of a tensor that stayed external, mapped into memory.
 
         Raises:
             ModelError: its file was changed in place, or the model was read without it.
@@ -86,7 +86,7 @@ class DataFiles:
         return file.array(numpy_dtype(tensor.data_type), tuple(tensor.dims), offset)
 
     def verify(self) -> None:
-        """Refuse to read files that are not what they were when the model was read.
+        """Refuse to read files that changed since the model was read.
 
         Raises:
             ModelError: one was changed in place.
@@ -96,7 +96,7 @@ class DataFiles:
 
 
 class _File:
-    """One file, open and mapped: another one of its name is another file."""
+    """One file, open and mapped; a later file of the same name is a different one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,7 +112,7 @@ class _File:
             os.close(handle)
 
     def need(self, size: int) -> None:
-        """Refuse a file that became shorter between being counted and being opened.
+        """Refuse a file that became shorter before it was opened.
 
         Raises:
             ModelError: it has fewer bytes.
@@ -124,7 +124,7 @@ class _File:
         """Refuse a file that was changed in place.
 
         Raises:
-            ModelError: its size or its time is another one.
+            ModelError: its size or modification time differs.
         """
         assert self._handle is not None
         now = os.fstat(self._handle)
@@ -137,7 +137,7 @@ class _File:
             )
 
     def array(self, dtype: Any, shape: tuple[int, ...], offset: int) -> Array:
-        """Some of its bytes as an array that cannot be written to."""
+        """Some of its bytes as a read-only array."""
         count = math.prod(shape)
         if not count:
             return np.empty(shape, dtype)
@@ -150,7 +150,7 @@ def is_outside(tensor: TensorProto) -> bool:
 
 
 def _place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """The file, the first byte and the number of bytes of a tensor's values, which are there."""
+    """The file, the first byte and the number of bytes of a tensor's values, which are checked."""
     wanted = vetting.bytes_of(tensor)
     try:
         info: Any = external_data_helper.ExternalDataInfo(tensor)
@@ -169,8 +169,8 @@ def _place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
         found = path.stat()
     except (OSError, ValueError) as error:
         raise ModelError(f"{info.location!r}, where {tensor.name!r} is: {error}") from error
-    if not stat.S_ISREG(found.st_mode):  # to open a pipe is to wait for it
-        raise ModelError(f"{info.location!r}, where {tensor.name!r} is, is not an ordinary file")
+    if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+        raise ModelError(f"{info.location!r}, where {tensor.name!r} is, is not a regular file")
     if offset < 0 or offset + wanted > found.st_size or (length is not None and length < wanted):
         raise ModelError(
             f"{info.location!r} has {found.st_size} bytes, {tensor.name!r} needs {wanted} from "

@@ -1,8 +1,8 @@
-"""A fixed batch dimension made dynamic, inside, where the graph treats every row alike.
+"""A fixed batch dimension made dynamic internally, if the graph treats every row alike.
 
 Exporters that trace a model with one batch write its size into the inputs and into the targets of
-Reshape. Both are replaced, and what comes out has to compute the same: on a batch of the old size,
-and on twice as many rows, each half what the original makes of it.
+Reshape. Both are replaced, and the result is tested: it has to agree with the original on a batch
+of the old size, and on each half of a batch of twice that size.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def batch_sizes(model: ModelProto, label: str, large: Mapping[str, Array]) -> di
 
 
 def _rows(model: ModelProto) -> dict[str, int]:
-    """First dimensions as far as they can be inferred from the fixed batch."""
+    """First dimensions that can be inferred from the fixed batch."""
     try:
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
@@ -111,7 +111,7 @@ def _reshape(model: ModelProto, inputs: Sequence[str], batch: int, rows: Mapping
         if fresh is not None:
             name = f"{node.output[0]}/free_batch.{k}"
             graph.initializer.append(onnx.numpy_helper.from_array(fresh, name))
-            if model.ir_version < 4:  # where every initializer is an input, too
+            if model.ir_version < 4:  # older files list every initializer as an input, too
                 shape = [len(fresh)]
                 graph.input.append(
                     helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)

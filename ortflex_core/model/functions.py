@@ -1,7 +1,7 @@
-"""Functions of a model in place of their calls, those of another opset than the model's included.
+"""Calls of a model's functions inlined, including functions of another opset than the model's.
 
-onnx's inliner leaves the calls of a function of another opset as they are, without an error. Where every
-operator of a function means the same in both opsets, the function is taken as one of the model's.
+onnx's inliner leaves the calls of a function of another opset as they are, without an error. Where
+every operator of a function means the same in both opsets, the function gets the model's opset.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
     """The model without calls of its functions; the same object if it has none.
 
     Raises:
-        ModelError: the model is invalid, or a function is of another opset, in which its operators mean
-            something else.
+        ModelError: the model is invalid, or a function has another opset, in which its operators
+            have another meaning.
     """
     try:
         if not proto.functions:
@@ -37,14 +37,14 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
     if out.functions:
         names = ", ".join(repr(f.name) for f in out.functions[:3])
         raise ModelError(
-            f"{label}: calls of its functions {names} cannot be replaced by what they compute; export "
+            f"{label}: calls of its functions {names} cannot be inlined; export "
             "the model again with one opset for its graph and its functions"
         )
     return out
 
 
 def _of_one_opset(proto: ModelProto) -> ModelProto:
-    """A copy whose functions have the model's opset, where their operators mean the same in it."""
+    """A copy whose functions have the model's opset, if their operators mean the same in it."""
     opset = next((o.version for o in proto.opset_import if o.domain in _STANDARD), 0)
     same = ModelProto()
     same.CopyFrom(proto)

@@ -10,7 +10,7 @@ from ortflex_core.graph.control_flow import captured_names, subgraphs_of
 
 
 def in_training(model: ModelProto) -> list[str]:
-    """The nodes that normalize by the batch, or drop, whenever the file is run."""
+    """The nodes that normalize by the batch, or drop elements, whenever the file is run."""
     found = []
     for graph, true in _graphs(model):
         found += [f"{n.op_type} {n.name or n.output[0]!r}" for n in graph.node if _trains(n, true)]
@@ -20,8 +20,8 @@ def in_training(model: ModelProto) -> list[str]:
 def inferring(model: ModelProto) -> None:
     """Switch those nodes to inference, in place.
 
-    BatchNormalization uses its running statistics, which it then gives out unchanged; Dropout
-    passes everything. Inputs of the mode that no node reads any more are left out.
+    BatchNormalization uses its running statistics, and returns them unchanged; Dropout passes
+    everything. Mode inputs that no node reads any more are removed.
     """
     for graph, true in list(_graphs(model)):
         nodes: list[NodeProto] = []
@@ -54,7 +54,7 @@ def inferring(model: ModelProto) -> None:
 
 
 def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, frozenset[str]]]:
-    """Every graph, the inner ones first, and the constants in its sight that are true."""
+    """Every graph, inner ones first, and the visible constants that are true."""
     pending: list[tuple[GraphProto | FunctionProto, frozenset[str]]] = [
         (graph, frozenset()) for graph in (model.graph, *model.functions)
     ]
@@ -68,7 +68,7 @@ def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, fro
 
 
 def _true(graph: GraphProto | FunctionProto) -> set[str]:
-    """A mode that is fed, or computed, is left to the program that runs the file."""
+    """A mode that is an input, or computed, is left to the program that runs the file."""
     tensors = {t.name: t for t in graph.initializer} if isinstance(graph, GraphProto) else {}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":

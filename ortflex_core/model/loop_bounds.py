@@ -1,9 +1,9 @@
-"""An end for every Loop of a file.
+"""A bound on the iterations of every Loop of a file.
 
-Whether a loop ends cannot be decided by looking at it. So every loop whose number of iterations is
-not a small constant gets a bound: its body counts, and the run fails with the loop's name when it goes
-on beyond. A loop that ends before computes what it did. The bounds are in the internal copy of a
-model only, never in what is exported.
+Whether a loop ends cannot be decided in advance. So every loop whose number of iterations is not a
+small constant gets a bound: its body counts, and the run fails with the loop's name when it exceeds
+the bound. A loop that ends earlier computes the same as before. The bounds are in the internal copy
+of a model only, never in the export.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ortflex_core.model.vetting import spec_bytes
 from ortflex_core.types import TensorSpec
 
 MOST_ITERATIONS = 100_000
-"""Of a loop, those of the loops around it multiplied."""
+"""The most iterations of a loop, multiplied by those of the loops around it."""
 KEPT = 2**30
-"""Bytes that a training may keep of a loop: its states and results of all iterations."""
+"""Bytes that a training may keep for a loop: the states and results of all iterations."""
 _OURS = "ortflex.bound/"
 
 
@@ -47,7 +47,7 @@ def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> M
 
 
 def unbounded(model: ModelProto) -> ModelProto:
-    """The same model without the bounds, as its file has it."""
+    """The same model without the bounds, as in its file."""
     for node in list(_nodes(model.graph)):
         for body in subgraphs_of(node) if node.op_type == "Loop" else ():
             added = [n for n in body.node if n.output and n.output[0].startswith(_OURS)]
@@ -73,7 +73,7 @@ Known = Mapping[str, TensorProto]
 
 @attrs.define
 class _Bounds:
-    """Walks through a graph and its subgraphs; ``added`` makes the names of bounds unique."""
+    """Adds bounds to a graph and its subgraphs; ``added`` makes the names of bounds unique."""
 
     values: Mapping[str, TensorSpec]
     most: int
@@ -92,25 +92,25 @@ class _Bounds:
                 self.graph(body, known, inside)
 
     def _loop(self, node: NodeProto, body: GraphProto, known: Known, times: int) -> int:
-        """Bound a loop, unless its number is a small constant; how many iterations it has at most."""
+        """Bound a loop, unless its number is a small constant; returns the most iterations it can have."""
         most = min(MOST_ITERATIONS // times, self.most // max(1, self._bytes(node, body)))
         count = _count(node, known)
         if count is not None and count <= most:
             return max(1, count)
-        # Loops inside it have their share.
+        # Loops inside it count, too.
         room = max(1, int(max(1, most) ** (1 / _open_levels(body, known, 1))))
         self._bound(node, body, room)
         return room
 
     def _bytes(self, node: NodeProto, body: GraphProto) -> int:
-        """Bytes of the states and results of one iteration, as far as they are known."""
+        """Bytes of the states and results of one iteration, where these are known."""
         states = [self.values[n] for n in node.input[2:] if n in self.values]
         results = body.output[1 + len(node.input[2:]) :]
         specs = [TensorSpec.from_proto(r) for r in results if r.type.HasField("tensor_type")]
         return sum(map(spec_bytes, (*states, *specs)))
 
     def _length(self, node: NodeProto) -> int:
-        """Iterations of a Scan, as far as the shapes of its inputs tell."""
+        """Iterations of a Scan, from the shapes of its inputs."""
         given = {a.name: a for a in node.attribute}
         scanned = given["num_scan_inputs"].i if "num_scan_inputs" in given else 1
         first = self.values.get(node.input[-scanned]) if 0 < scanned <= len(node.input) else None
@@ -120,13 +120,13 @@ class _Bounds:
         return max(1, size) if isinstance(size, int) else 1
 
     def _bound(self, node: NodeProto, body: GraphProto, room: int) -> None:
-        """Let the iteration after the last that is run fail.
+        """Make the first iteration beyond the bound fail.
 
-        Two elements are reshaped to two; to one, which no runtime does, once the iteration's number
-        is ``room``. (An index out of range would do, but CUDA's kernels do not look at it.)
+        Two elements are reshaped to two, and from iteration ``room`` on to one, which fails in
+        every runtime. (An index out of range would fail too, but CUDA's kernels do not check it.)
         """
         if len(body.input) < 2 or not body.output:
-            return  # the check of the model, or the runtime, says what is wrong
+            return  # the check of the model, or the runtime, reports the error
         self.added += 1
         prefix = f"{_OURS}{self.added}/"
         constants = {
@@ -166,7 +166,7 @@ def _constants(graph: GraphProto, outer: Known) -> Known:
 
 
 def _count(node: NodeProto, known: Known) -> int | None:
-    """The number of iterations that is written into the file, or None."""
+    """The constant number of iterations in the file, or None."""
     return _whole(known.get(node.input[0])) if node.input and node.input[0] else None
 
 
@@ -182,7 +182,7 @@ def _whole(tensor: TensorProto | None) -> int | None:
 
 
 def _open_levels(body: GraphProto, known: Known, level: int) -> int:
-    """How many loops without a small constant number are inside one another."""
+    """How many loops without a small constant number of iterations are nested."""
     inside, levels = _constants(body, known), [level]
     for node in body.node:
         count = _count(node, inside) if node.op_type == "Loop" else 0

@@ -1,4 +1,4 @@
-"""A user's .onnx file: read, understood, replayed into graphs, written back with other weights.
+"""A user's .onnx file: read, analysed, replayed into graphs, written back with other weights.
 
 The file itself is never edited in place. Everything here works on an internal copy with functions
 inlined; the export is the user's own model with only the trained tensors changed.
@@ -36,13 +36,13 @@ from ortflex_core.opsets import downgrade, kernels, shape_inference, upgrade
 from ortflex_core.types import Array, TensorSpec
 
 OLDEST_OPSET = 13
-# Larger initializers that are not trained are inputs of the compiled graphs, shared by all of them.
+# Larger initializers that are not trained are inputs of the compiled graphs, which share them.
 LARGE = 1024
 
 Rewrite = Callable[[Trace, NodeProto, Sequence[Tensor | None]], Sequence[Tensor] | None]
 """Replaces a node during a replay: its outputs, or None to keep it as it is.
 
-It is asked about every node but those that read a sequence.
+It is called with every node, except those that read a sequence.
 """
 
 
@@ -51,11 +51,12 @@ class Model:
 
     Args:
         source: a path, the file's bytes, or a ModelProto (which is copied).
-        free_batch: make a fixed batch dimension dynamic inside (see :mod:`ortflex_core.model.free_batch`).
+        free_batch: make a fixed batch dimension dynamic inside (see
+            :mod:`ortflex_core.model.free_batch`).
 
     Raises:
-        ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be raised to one
-            that is known, or with a batch dimension that cannot be freed.
+        ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be converted, or
+            with a batch dimension that cannot be freed.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Model:
         self.label = str(self.path) if self.path else "the model"
         self.free_batch = free_batch
         self.unlearned = ""
-        """Why a run of the model did not tell what inference could not (see ``probe``)."""
+        """Why a run of the model did not show the shapes that inference lacks (see ``shape_probe``)."""
         self.proto, self.files = onnx_file.load(source, self.label)
         self._import_standard()
         self.opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import}
@@ -86,9 +87,9 @@ class Model:
         self.outputs = tuple(values[o.name] for o in graph.output if o.type.HasField("tensor_type"))
 
     def _import_standard(self) -> None:
-        """Import the standard's operators, which what is added has, where the graph has none of them.
+        """Import the standard's operators, which added nodes need, if the graph imports none.
 
-        Its own functions may have some: then at the newest opset among theirs.
+        If its functions import them, the newest opset among theirs is used.
         """
         imports = self.proto.opset_import
         known = any(plain_domain(o.domain) == "" for o in imports)
@@ -104,16 +105,16 @@ class Model:
             raise ModelError(f"{self.label} has no nodes")
 
     def _prepare(self) -> None:
-        """The internal graph: inlined, its batch freed and its opset raised where that is wanted.
+        """The internal graph: functions inlined, the batch freed and the opset upgraded where needed.
 
-        ``apart`` tells why operators were taken apart in it, by the name of their first output.
+        ``apart`` has the reasons why operators were expanded, by the name of their first output.
         """
         bare = onnx_file.skeleton(self.proto)
         inlined = functions.inlined(bare, self.label)
         if self.proto.functions:
             attributes.check_all(inlined.graph, self.label)
         internal = self._bounded(inlined)
-        # What the skeleton lacks is an input of it, under the same name.
+        # Tensors that the skeleton lacks are inputs of it, under the same names.
         inside = {t.name for t in internal.graph.initializer}
         large = [
             t
@@ -158,7 +159,7 @@ class Model:
         return values
 
     def _bounded(self, internal: ModelProto) -> ModelProto:
-        """The internal graph, with an end for each of its loops."""
+        """The internal graph, with a bound on each of its loops."""
         self._initializers = {t.name: t for t in self.proto.graph.initializer}
         if not loop_bounds.within(internal):
             return internal
@@ -166,7 +167,7 @@ class Model:
         return loop_bounds.bounded(internal, values, self._most(internal, values)[0])
 
     def _most(self, proto: ModelProto, values: Mapping[str, TensorSpec]) -> tuple[int, int]:
-        """Bytes that a tensor may have, and those of all weights and inputs."""
+        """The most bytes that a tensor may have, and those of all weights and inputs."""
         weights = sum(map(onnx_file.size_of, self._initializers.values()))
         inputs = [values[i.name] for i in proto.graph.input if i.name in values]
         weights += sum(vetting.spec_bytes(i) for i in inputs if i.name not in self._initializers)
@@ -189,14 +190,14 @@ class Model:
 
     @property
     def stamp(self) -> str:
-        """One line about the opset where graphs are written at another one than the file's, or ""."""
+        """One line about the opset of graphs if it is not that of the file, else ""."""
         opset = self.opsets[""]
         if opset == self.opset:
             return ""
         why = (
             "the newest that the installed runtime reads, where every operator means the same"
             if opset < self.opset
-            else "which the gradient rules know"
+            else "which the gradient rules cover"
         )
         return f"the file's opset {self.opset} is computed as opset {opset}, {why}; exports keep it"
 
@@ -238,7 +239,7 @@ class Model:
     def unknown(self) -> list[str]:
         """Tensors whose type or rank (of outputs: sizes) could not be inferred, in the graph's order."""
         known = {n for n, s in self._values.items() if s.dtype and s.shape is not None}
-        # Inference calls what it does not know unk__0, unk__1, …
+        # Inference calls unknown sizes unk__0, unk__1, …
         vague = {
             o.name
             for o in self.outputs
@@ -247,7 +248,7 @@ class Model:
         return [name for name in self.producers if name not in known or name in vague]
 
     def learn(self, specs: Iterable[TensorSpec]) -> None:
-        """Take in types and shapes that were found by other means than inference."""
+        """Add types and shapes that do not come from inference."""
         self._values.update({spec.name: spec for spec in specs})
         self.outputs = tuple(self._values[o.name] for o in self.outputs)
 
@@ -267,17 +268,17 @@ class Model:
         """Trace the part of the graph that ``outputs`` depend on.
 
         ``given`` has tensors for graph inputs and, where they are not constants, initializers; any
-        other tensor of the graph may be given too, and what lies before it is then left out.
-        Large initializers that are not given become inputs of the trace, under their own names.
-        With ``infer`` types and shapes are inferred again from the tensors given, instead of taken
-        from the model: for inputs of a known batch size.
+        other tensor of the graph may be given too; the nodes before it are then left out. Large
+        initializers that are not given become inputs of the trace, under their own names. With
+        ``infer`` types and shapes are inferred again from the tensors given, instead of taken from
+        the model: for inputs of a known batch size.
         """
         values: dict[str, Tensor] = dict(given)
         wanted = list(outputs)
         for node in self._remaining(wanted, values):
             arguments = [self._argument(trace, name, values) for name in node.input]
             made: Sequence[Tensor] | None = None
-            # Rewrites are about tensors: nodes that read a sequence are not shown to them.
+            # Rewrites are for tensors: they are not called with nodes that read a sequence.
             plain = all(a is None or isinstance(a, Tensor) for a in arguments)
             try:
                 made = rewrite(trace, node, arguments) if rewrite and plain else None
@@ -316,7 +317,7 @@ class Model:
             proto = self._initializers[name]
             size = int(np.prod(proto.dims, dtype=np.int64))
             port = Port("frozen", of=name)
-            if port in trace.inputs:  # of a step before, in the same graph
+            if port in trace.inputs:  # a node of an earlier step in the same graph
                 values[name] = trace.inputs[port]
             elif size > LARGE and proto.data_type != TensorProto.STRING:
                 values[name] = trace.input(port, proto.data_type, tuple(proto.dims))
@@ -359,9 +360,9 @@ class Model:
         captures: Mapping[str, Tensor],
         specs: Sequence[TensorSpec | None],
     ) -> tuple[Tensor, ...]:
-        """A node whose sizes inference did not find in the file, but perhaps in the trace.
+        """A node whose sizes are unknown in the file, but perhaps known in the trace.
 
-        Sizes are often computed by nodes, which the trace has folded by now.
+        Nodes often compute sizes, and the trace has folded such nodes.
         """
         made = trace_node(trace, node, arguments, captures)
         for tensor, spec in zip(made, specs, strict=False):
@@ -384,12 +385,12 @@ class Model:
     ) -> ModelProto:
         """The user's model with new values of some initializers, otherwise unchanged.
 
-        With a path the file is written too: in whole, or not at all. Tensors that the file has in
-        another one, and large tensors of a model of more than 1 GB, are in ``<name>.data`` next to
-        it, or in ``<name>.<hash>.data`` where there was a model; the ModelProto then refers to them
-        there. Exporting over the file that this model was read from changes nothing here.
-        ``free_batch`` writes the dynamic batch dimension that the training used, and ``inferring``
-        switches nodes that are in training mode.
+        With a path the file is written too, completely or not at all. External tensors, and large
+        tensors of a model of more than 1 GB, are written to ``<name>.data`` next to it, or to
+        ``<name>.<hash>.data`` if a model is replaced; the ModelProto then refers to them there.
+        Exporting over the file that this model was read from changes nothing here. ``free_batch``
+        writes the dynamic batch dimension that the training used, and ``inferring`` switches nodes
+        that are in training mode.
 
         Raises:
             ModelError: ``free_batch`` and the model was not made with it, or has functions; or a file
@@ -427,7 +428,7 @@ class Model:
 def as_model(
     source: str | os.PathLike[str] | bytes | ModelProto | Model, free_batch: bool
 ) -> Model:
-    """A model, made unless it is one already.
+    """A Model from any source; a Model is returned as it is.
 
     Raises:
         ModelError: as :class:`Model`; or a Model that was made without ``free_batch``.

@@ -1,4 +1,4 @@
-"""Nodes of a model: what they read, which ones are of an operator."""
+"""Nodes of a model: their inputs, their ancestors, their operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ancestor_nodes(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[Nod
 
 
 def plain_domain(domain: str) -> str:
-    """The standard domain as "", which has two names."""
+    """The domain, with "" for both names of the standard one."""
     return "" if domain == "ai.onnx" else domain
 
 

@@ -1,8 +1,8 @@
 """Model files: read and checked, whatever their size, and their tensors replaced.
 
-A ModelProto of more than 2 GB cannot be serialised, which checking, inlining and shape inference all
-do. Where the tensors are that many, those stay in their file and are mapped into memory when they
-are asked for; what looks at the graph gets a skeleton, in which they are inputs.
+A ModelProto of more than 2 GB cannot be serialized, which checking, inlining and shape inference
+require. Tensors of such a model stay in their file and are mapped into memory when they are needed;
+the analysis of the graph works on a skeleton, in which they are inputs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ortflex_core.model.external_data import DataFiles
 from ortflex_core.types import Array, Shape
 
 HUGE = 2**30
-"""Bytes of tensors above which they stay outside the ModelProto."""
+"""Total bytes above which tensors stay outside the ModelProto."""
 _SMALL = 1024
-"""Elements of tensors that stay inside in any case: shape inference reads them."""
+"""The most elements of a tensor that is in the ModelProto in any case: shape inference reads it."""
 _TRIES = 3
-"""How often a model is read that others replace at the same moment."""
+"""How often reading is tried if another process replaces the model meanwhile."""
 
 
 def read_model(source: Any, label: str) -> ModelProto:
@@ -87,7 +87,7 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
             size = found.st_size
             model = onnx.load(source, load_external_data=False)
     except FileNotFoundError as error:
-        raise ModelError(no_file(source, label)) from error  # only paths are not found
+        raise ModelError(no_file(source, label)) from error  # only a path can be missing
     except IsADirectoryError as error:
         raise ModelError(f"{label!r} is a folder; give the .onnx file that is in it") from error
     except (DecodeError, ValueError) as error:
@@ -101,7 +101,7 @@ def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
     except MemoryError as error:
         raise ModelError(f"{label} ({size} bytes) does not fit into memory") from error
     if not model.HasField("graph"):
-        # Protocol buffers take no bytes at all for a message without fields.
+        # An empty file is a valid protocol buffer, without any field.
         raise ModelError(f"{label} ({size} bytes) is not an ONNX model or is truncated: no graph")
     vetting.vet(model, label)
     files = DataFiles()
@@ -126,7 +126,7 @@ def _refuse_external(model: ModelProto) -> None:
 
 
 def size_of(tensor: TensorProto) -> int:
-    """Bytes that a tensor's values take."""
+    """The number of bytes of a tensor's values."""
     return vetting.bytes_of(tensor)
 
 
@@ -136,7 +136,7 @@ def is_small(tensor: TensorProto) -> bool:
 
 
 def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
-    """A tensor's values, not to be written to; those outside the file's graph are mapped.
+    """A tensor's values, read-only; external values are mapped.
 
     Raises:
         ModelError: the data are missing, too few or too many, or of an unknown type.
@@ -155,10 +155,9 @@ def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
 
 
 def structure(model: ModelProto) -> str:
-    """A hash of what a model computes, whatever the values of its larger tensors.
+    """A hash of what a model computes, without the values of its larger tensors.
 
-    Two files that differ only in trained weights, names of their producer or documentation have the
-    same structure.
+    Two files that differ only in trained weights, producer or documentation have the same hash.
     """
     graph = model.graph
     parts: list[Any] = [*model.functions, *graph.input, *graph.output, *graph.node]
@@ -175,8 +174,8 @@ def structure(model: ModelProto) -> str:
 def skeleton(model: ModelProto) -> ModelProto:
     """A model without its large tensors, or the model itself where it has none.
 
-    They are inputs of the graph, of the same name, type and shape: what looks at the graph
-    serialises all of it, several times.
+    They become inputs of the same name, type and shape: the analysis serializes the graph several
+    times.
     """
     if all(map(is_small, model.graph.initializer)):
         return model
@@ -230,7 +229,7 @@ def replace(tensor: TensorProto, array: Array) -> None:
     if tuple(array.shape) != wanted:
         raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")
     if external_data_helper.uses_external_data(tensor):
-        return  # it is written where it belongs
+        return  # export writes it to its file
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     fresh = onnx.numpy_helper.from_array(np.asarray(array, order="C").astype(dtype), tensor.name)
     if not tensor.HasField("raw_data") and len(tensor.float_data):
@@ -244,12 +243,12 @@ def replace(tensor: TensorProto, array: Array) -> None:
 
 
 def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
-    """Replace Identity nodes whose outputs have got values of their own by initializers."""
+    """Replace Identity nodes whose outputs were trained separately by initializers."""
     for node in [n for n in model.graph.node if n.op_type == "Identity" and n.output[0] in state]:
         name = node.output[0]
         tensor = onnx.numpy_helper.from_array(np.asarray(state[name], order="C"), name)
         model.graph.initializer.append(tensor)
-        if model.ir_version < 4:  # where every initializer is an input
+        if model.ir_version < 4:  # older files list every initializer as an input
             model.graph.input.append(
                 helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
             )

@@ -1,8 +1,8 @@
-"""Types and shapes that inference cannot tell, found by running the model on made-up inputs.
+"""Types and shapes that cannot be inferred, measured by runs of the model on test inputs.
 
 Operators outside the standard (skl2onnx's Scaler, a runtime's own, a user's) have no shape inference.
-The installed onnxruntime runs them, so it is asked: two runs with different batch sizes tell which
-dimensions are the batch and which are fixed. Large tensors are fed, so that they are not copied.
+The installed onnxruntime can run them: two runs with different batch sizes show which dimensions
+are the batch and which are fixed. Large tensors are fed, so that they are not copied.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ortflex_core.types import Array, TensorSpec, dtype_name, numpy_dtype, onnx_
 
 _log = logging.getLogger("ortflex")
 _BATCHES = (2, 3)
-# What comes out of these depends on the values: a size seen once says nothing about the next time.
+# Output sizes of these operators depend on the values, so a measured size proves nothing.
 _BY_VALUE = frozenset(
     {"NonZero", "Unique", "Compress", "NonMaxSuppression", "Range", "StringSplit"}
 )
-# The inputs whose values decide about the shape of what comes out.
+# The inputs whose values determine the output shape.
 _STEERING: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("Reshape", "Expand", "Tile", "Squeeze", "Unsqueeze", "Split", "TopK"), (1,)),
     **dict.fromkeys(("SplitToSequence", "SequenceAt", "OneHot", "AffineGrid"), (1,)),
@@ -53,9 +53,9 @@ _STEERING: Mapping[str, Sequence[int]] = {
 # of a layer.
 _PRIMES = ((17, 37), (19, 41), (23, 43), (29, 47), (31, 53))
 _ANONYMOUS = (5, 7)
-# What they all are together where the model does not run on those.
+# The one size for all of them that is tried if the model fails with those.
 _TOGETHER = ((8, 16), (16, 32), (32, 64), (8, 8), (16, 16), (32, 32), (64, 64), (1, 1))
-# numpy has these types, but onnxruntime takes no arrays of them.
+# numpy has these types, but onnxruntime does not accept arrays of them.
 _NOT_FED = frozenset(
     value
     for name, value in TensorProto.DataType.items()
@@ -87,10 +87,10 @@ class _Symbols:
 
 
 def complete_shapes(model: Model) -> None:
-    """Teach a model what inference could not tell about its tensors.
+    """Add to a model the types and shapes that inference lacks.
 
-    What keeps the model from being run is kept on it: ``model.unlearned`` becomes part of the errors
-    that follow from unknown types and ranks. Where none follows it is logged for debugging only.
+    If the model cannot be run, the reason is kept in ``model.unlearned`` and becomes part of errors
+    that follow from unknown types and ranks. If none follows, it is only logged for debugging.
     """
     unknown = model.unknown()
     if not unknown:
@@ -107,20 +107,20 @@ def complete_shapes(model: Model) -> None:
 
 
 def explanation(model: Model) -> str:
-    """What a failed run of the model leaves unknown, and why it failed; empty if it did not fail."""
+    """The tensors that a failed run leaves unknown, and why it failed; empty if it did not fail."""
     if not model.unlearned:
         return ""
     names = model.unknown()
     few = ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
     return (
         f"the types or shapes of {len(names)} tensors ({few}) cannot be inferred; running the model "
-        f"to learn them failed: {model.unlearned}"
+        f"to measure them failed: {model.unlearned}"
     )
 
 
 @contextlib.contextmanager
 def explain_unknown(model: Model) -> Iterator[None]:
-    """Errors raised inside also say what of the model is unknown, and why: it may be their cause."""
+    """The context whose errors also list the unknown tensors of the model, a possible cause."""
     try:
         yield
     except OrtflexError as error:
@@ -142,7 +142,7 @@ def _learned(model: Model, unknown: Sequence[str]) -> list[TensorSpec]:
         except GraphError as error:
             failure = failure or error
             continue
-        with contextlib.suppress(GraphError):  # a one may be no valid index
+        with contextlib.suppress(GraphError):  # 1 may be an invalid index
             found += [run(1, symbols, 1)] if run.counts else []
         return _specs(model, unknown, found, symbols)
     assert failure is not None
@@ -152,7 +152,7 @@ def _learned(model: Model, unknown: Sequence[str]) -> list[TensorSpec]:
 def _specs(
     model: Model, unknown: Sequence[str], found: Sequence[Mapping[str, Any]], symbols: _Symbols
 ) -> list[TensorSpec]:
-    """Types and shapes that all runs agree on; the third has other whole numbers than the second."""
+    """Types and shapes on which all runs agree; the third run has other integers than the second."""
     fixed = not any(node.op_type in _BY_VALUE for node in model.internal.graph.node)
     steered = _steered(model)
     specs = []
@@ -176,7 +176,7 @@ def _specs(
 
 
 def _steered(model: Model) -> bool:
-    """Whether a shape depends on the values of an input: what it is for made-up ones says nothing."""
+    """Whether a shape depends on the values of an input, so that test inputs prove nothing."""
     varying = {spec.name for spec in model.inputs}
     for node in model.internal.graph.node:
         if node.op_type in ("Shape", "Size") or not varying.intersection(reads(node)):
@@ -189,7 +189,7 @@ def _steered(model: Model) -> bool:
 
 
 class _Run:
-    """The part of a model that some tensors depend on, in the installed onnxruntime."""
+    """A session of the part of a model that some tensors depend on."""
 
     def __init__(self, model: Model, outputs: Sequence[str]) -> None:
         internal, nodes = model.internal, model.ancestors(outputs)
@@ -206,7 +206,7 @@ class _Run:
         if sum(model.initializer(n).nbytes for n in copied) > onnx_file.HUGE:
             raise GraphError(
                 f"{copied[0]!r} is {dtype_name(large[copied[0]].dtype)}, which onnxruntime takes only "
-                "inside of a model, and all such tensors are too large for one"
+                "inside a model, and such tensors are too large for that"
             )
         part.graph.initializer.extend(
             onnx.numpy_helper.from_array(model.initializer(n), n) for n in copied
@@ -218,15 +218,15 @@ class _Run:
         self._inputs = [spec for spec in model.inputs if spec.name in read]
         self._runner = Runner(part, given)
         self.counts = any(s.dtype in _WHOLE for s in self._inputs)
-        """Whether whole numbers are among the inputs."""
+        """Whether any input has integers."""
 
     def __call__(self, run: int, symbols: _Symbols, whole: int = 0) -> dict[str, Any]:
         """The outputs of the first or second run, for zeros and empty strings.
 
-        Whole numbers are all ``whole``.
+        Integers are all ``whole``.
 
         Raises:
-            GraphError: the run fails; says on which inputs.
+            GraphError: the run fails; the message has the input shapes.
         """
         feeds: dict[str, Array] = {}
         for spec in self._inputs:

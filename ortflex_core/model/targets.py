@@ -19,14 +19,14 @@ _TRANSPARENT = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def default_output(model: Model) -> str:
-    """The only float output of the model; what a ZipMap makes into mappings counts as one.
+    """The only float output of the model; the input of a ZipMap counts as one.
 
     Raises:
         ModelError: the model has no float output, or several (they are listed).
     """
     floats = [o.name for o in model.outputs if o.dtype in FLOATS]
     if not floats:
-        # scikit-learn's classifiers end so by default.
+        # By default skl2onnx ends classifiers with a ZipMap.
         floats = [n.input[0] for n in find_nodes(model.internal.graph, "ZipMap", "ai.onnx.ml")]
     if len(floats) == 1:
         return floats[0]
@@ -36,13 +36,13 @@ def default_output(model: Model) -> str:
             "loss={'tensor name': 'loss'}"
         )
     raise ModelError(
-        f"{model.label} has {len(floats)} float outputs ({', '.join(floats)}) and the loss names "
-        f"none of them; choose one: loss={{{floats[0]!r}: 'loss'}}"
+        f"{model.label} has {len(floats)} float outputs ({', '.join(floats)}) and the loss does not "
+        f"name one; choose one: loss={{{floats[0]!r}: 'loss'}}"
     )
 
 
 def check_tensor(model: Model, name: str) -> str:
-    """The name of a float tensor of the graph, or an error that says what is there instead."""
+    """The name of a float tensor of the graph; an error with the alternatives for any other name."""
     spec = model.value(name)
     if spec.dtype and spec.dtype not in FLOATS:
         floats = [o.name for o in model.outputs if o.dtype in FLOATS]
@@ -53,8 +53,8 @@ def check_tensor(model: Model, name: str) -> str:
 def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
     """The scores that a Softmax or Sigmoid turned into ``name``, and that operator.
 
-    ``(name, None)`` without such an operator: the tensor is taken for raw scores. The
-    two columns [1 - p, p] that scikit-learn's binary classifiers end with are seen through.
+    ``(name, None)`` without such an operator: the tensor is taken for raw scores. The two columns
+    [1 - p, p] at the end of scikit-learn's binary classifiers are traced back to p.
     """
     at = name
     while (node := model.producers.get(at)) is not None:
@@ -70,7 +70,7 @@ def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
 
 
 def are_shares(model: Model, name: str) -> bool:
-    """Whether a tensor is x / Σ x, as classifiers of each class against the rest end."""
+    """Whether a tensor is x / Σ x, the end of one-versus-rest classifiers."""
     node = model.producers.get(name)
     if node is None or node.op_type != "Div":
         return False
@@ -99,9 +99,9 @@ def _two_columns(model: Model, node: NodeProto) -> str | None:
 
 
 def file_classes(model: Model) -> Array | None:
-    """The class labels that a classifier's file carries, in the order of its scores; None if none.
+    """The class labels in a classifier's file, in the order of its scores; None without them.
 
-    Known: skl2onnx's ArrayFeatureExtractor over an initializer, ZipMap and the tree, linear and
+    Supported: skl2onnx's ArrayFeatureExtractor over an initializer, ZipMap and the tree, linear and
     SVM classifiers of ai.onnx.ml with their ``classlabels`` attributes.
     """
     for node in model.internal.graph.node:

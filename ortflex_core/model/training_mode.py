@@ -1,6 +1,6 @@
 """Training modes of BatchNormalization and Dropout, as rewrites of the internal graph.
 
-The user's file is not touched: what changes is how a node is replayed into a training graph.
+The user's file is not changed, only the replay of its nodes into a training graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Settings(Protocol):
-    """What modes depend on: of a problem, or of a layer."""
+    """The settings that modes depend on, of a problem or a layer."""
 
     @property
     def model(self) -> Model:
@@ -31,15 +31,15 @@ class Settings(Protocol):
 
     @property
     def batch_norm(self) -> Literal["train", "freeze"]:
-        """Whether BatchNormalization learns its running statistics."""
+        """Whether BatchNormalization updates its running statistics."""
 
     @property
     def dropout(self) -> Literal["file", "off"] | float:
-        """What Dropout drops."""
+        """The ratio that Dropout drops, or where it comes from."""
 
     @property
     def seed(self) -> int:
-        """Of the random masks."""
+        """The seed of the random masks."""
 
 
 _DRAW = Port("draw")
@@ -101,7 +101,7 @@ class Modes:
     ) -> Sequence[Tensor] | None:
         if any(node.output[3:]):
             return None
-        # The standard makes all five inputs mandatory.
+        # The standard requires all five inputs.
         x, scale, bias, mean, variance = cast("tuple[Tensor, ...]", tuple(inputs))
         rank = x.rank
         if rank is None:
@@ -163,7 +163,7 @@ class Modes:
 
 
 def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:
-    """What Dropout is when nothing is dropped: its input, and a mask that is all true."""
+    """The outputs of a Dropout that drops nothing: its input, and a mask that is all true."""
     if len(node.output) < 2 or not node.output[1]:
         return (x,)
     return x, trace.op.Cast(
@@ -184,35 +184,35 @@ def trains_statistics(problem: Settings, node: NodeProto) -> bool:
 
 
 def _origin(model: Model, name: str) -> str:
-    """What a tensor is a copy of, through Identity nodes of the file.
+    """The original of a tensor, through Identity nodes of the file.
 
     torch's old exporter writes equal tensors once and copies of them by Identity: the statistics of
-    a fresh network are all equal, and each layer has its own nevertheless.
+    a fresh network are all equal, but every layer has its own.
     """
     origin = name
     while (node := model.producers.get(origin)) is not None:
         if node.op_type != "Identity" or node.domain not in ("", "ai.onnx"):
             return name
         origin = node.input[0]
-    # An Identity out of a function has no place in the file that an export could change.
+    # An Identity inside a function cannot be replaced in the exported file.
     if origin != name and not any(name in n.output for n in model.proto.graph.node):
         return name
     return origin
 
 
 def buffer_spec(problem: Settings, name: str) -> TensorSpec:
-    """Type and shape of a buffer, under its own name."""
+    """Type and shape of a buffer, by its name."""
     model = problem.model
     return attrs.evolve(model.initializers[_origin(model, name)], name=name)
 
 
 def buffer_value(problem: Settings, name: str) -> Array:
-    """The value a buffer starts from (shared, do not write to it)."""
+    """The first value of a buffer (shared, do not write to it)."""
     return problem.model.initializer(_origin(problem.model, name))
 
 
 def inactive_dropout(problem: Settings, node: NodeProto) -> bool:
-    """Whether a Dropout passes everything: switched off, or in inference mode in the file."""
+    """Whether a Dropout passes everything: it is switched off, or in inference mode in the file."""
     if problem.dropout == "off" or problem.dropout == 0:
         return True
     if not isinstance(problem.dropout, str):
@@ -224,7 +224,7 @@ def inactive_dropout(problem: Settings, node: NodeProto) -> bool:
 
 
 def _constant(problem: Settings, name: str) -> float | None:
-    """The value of a scalar that the file has: an initializer, or what a Constant gives."""
+    """The value of a scalar in the file: an initializer, or the output of a Constant."""
     if name in problem.model.initializers:
         return _number(problem.model.initializer(name))
     node = problem.model.producers.get(name)
@@ -240,7 +240,7 @@ def _number(array: Array) -> float | None:
 def rewrite_for_inference(
     trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
 ) -> Sequence[Tensor] | None:
-    """Rewrite for evaluation: whatever the file says, nothing is dropped and nothing learned."""
+    """Rewrite for evaluation: whatever the file says, nothing is dropped or updated."""
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Dropout":
@@ -250,25 +250,25 @@ def rewrite_for_inference(
     if node.op_type == "BatchNormalization" and "training_mode" in settings:
         del settings["training_mode"]
         y = trace.node(node.op_type, inputs, settings, name=node.name)
-        statistics = [i for i in inputs[3:5] if i is not None]  # the standard makes both mandatory
+        statistics = [i for i in inputs[3:5] if i is not None]  # the standard requires both
         return (*y, *statistics)[: len(node.output)]
     return None
 
 
 def running_statistics(settings: Settings, predicted: Sequence[str]) -> tuple[str, ...]:
-    """The tensors that training updates besides the parameters: what BatchNormalization reads."""
+    """The tensors that training updates besides the parameters: the statistics of BatchNormalization."""
     names: dict[str, None] = {}
     elsewhere: set[str] = set()
     for node in settings.model.ancestors(predicted):
         own = node.op_type == "BatchNormalization" and trains_statistics(settings, node)
         names.update(dict.fromkeys(node.input[3:5] if own else ()))
-        if node.op_type != "Identity":  # a copy has its own values
+        if node.op_type != "Identity":  # a copy has separate values
             elsewhere.update(node.input[:3] if own else node.input)
     if merged := sorted(elsewhere & set(names)):
         without = ", ".join(repr(f"!{name}") for name in merged)
         raise ModelError(
             f"{settings.model.label}: {', '.join(map(repr, merged))} are running statistics of "
-            "BatchNormalization and weights in one: the exporter merged equal tensors. Export the model "
+            "BatchNormalization and also weights: the exporter merged equal tensors. Export the model "
             "again without merging (torch.onnx.export(…, optimize=False), or after a few steps of "
             f"training), or train with batch_norm='freeze' and params=[{without}]"
         )

@@ -1,8 +1,8 @@
-"""Whether a model file is what it says, before anything is computed or much memory is taken.
+"""Whether a model file is what it claims, before anything is computed or much memory is allocated.
 
 A file may be broken or hostile: a tensor that claims more elements than it brings, functions that
-call each other a billion times, subgraphs inside subgraphs. What is refused here would otherwise
-cost memory and time out of all proportion to the bytes that are there.
+call each other a billion times, subgraphs inside subgraphs. Such files would otherwise cost memory
+and time out of all proportion to their size.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ortflex_core.model import attributes
 from ortflex_core.types import TensorSpec, numpy_dtype
 
 MOST_NODES = 100_000
-"""Nodes that are written in a file, in subgraphs and functions, too: each one costs bytes."""
+"""The most nodes in a file, with subgraphs and functions: each one costs bytes."""
 MOST_LEVELS = 8
-"""Subgraphs inside subgraphs: the work of differentiating them doubles with each level."""
+"""The most levels of nested subgraphs: the work of differentiation doubles with each level."""
 UNKNOWN = 64
-"""Rows, and other sizes of inputs that a file leaves open, in the sizes of what would be made."""
+"""The number of rows, and any other open size of an input, in estimates of memory."""
 MADE = 2**28
-"""Bytes that any tensor may have; beyond, it may have TIMES those of all weights and inputs."""
+"""Bytes that any tensor may have; a larger one may have TIMES those of all weights and inputs."""
 TIMES = 1000
 
 _BITS: Mapping[int, int] = {
@@ -33,18 +33,18 @@ _BITS: Mapping[int, int] = {
     for name, bits in {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}.items()
     if name in TensorProto.DataType.keys()  # noqa: SIM118 - an enumeration, no mapping
 }
-"""Element types of less than a byte, as far as the installed onnx has them."""
+"""Element types of less than a byte that the installed onnx has."""
 _COPIED = 2**16
 _LARGE = 2**24
-# Where a tensor's values may be, other than in raw_data.
+# The fields of a tensor's values, other than raw_data.
 _FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 
 
 def vet(model: ModelProto, label: str) -> None:
-    """Check a model's tensors against their bytes, and what its graph and functions add up to.
+    """Check a model's tensors against their bytes, and the size of its graph with functions inlined.
 
     Raises:
-        ModelError: which tensor, node or function, what it claims and what is there.
+        ModelError: names the tensor, node or function, its claim and the facts.
     """
     written = _graph(model, label)
     for name, body in _functions(model).items():
@@ -62,7 +62,7 @@ def tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def inner_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of a file but the initializers of its graph."""
+    """Every tensor of a file except the initializers of its graph."""
     pending: list[Iterable[NodeProto]] = [model.graph.node, *(f.node for f in model.functions)]
     while pending:
         for node in pending.pop():
@@ -76,7 +76,7 @@ def inner_tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _graph(model: ModelProto, label: str) -> int:
-    """Check all but the functions; the nodes that the graph has."""
+    """Check everything except the functions; returns the number of nodes of the graph."""
     graph = model.graph
     if graph.sparse_initializer:
         raise ModelError(
@@ -101,7 +101,7 @@ def _graph(model: ModelProto, label: str) -> int:
 
 
 def _nodes(nodes: Sequence[NodeProto], label: str, level: int, functional: bool = False) -> int:
-    """Check the attributes of nodes and of those inside them; how many nodes these are."""
+    """Check the attributes of nodes and of those in subgraphs; returns the number of nodes."""
     if level > MOST_LEVELS:
         raise ModelError(f"{label}: subgraphs are more than {MOST_LEVELS} levels deep")
     count = len(nodes)
@@ -145,7 +145,7 @@ def _check_values(graph: GraphProto, label: str) -> None:
 
 
 def _check_texts(texts: Iterable[object], label: str, what: str) -> None:
-    """What is not UTF-8 is read as bytes, and would fail in the middle of something."""
+    """Refuse a name that is not UTF-8: it is read as bytes, and would fail later."""
     for text in texts:
         if not isinstance(text, str):
             raise ModelError(f"{label}: a name of {what} is not UTF-8: {text!r}")
@@ -163,10 +163,10 @@ def _graphs(attribute: AttributeProto) -> list[GraphProto]:
 
 
 def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
-    """A tensor's type, sizes and values, which have to agree.
+    """Check that a tensor's type, sizes and values agree.
 
     Raises:
-        ModelError: what it claims, and how many bytes or values are there.
+        ModelError: its claim, and the actual number of bytes or values.
     """
     _check_texts((tensor.name,), label, what)
     where = f"{label}: {what} {tensor.name!r}"
@@ -184,10 +184,10 @@ def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
     if tensor.data_location == TensorProto.EXTERNAL:
         if text:
             raise ModelError(f"{where} is a string tensor, whose data cannot be in another file")
-        return  # compared with the file it is in
+        return  # compared with its file later
     if tensor.HasField("raw_data") and not text:
         wanted, unit = bytes_of(tensor), "bytes"
-        # Asking for the bytes copies them; of many it is enough that they are not fewer.
+        # Reading the field copies its bytes; for large ones the total size is checked instead.
         enough = wanted > _COPIED and tensor.ByteSize() >= wanted
         there = wanted if enough else len(tensor.raw_data)
     else:
@@ -199,7 +199,7 @@ def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
 
 
 def bytes_of(tensor: TensorProto) -> int:
-    """Bytes that a tensor's values take; strings, whose lengths are in the file, count as one each.
+    """The bytes of a tensor's values; a string, whose length is in the file, counts as one.
 
     Raises:
         KeyError, TypeError: ONNX does not define the element type.
@@ -213,7 +213,7 @@ def bytes_of(tensor: TensorProto) -> int:
 
 
 def _values(tensor: TensorProto) -> int:
-    """How many entries the lists of a tensor have."""
+    """The number of values in the typed fields of a tensor."""
     count: int = math.prod(tensor.dims)
     if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * count
@@ -228,12 +228,12 @@ def _functions(model: ModelProto) -> dict[tuple[str, str, str], FunctionProto]:
 
 
 def _overload(of: Any) -> str:
-    """Functions have had overloads since IR 10 only, as onnx has had the field."""
+    """The key of a function; its overload exists since IR 10, and so does the field of onnx."""
     return str(getattr(of, "overload", ""))
 
 
 def _check_expanded(model: ModelProto, label: str, written: int) -> None:
-    """How many nodes inlined functions add; functions that call themselves have no end."""
+    """The number of nodes that inlined functions add; refuses functions that call themselves."""
     functions = _functions(model)
     known: dict[tuple[str, str, str], int] = {}
     open_calls: set[tuple[str, str, str]] = set()
@@ -260,7 +260,7 @@ def _check_expanded(model: ModelProto, label: str, written: int) -> None:
 
     if functions and (count := nodes_of(model.graph.node, 0)) > written + MOST_ADDED:
         raise ModelError(
-            f"{label}, its functions written out, has {count} nodes; the file has {written}, for which "
+            f"{label}, with its functions inlined, has {count} nodes; the file has {written}, for which "
             f"{written + MOST_ADDED} can be trained"
         )
 
@@ -269,7 +269,7 @@ def _check_expanded(model: ModelProto, label: str, written: int) -> None:
 
 
 def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str) -> None:
-    """Check what a graph would make: as far as sizes are known beforehand.
+    """Check the memory that a graph would need, where sizes are known in advance.
 
     Args:
         values: types and shapes that were inferred, functions inlined.
@@ -278,7 +278,7 @@ def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str
         label: what messages call it.
 
     Raises:
-        ModelError: a tensor, or all large ones together, out of all proportion.
+        ModelError: a tensor, or all large ones together, would be out of all proportion.
     """
     total = 0
     for spec in values:
@@ -303,9 +303,9 @@ def most_bytes(weights: int) -> int:
 
 
 def spec_bytes(spec: TensorSpec) -> int:
-    """Bytes of a tensor of this type and shape; a size that is not known counts as UNKNOWN.
+    """Bytes of a tensor of this type and shape; an unknown size counts as UNKNOWN.
 
-    Sizes that inference made up a name for may be anything, and count as one.
+    Sizes whose names inference generated may be anything, and count as one.
     """
     sizes = [
         d if isinstance(d, int) else 1 if d is None or d.startswith("unk__") else UNKNOWN
@@ -318,5 +318,5 @@ def spec_bytes(spec: TensorSpec) -> int:
 
 
 def _amount(count: int) -> str:
-    """A number for a message; beyond 4300 digits Python writes none."""
+    """A number for a message; Python refuses to write more than 4300 digits."""
     return str(count) if count < 10**30 else "more than 10^30"

@@ -1,4 +1,4 @@
-"""What operators mean: function bodies, kernels, types and shapes, and one opset in terms of another.
+"""Operators and opsets: function bodies, kernels, shape inference, and conversion between opsets.
 
 Owns: models as protobuf, before they are read as a :class:`~ortflex_core.model.Model`.
 

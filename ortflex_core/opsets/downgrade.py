@@ -1,9 +1,9 @@
-"""Models stamped with a newer opset than the runtime reads, written at the newest that it does read.
+"""Models of a newer opset than the runtime reads, converted to the newest that it reads.
 
 Most operators of a new opset mean what they meant before: types were added, or an attribute whose
-default is the old behaviour. Where that is so of every node, the internal graph gets the older stamp;
+default is the old behaviour. If that holds for every node, the internal graph gets the older opset;
 an operator that is new, or used in a new way, is written as its function body where the standard has
-one. The file stays as it is, and so does what is exported.
+one. The file and its export are not changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Types = Mapping[str, int]
 
 
 def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | None, str]:
-    """The model at an older opset, or why it cannot be written so.
+    """The model at an older opset, or why that is impossible.
 
     Args:
         model: of a newer opset; model-local functions are inlined already.
@@ -51,11 +51,11 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
         newest: the opset to write it at.
 
     Returns:
-        The model and "", or None and the first node that means something else there.
+        The model and "", or None and the first node with another meaning there.
     """
     known, opset = onnx.defs.onnx_opset_version(), _opset(model)
     if opset > known:
-        return None, f"the installed onnx {onnx.__version__} knows opset {known} at most"
+        return None, f"the installed onnx {onnx.__version__} has opsets up to {known}"
     out = ModelProto()
     out.CopyFrom(model)
     if opset > newest:
@@ -80,7 +80,7 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
 
 
 def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
-    """The model as the installed runtime reads it.
+    """The model at an opset that the installed runtime reads.
 
     Returns:
         The model and "", or the model as it is and why the runtime cannot read it. Without a
@@ -97,7 +97,7 @@ def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
         made, reason = lowered(model, label, runtime.max_opset)
         model = made or model
     if not reason and model.ir_version > runtime.max_ir:
-        # What an IR version brings are element types, which operators have to take, too.
+        # A new IR version adds element types, which operators must accept, too.
         copy = ModelProto()
         copy.CopyFrom(model)
         copy.ir_version = min(ir_for(_opset(model)), runtime.max_ir)
@@ -112,7 +112,7 @@ def _opset(model: ModelProto) -> int:
 def _specs(model: ModelProto, label: str) -> dict[str, TensorSpec]:
     try:
         return shape_inference.inferred(model, label)
-    except ModelError:  # which is said where shapes are needed
+    except ModelError:  # the error comes where shapes are needed
         return {}
 
 
@@ -137,7 +137,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 def _differing(
     graph: GraphProto, opset: int, newest: int, types: Types
 ) -> list[tuple[NodeProto, str]]:
-    """The nodes that mean something else at the older opset, or nothing, and why."""
+    """The nodes that have another meaning, or none, at the older opset, and why."""
     return [
         (node, reason)
         for node in _nodes(graph)
@@ -148,7 +148,7 @@ def _differing(
 def _difference(node: NodeProto, opset: int, newest: int, types: Types) -> str:
     new, old = schema(node.op_type, opset, ""), schema(node.op_type, newest, "")
     if new is None:
-        return ""  # which is said where it is traced
+        return ""  # the error comes when it is traced
     if old is None or old.deprecated:
         return f"opset {newest} has no operator {node.op_type}"
     if new.since_version == old.since_version:
@@ -170,7 +170,7 @@ def _in_attributes(node: NodeProto, new: Schema, old: Schema) -> str:
     given = {a.name: a for a in node.attribute}
     for name, attribute in given.items():
         if name not in old.attributes and not _is_default(attribute, new):
-            return f"the attribute {name!r}, which that of opset {old.since_version} has not"
+            return f"the attribute {name!r}, which that of opset {old.since_version} does not have"
     for name, formal in old.attributes.items():
         if name in given:
             continue
@@ -188,7 +188,7 @@ def _default(schema: Schema, name: str) -> bytes:
 
 
 def _is_default(attribute: AttributeProto, schema: Schema) -> bool:
-    """Whether an attribute is given the value that it has without being given."""
+    """Whether an attribute has its default value."""
     if attribute.name not in schema.attributes:
         return False
     default = schema.attributes[attribute.name].default_value
@@ -203,19 +203,19 @@ def _in_places(
     new: Sequence[Schema.FormalParameter],
     old: Sequence[Schema.FormalParameter],
 ) -> str:
-    """Whether inputs, or outputs, stand in places that the older operator calls otherwise."""
+    """Whether inputs, or outputs, have other names in the older operator."""
     for k, name in enumerate(names):
         if not name:
             continue
         here, there = new[min(k, len(new) - 1)], old[min(k, len(old) - 1)]
         variadic = there.option == Schema.FormalParameterOption.Variadic
         if (k >= len(old) and not variadic) or here.name.lower() != there.name.lower():
-            return f"{here.name!r}, which the older one has not"
+            return f"{here.name!r}, which the older one does not have"
     return ""
 
 
 def _in_types(node: NodeProto, old: Schema, types: Types) -> str:
-    """Whether tensors have types that the older operator does not take, or not together."""
+    """Whether the older operator does not accept the types of the tensors, or not together."""
     bound: dict[str, int] = {}
     for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
         for k, name in enumerate(names):
@@ -225,14 +225,16 @@ def _in_types(node: NodeProto, old: Schema, types: Types) -> str:
             formal = formals[min(k, len(formals) - 1)]
             same = bound.setdefault(formal.type_str, dtype) if formal.is_homogeneous else dtype
             if _NAMES.get(dtype) not in formal.types or same != dtype:
-                return f"{_NAMES.get(dtype)} for {formal.name!r}, which the older one does not take"
+                return (
+                    f"{_NAMES.get(dtype)} for {formal.name!r}, which the older one does not accept"
+                )
     return ""
 
 
 def _inlined(
     model: ModelProto, nodes: Sequence[NodeProto], opset: int, types: Mapping[str, TypeProto]
 ) -> ModelProto:
-    """The model with function bodies in place of some of its nodes; it is changed on the way."""
+    """The model with function bodies in place of some of its nodes; the model is changed in place."""
     for node in nodes:
         own = _BODIES.get(node.op_type)
         given = [types.get(name, TypeProto()) if name else None for name in node.input]
@@ -244,7 +246,7 @@ def _inlined(
         body.domain, body.name = _DOMAIN, f"{node.op_type}.{len(model.functions)}"
         for entry in body.opset_import:
             if entry.domain == "":
-                entry.version = opset  # its operators mean what they meant
+                entry.version = opset  # the meaning of its operators did not change
         node.domain, node.op_type = _DOMAIN, body.name
         del node.attribute[:]
         model.functions.append(body)
@@ -257,7 +259,7 @@ def _inlined(
 
 
 def _trim(graph: GraphProto, opset: int, newest: int) -> None:
-    """Leave out attributes that the older operators do not know: they have their default values."""
+    """Remove attributes that the older operators do not have: their values are the defaults."""
     for node in _nodes(graph):
         old = schema(node.op_type, newest, "")
         if old is not None and old != schema(node.op_type, opset, ""):
@@ -272,7 +274,7 @@ def _rounds_up(node: NodeProto, types: Types) -> bool:
 
 
 def _floored(node: NodeProto, types: Types) -> bool:
-    """Mod of floats by the sign of the divisor, which was no operation before."""
+    """Mod of floats with the sign of the divisor, which older opsets do not have."""
     truncates = any(a.name == "fmod" and a.i for a in node.attribute)
     return not truncates and types.get(node.input[0], TensorProto.FLOAT) in _FLOATS
 
@@ -281,7 +283,7 @@ def _always(node: NodeProto, types: Types) -> bool:
     return True
 
 
-# What means something else since an opset although its inputs, outputs and attributes are the same.
+# Operators whose meaning changed with an opset while inputs, outputs and attributes did not.
 _CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
     "AveragePool": (22, _rounds_up),
     "GroupNormalization": (21, _always),
@@ -290,9 +292,9 @@ _CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
     "Mod": (28, _floored),
 }
 
-# Bodies that the standard only has in words.
+# Function bodies of operators that the standard defines in words only.
 _BODIES: Mapping[str, str] = {
-    # The remainder of truncation, moved by B where its sign is not that of B.
+    # The remainder of truncation, plus B where its sign is not that of B.
     "Mod": """
         <opset_import: ["" : 17], domain: "ortflex.bodies"> Mod (A, B) => (C) {
             r = Mod<fmod = 1>(A, B)

@@ -17,7 +17,7 @@ from ortflex_core.types import Array, TensorSpec, shape_text
 # Sizes for symbolic dimensions, tried in turn: not every graph takes every size.
 _SIZES = (5, 8, 16, 32, 64, 1)
 _MOST = 2**26
-"""Elements that are made up for all inputs together."""
+"""The most elements that are generated for all inputs together."""
 
 
 def random_inputs(
@@ -25,10 +25,10 @@ def random_inputs(
 ) -> dict[str, Array]:
     """Values for the inputs: normal numbers, zeros and ones, or short strings.
 
-    First dimensions that are symbolic are ``batch``, other symbolic ones ``size``.
+    Symbolic first dimensions are ``batch``, other symbolic dimensions ``size``.
 
     Raises:
-        GraphError: the inputs are larger than anything that would be made up.
+        GraphError: the inputs are too large to generate values for them.
     """
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
@@ -53,10 +53,10 @@ def random_inputs(
 
 
 def check_size(spec: TensorSpec, shape: Sequence[int], most: int = _MOST) -> None:
-    """Whether values may be made up for an input: a file may claim any size.
+    """Refuse to generate values for an input that is too large: a file may claim any size.
 
     Raises:
-        GraphError: it is larger than anything that would be made up.
+        GraphError: it is too large.
     """
     if any(d < 0 for d in shape) or math.prod(shape) > most:
         raise GraphError(f"test values cannot be made for the input {spec}")
@@ -108,7 +108,7 @@ def fitting_inputs(runner: Runner, batch: int) -> tuple[dict[str, Array], int]:
     """Random inputs that a model runs on, and the size that their symbolic dimensions have.
 
     Raises:
-        GraphError: it runs on none of those tried.
+        GraphError: it fails on all inputs that were tried.
     """
     failure: GraphError | None = None
     free = any(not isinstance(d, int) for spec in runner.inputs for d in (spec.shape or ())[1:])

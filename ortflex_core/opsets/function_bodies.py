@@ -1,7 +1,7 @@
 """Operators in terms of simpler ones: the function bodies of the standard, and layouts without a kernel.
 
-A body stands in for its operator where no runtime at hand computes it, so that every backend trains
-what it stands for, and where no gradient rule fits. The file that is exported keeps its node.
+A body replaces its operator if the installed runtime has no kernel for it, so that every backend
+can train it, or if no gradient rule fits. The exported file keeps the node.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _RECURRENT: Mapping[str, int] = {"RNN": 1, "GRU": 1, "LSTM": 2}
 _STATES = 5
 _PREVIEW = "ai.onnx.preview"
 DOMAINS = frozenset({"", "ai.onnx", _PREVIEW})
-"""Where operators of the standard are."""
+"""The domains of standard operators."""
 
 
 def body_of(node: NodeProto, opset: int, types: Sequence[TypeProto | None]) -> FunctionProto | None:
-    """The operators that compute a node of the standard, or None where the standard does not list them.
+    """The operators that compute a standard node, or None if the standard does not give them.
 
     Args:
-        node: what is taken apart.
-        opset: the version of the standard operators around it.
+        node: the node to expand.
+        opset: the version of the standard operators of its graph.
         types: the types of its inputs, None for one that is left out.
 
     Returns:
@@ -56,7 +56,7 @@ def body_of(node: NodeProto, opset: int, types: Sequence[TypeProto | None]) -> F
 
 
 def expanded(trace: Trace, node: Node) -> tuple[Tensor, ...] | None:
-    """The outputs of a node, computed in its trace by the operators of its body; None without one.
+    """The outputs of a node, computed by the operators of its function body; None without a body.
 
     Raises:
         GraphError: the body does not fit the node.
@@ -86,7 +86,7 @@ def expanded(trace: Trace, node: Node) -> tuple[Tensor, ...] | None:
 
 
 def _newest(op_type: str, domain: str = "") -> schemas.Schema | None:
-    """The newest schema of an operator, which the graph's opset may not have yet."""
+    """The newest schema of an operator, which may be newer than the graph's opset."""
     newest = onnx.defs.onnx_opset_version()
     return schemas.schema(op_type, newest, domain if domain == _PREVIEW else "")
 
@@ -118,7 +118,7 @@ def _version(versions: Sequence[int], opset: int) -> int:
 
 
 def _same_operators(nodes: Iterable[NodeProto], function: FunctionProto, opset: int) -> bool:
-    """Whether the operators of a body mean at ``opset`` what they mean in the body.
+    """Whether the operators of a body have the same meaning at ``opset``.
 
     An operator that is newer than ``opset`` has its own body.
     """
@@ -138,7 +138,7 @@ def _same_operators(nodes: Iterable[NodeProto], function: FunctionProto, opset: 
 
 
 def has_body(op_type: str, opset: int | None = None, domain: str = "") -> bool:
-    """Whether the standard writes an operator down in terms of others; by default the newest one."""
+    """Whether the standard defines an operator by a function body; by default the newest version."""
     schema: Any = _newest(op_type, domain)
     if opset is not None:
         schema = schemas.schema(op_type, opset, domain)
@@ -160,7 +160,7 @@ def _form(schema: schemas.Schema) -> tuple[tuple[str, ...], ...]:
 
 
 def _bind(nodes: Iterable[NodeProto], values: Mapping[str, AttributeProto]) -> None:
-    """Put values in the place of references to the function's attributes; what has none is left out."""
+    """Replace references to the function's attributes by values; those without a value are removed."""
     for node in nodes:
         kept = []
         for attribute in node.attribute:
@@ -182,7 +182,7 @@ def _setting(node: NodeProto, name: str) -> int:
 
 
 def _time_first(node: NodeProto, opset: int) -> FunctionProto:
-    """A recurrent operator whose batch is the first axis, by the one whose first axis is the time."""
+    """A recurrent operator with the batch as the first axis, by the one with the time as the first axis."""
     states = range(_STATES, _STATES + _RECURRENT[node.op_type])
     inputs = [f"x{k}" if name else "" for k, name in enumerate(node.input)]
     outputs = [f"y{k}" if name else "" for k, name in enumerate(node.output)]

@@ -1,4 +1,4 @@
-"""Which operators the installed onnxruntime computes, and what is put in the place of the others."""
+"""Which operators the installed onnxruntime computes, and what replaces the others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LAYOUT = frozenset({"RNN", "GRU", "LSTM"})
 
 
 def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
-    """The model with the operators that the installed runtime has no kernel for taken apart.
+    """The model with simpler operators in place of those that the installed runtime has no kernel for.
 
     Args:
         model: local functions are inlined already.
 
     Returns:
-        The model, the one given where nothing has to be done, and for the name of the first output of
-        each node that was taken apart a sentence that says why.
+        The model (the given one if nothing has to be replaced), and for each replaced node, by the
+        name of its first output, a sentence that says why.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     with contextlib.suppress(RuntimeUnavailable):
@@ -56,7 +56,9 @@ def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, d
     kept = [o for o in made.opset_import if o.domain != _DOMAIN]
     del made.opset_import[:]
     made.opset_import.extend(kept)
-    del made.graph.value_info[:]  # what was inferred here, and may be inferred better elsewhere
+    del made.graph.value_info[
+        :
+    ]  # these inferred types may be less precise than those inferred elsewhere
     made.graph.value_info.extend(model.graph.value_info)
     return made, reasons
 
@@ -69,7 +71,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _suspect(node: NodeProto) -> bool:
-    """Whether a runtime may have no kernel for a node of the standard, and something is known instead."""
+    """Whether a runtime may lack a kernel for a standard node that can be replaced."""
     if node.domain not in function_bodies.DOMAINS:
         return False
     if node.op_type in _LAYOUT:
@@ -81,7 +83,7 @@ def _suspect(node: NodeProto) -> bool:
 
 @functools.cache
 def _first(op_type: str) -> int:
-    """The opset that brought an operator."""
+    """The opset that introduced an operator."""
     every = onnx.defs.get_all_schemas_with_history()
     return min(s.since_version for s in every if s.domain == "" and s.name == op_type)
 
@@ -94,7 +96,7 @@ def _replace(
     functions: dict[str, FunctionProto],
     reasons: dict[str, str],
 ) -> None:
-    """Let nodes without a kernel call a function of the model that computes the same."""
+    """Replace nodes without a kernel by calls of a function of the model that computes the same."""
     types = {**outer, **{t.name: _type_of(t) for t in graph.initializer}}
     known: list[ValueInfoProto] = [*graph.input, *graph.value_info, *graph.output]
     types |= {v.name: v.type for v in known}
@@ -114,7 +116,7 @@ def _replace(
         functions[body.name] = body
         label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
         reasons[node.output[0]] = (
-            f"{label} is computed by simpler operators, in the training and not in the file: {why}"
+            f"{label} is computed by simpler operators in the training, but not in the file: {why}"
         )
         del body.attribute[:], body.attribute_proto[:]
         node.op_type, node.domain = body.name, _DOMAIN
@@ -126,7 +128,7 @@ def _type_of(tensor: onnx.TensorProto) -> TypeProto:
 
 
 def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> str:
-    """Why the installed runtime does not compute what a node asks for; empty if it does."""
+    """Why the installed runtime does not compute a node; empty if it does."""
     preview = node.domain not in ("", "ai.onnx")
     if not preview and schema(node.op_type, written, "") is None:
         return f"the installed onnxruntime reads opset {written}, which does not have it yet"
@@ -154,10 +156,10 @@ def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> st
 
 
 def _otherwise(node: NodeProto) -> bool:
-    """Forms that runtimes are known to compute otherwise: 1.31.1 and what came before it.
+    """Forms that runtimes up to 1.31.1 are known to compute differently.
 
-    A causal mask after past keys starts at the first of them there, a mask together with nonpad_kv_seqlen
-    may not be shorter than the keys, and 1.23 adds the mask before the softcap.
+    They start a causal mask after past keys at the first of these, they refuse a mask shorter than
+    the keys together with nonpad_kv_seqlen, and 1.23 adds the mask before the softcap.
     """
     if node.op_type != "Attention":
         return False
@@ -173,9 +175,9 @@ def _otherwise(node: NodeProto) -> bool:
 
 
 def deviations(model: ModelProto) -> Iterator[str]:
-    """Sentences about nodes that onnxruntime runs, and computes otherwise than the file says.
+    """Sentences about nodes for which onnxruntime computes something other than the standard.
 
-    They were found by the standard's own cases (``tests/node_cases.py``), in 1.31.1.
+    The standard's node cases (``tests/node_cases.py``) show them in 1.31.1.
     """
     for node in _nodes(model.graph):
         settings = {a.name: a for a in node.attribute}
@@ -183,9 +185,11 @@ def deviations(model: ModelProto) -> Iterator[str]:
         scaled = len(node.input) > 2 and bool(node.input[2])
         reason = ""
         if node.op_type == "MaxUnpool" and len(node.input) > 2 and node.input[2]:
-            reason = "takes the places of the indices for places of output_shape"
+            reason = "treats the indices as positions in output_shape"
         elif node.op_type == "Resize" and scaled and mode and mode.s == b"align_corners":
-            reason = "rounds sizes before it aligns corners where a scale gives no whole size"
+            reason = (
+                "rounds sizes before it aligns corners if a scale does not give an integer size"
+            )
         if reason and node.domain in ("", "ai.onnx"):
             label = f"{node.op_type} {node.name!r}" if node.name else node.op_type
             yield (
@@ -196,7 +200,7 @@ def deviations(model: ModelProto) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _trial(model: bytes) -> str:
-    """What onnxruntime says against a model; empty if it opens it."""
+    """Why onnxruntime does not open a model; empty if it does."""
     import onnxruntime
 
     options = session_options(1)

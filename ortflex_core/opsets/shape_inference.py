@@ -15,10 +15,10 @@ from ortflex_core.types import Shape, TensorSpec
 
 
 def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
-    """Types and shapes of all values, the batch dimension followed by name as far as possible.
+    """Types and shapes of all values; the name of the batch dimension is propagated if possible.
 
-    An unnamed first dimension of an input is taken for the batch; declared output shapes are set
-    aside, because an anonymous dimension there would hide the name that comes from the input.
+    An unnamed first dimension of an input is taken for the batch; declared output shapes are
+    ignored, because an anonymous dimension there would hide the name.
 
     Raises:
         ModelError: inference refuses the graph.
@@ -49,9 +49,9 @@ def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
 
 
 def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
-    """Types and shapes of all values, those in subgraphs included, where open sizes are ``size``.
+    """Types and shapes of all values, subgraphs included, with every open size set to ``size``.
 
-    Nothing where a model has no values of that size.
+    Empty if the model cannot have that size.
     """
     bare = ModelProto()
     bare.CopyFrom(proto)
@@ -60,7 +60,7 @@ def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
             if not dim.HasField("dim_value"):
                 dim.dim_value = size
     for graph in _graphs(bare.graph):
-        del graph.value_info[:]  # what a file says of inner tensors need not be right
+        del graph.value_info[:]  # a file's annotations of inner tensors may be wrong
         for value in graph.output:
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
@@ -85,10 +85,10 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _infer_strictly(bare: ModelProto) -> ModelProto:
-    """Inference that refuses shapes that do not fit: older runtimes end the process over them.
+    """Shape inference that refuses inconsistent shapes, over which older runtimes end the process.
 
-    Unknown types after undeclared operators are not a reason; nor are the file's own annotations of
-    inner tensors, which may be wrong.
+    It accepts unknown types after undeclared operators, and ignores the file's annotations of inner
+    tensors, which may be wrong.
     """
     infer, failed = onnx.shape_inference.infer_shapes, onnx.shape_inference.InferenceError
     try:
@@ -107,7 +107,7 @@ def _infer_strictly(bare: ModelProto) -> ModelProto:
 
 
 def _write_defaults(model: ModelProto) -> None:
-    """Attributes that are left out get their defaults, which onnx forgets in a function's body."""
+    """Give missing attributes their defaults, which onnx does not do in function bodies."""
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     for node in (n for graph in _graphs(model.graph) for n in graph.node):
         known = schema(node.op_type, opset, "") if node.domain in ("", "ai.onnx") else None
@@ -118,7 +118,7 @@ def _write_defaults(model: ModelProto) -> None:
 
 
 def one_batch(values: dict[str, TensorSpec], graph: GraphProto) -> dict[str, TensorSpec]:
-    """Call the batch dimension ``batch``, as labels and losses do, so that it is known to be one."""
+    """Rename the batch dimension to ``batch``, as in labels and losses, so that they match."""
     shapes = [values[i.name].shape for i in graph.input if i.name in values]
     first = {shape[0] for shape in shapes if shape}
     symbols = {d for spec in values.values() for d in spec.shape or () if isinstance(d, str)}
@@ -134,5 +134,5 @@ def one_batch(values: dict[str, TensorSpec], graph: GraphProto) -> dict[str, Ten
 
 
 def has_unknown_dims(shape: Shape | None) -> bool:
-    """Whether inference made up a name for a size."""
+    """Whether inference generated the name of a size."""
     return any(str(d).startswith("unk__") for d in shape or ())

@@ -1,4 +1,4 @@
-"""Models of old opsets, raised inside to one that the gradient rules know; the file stays as it is."""
+"""Models of old opsets, converted internally to one that the gradient rules cover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_core.types import Array
 TARGET = 17
 """Every runtime that ortflex runs on reads it."""
 OLDEST = 7
-"""onnxruntime itself promises nothing below."""
+"""onnxruntime does not support older ones."""
 _IR = 8
 _FAILS = (onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
 
@@ -25,7 +25,7 @@ _FAILS = (onnx.version_converter.ConvertError, onnx.shape_inference.InferenceErr
 def upgrade_opset(
     model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
 ) -> ModelProto:
-    """The model at opset 17, found to compute the same on random inputs.
+    """The model at opset 17, tested on random inputs to compute the same.
 
     Args:
         model: functions are inlined already.
@@ -65,7 +65,7 @@ def upgrade_opset(
 
 
 def _keep_names(model: ModelProto, made: ModelProto, head: str, advice: str) -> None:
-    """What users and the export call by name has to be there still."""
+    """Check that the names used by users and by the export still exist."""
     for kind in ("initializer", "input", "output"):
         before = [v.name for v in getattr(model.graph, kind)]
         after = {v.name for v in getattr(made.graph, kind)}

@@ -1,6 +1,6 @@
 """Which initializers are trained, and why; their first values.
 
-Owns: the choice of parameters from evidence, and what every choice says for itself.
+Owns: the choice of parameters from evidence, and the reason of every choice.
 
 May import: model and the packages before it.
 

@@ -1,4 +1,4 @@
-"""What can be done where the numbers of a model are attributes of its operators, as in ai.onnx.ml."""
+"""Advice for models whose numbers are attributes of operators, as in ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NEIGHBOURS = frozenset({"Scan", "TopK", "CDist"})
 
 
 def ways_out(nodes: Sequence[NodeProto]) -> str:
-    """Which operators hold the fitted numbers of a model without parameters, and what to do about it.
+    """Which operators hold the fitted numbers of a model without parameters, and what can be done.
 
     Args:
         nodes: those that lead to what the loss sees.
 
     Returns:
-        Part of a sentence; empty if there is nothing to say.
+        Part of a sentence; empty if no such operator is among the nodes.
     """
     found = list(dict.fromkeys(node.op_type for node in nodes))
     own = {node.op_type for node in nodes if node.domain == "ai.onnx.ml"}
@@ -31,7 +31,7 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
     if plain:
         return (
             "the weights of LinearClassifier are attributes, which cannot be trained, and skl2onnx has "
-            "no other form of this class (such as LinearSVC, RidgeClassifier): fit LogisticRegression, "
+            "no other form of it (such as LinearSVC, RidgeClassifier): fit LogisticRegression, "
             "or SGDClassifier, which has the loss of LinearSVC"
         )
     if linear := sorted(own & _LINEAR):
@@ -64,6 +64,6 @@ def _transformed(node: NodeProto) -> bool:
 
 
 def listed(nodes: Sequence[NodeProto], most: int = 8) -> str:
-    """The operators of some nodes, each once, for a message."""
+    """The distinct operators of some nodes, for a message."""
     found = list(dict.fromkeys(node.op_type for node in nodes))
     return ", ".join(found[:most]) + (", …" if len(found) > most else "")

@@ -1,4 +1,4 @@
-"""What speaks for a weight and what for a constant: one table of points, summed for an initializer.
+"""The evidence that an initializer is a weight or a constant: one table of points, which are summed.
 
 An initializer is trained where the sum is above 0. Each piece of evidence has a name, its points and
 the words that ``ortflex check`` prints for it.
@@ -17,11 +17,11 @@ from onnx import ModelProto
 from ortflex_core.types import Array
 
 POINTS: Mapping[str, int] = {
-    # The file says so: torch's newer exporter writes what each tensor was.
+    # The file says so: torch's newer exporter records the kind of each tensor.
     "parameter": 12,
     "buffer": -12,
     "frozen": -12,
-    # The place where it is used; the best of several counts.
+    # The place where it is used; the best place counts.
     "product": 5,
     "bias": 4,
     "joined": 1,
@@ -35,7 +35,7 @@ POINTS: Mapping[str, int] = {
     "buffer name": -8,
     "constant name": -3,
     "made up": -2,
-    # Its values, and what is computed of them before they meet the data.
+    # Its values, and what is computed from them before they meet the data.
     "random": 2,
     "equal": -1,
     "regular": -3,
@@ -60,7 +60,8 @@ _TELLS: Mapping[str, Kind] = {
     "BUFFER": "buffer",
     "CONSTANT_TENSOR": "buffer",
 }
-# Names that exporters give to what they compute or lift: onnx::MatMul_12, val_3, 128, _v_45, /a/Add.
+# Names that exporters generate for computed or lifted tensors: onnx::MatMul_12, val_3, 128, _v_45,
+# /a/Add.
 _MADE_UP = re.compile(
     r"onnx::\w+|_?v(al)?_\d+|\d+|const(ant)?(_fold\w*)?[_\d]*|/.*|_to_copy(_\d+)?", re.I
 )
@@ -80,22 +81,22 @@ _MASKED = -1e4
 
 @attrs.frozen
 class Fact:
-    """One piece of evidence, and how it is said."""
+    """One piece of evidence, and its words."""
 
     name: str
     words: str
 
     @property
     def points(self) -> int:
-        """What it counts."""
+        """Its points."""
         return POINTS[self.name]
 
 
 def kinds(proto: ModelProto) -> dict[str, Kind]:
-    """What the exporter says each initializer was, where it says anything.
+    """The kind of each initializer, where the exporter recorded it.
 
-    torch's newer exporter writes the kind of every tensor; its older one names parameters and buffers
-    by their modules, and what it computes by a number.
+    torch's newer exporter writes the kind of every tensor; its older one names parameters and
+    buffers after their modules, and computed tensors by a number.
     """
     graph = proto.graph
     told: dict[str, Kind] = {}
@@ -113,7 +114,7 @@ def kinds(proto: ModelProto) -> dict[str, Kind]:
             out[tensor.name] = told[tensor.name]
         elif told or _MADE_UP.fullmatch(
             tensor.name
-        ):  # what the newer one computed, it says nothing of
+        ):  # the newer one records nothing about computed tensors
             out[tensor.name] = "made up"
         elif older:
             out[tensor.name] = "state"
@@ -121,7 +122,7 @@ def kinds(proto: ModelProto) -> dict[str, Kind]:
 
 
 def frozen(kinds: Mapping[str, Kind], moving: Collection[str]) -> dict[str, Kind]:
-    """Scale and bias of normalizations whose running statistics are constants of Add and Mul.
+    """Scale and bias of normalizations with constant running statistics, computed by Add and Mul.
 
     Such as torchvision's FrozenBatchNorm2d: all four tensors are buffers there.
     """
@@ -136,7 +137,7 @@ def frozen(kinds: Mapping[str, Kind], moving: Collection[str]) -> dict[str, Kind
 
 
 def of_name(name: str, kind: Kind = "state") -> Iterator[Fact]:
-    """What the last part of a name says, ``weight`` of ``encoder.0.weight``.
+    """The evidence of the last part of a name, ``weight`` of ``encoder.0.weight``.
 
     Names of buffers are torch's: in another file ``table`` or ``filters`` may be anything.
     """
@@ -149,10 +150,10 @@ def of_name(name: str, kind: Kind = "state") -> Iterator[Fact]:
 
 
 def of_values(array: Array) -> Iterator[Fact]:
-    """What values say: masks, tables of sines, steps and repetitions are seldom weights."""
+    """The evidence of values: masks, tables of sines, steps and repetitions are rarely weights."""
     low, high = array.min(), array.max()
     if np.isnan(low):
-        return  # a broken weight, which the training names; masks are infinite
+        return  # a broken weight, which the training reports; masks are infinite
     if np.isinf(low) or np.isinf(high) or (low <= _MASKED and high <= 0):
         yield Fact("mask", "its values are those of a mask")
         return
@@ -175,7 +176,7 @@ def of_values(array: Array) -> Iterator[Fact]:
 
 
 def _regular(values: Array) -> bool:
-    """An arithmetic or geometric sequence, or a few values again and again."""
+    """Whether the values are an arithmetic or geometric sequence, or a few repeated values."""
     if values.size < 4:
         return False
     differences = np.diff(values)
@@ -188,9 +189,9 @@ def _regular(values: Array) -> bool:
 
 
 def _sines(array: Array) -> bool:
-    """Whether each row is made of pairs sin, cos, in whatever order: Σ x² is half its length.
+    """Whether each row consists of pairs sin, cos, in any order: Σ x² is half its length.
 
-    Or of sines or cosines alone: those of rotary positions come twice, cosines begin with a row of 1.
+    Or of sines or cosines alone: those of rotary positions occur twice, cosines begin with a row of 1.
     """
     if array.ndim < 2 or array.shape[-1] < 4 or array.size // array.shape[-1] < 2:
         return False

@@ -35,7 +35,7 @@ def reinitialize(
         model: the model.
         choices: what is trained.
         which: True for all, or names and globs.
-        seed: of the random generator; a parameter's values do not depend on the other ones.
+        seed: of the random generator; a parameter's values do not depend on the other parameters.
 
     Raises:
         ModelError: a pattern fits no trained parameter.

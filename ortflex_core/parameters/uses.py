@@ -1,6 +1,6 @@
 """Where the initializers of a model are used: the operators at which each one meets the data.
 
-What is computed from initializers alone is followed: reshapes and slices, the ``1 + w`` of a scale,
+Values computed from initializers alone are followed: reshapes and slices, the ``1 + w`` of a scale,
 normalized and standardized weights, tokens that are expanded to a batch. A use is the node at which
 such a value meets something that depends on the data; sizes of tensors do not count as data.
 """
@@ -18,7 +18,7 @@ from ortflex_core.model.nodes import reads
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
-# Input places that hold weights: they make an initializer a parameter by themselves.
+# Input places of weights: such a place alone makes an initializer a parameter.
 PRODUCT: Mapping[str, tuple[int, ...]] = {
     "MatMul": (0, 1),
     "Gemm": (0, 1, 2),
@@ -39,11 +39,11 @@ PRODUCT: Mapping[str, tuple[int, ...]] = {
     "RMSNormalization": (1,),
     "PRelu": (1,),
 }
-# Products whose place 2 is a bias, and after which an addition of one channel is one.
+# Products whose input 2 is a bias, and after which an added vector of channels is a bias.
 BIASED = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 _PICKED = frozenset({"Gather", "GatherElements", "GatherND"})
 _JOINED = frozenset({"Concat", "Where", "Expand", "Tile", "ScatterND", "ScatterElements"})
-# Places that say how an operator works: an epsilon, bounds, sizes, statistics.
+# Input places of settings: an epsilon, bounds, sizes, statistics.
 _SETTINGS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (3, 4),
     "Clip": (1, 2),
@@ -62,10 +62,10 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
     "TopK": (1,),
 }
 _SIZES = frozenset({"Shape", "Size"})
-# Whole numbers that stand for real ones: a gradient goes straight through.
+# Integers that stand for real numbers: a gradient passes straight through.
 _ROUNDED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 _ANGLES = frozenset({"Sin", "Cos"})
-# Operators that hand values on, elsewhere or in another type.
+# Operators that move or convert values.
 _MOVES = frozenset(
     {"Cast", "CastLike", "Concat", "Expand", "Flatten", "Identity", "Pad", "Reshape", "Slice"}
     | {"Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"}
@@ -90,14 +90,14 @@ class Use:
 
     @property
     def where(self) -> str:
-        """The node, as people call it."""
+        """The node, in words."""
         name = self.node.name
         return f"{self.operator} {name!r}" if name else self.operator
 
 
 @attrs.define
 class Uses:
-    """All that is known about where one initializer goes."""
+    """Everything known about the uses of one initializer."""
 
     found: list[Use] = attrs.field(factory=list)
     turned: bool = False
@@ -116,11 +116,11 @@ def find_uses(
 ) -> dict[str, Uses]:
     """The uses of every float initializer that ``nodes`` read, in the graph's order.
 
-    An initializer that no gradient can come to from ``outputs`` has no uses in its entry.
+    The entry of an initializer that no gradient from ``outputs`` reaches has no uses.
 
     Args:
         model: the model.
-        nodes: those that lead to the outputs.
+        nodes: those before the outputs.
         outputs: what the losses see.
         learns: whether an initializer of a product is a weight by the uses found so far: what is
             added to that product is a bias then.
@@ -130,7 +130,7 @@ def find_uses(
 
 
 def _with_subgraphs(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes, those inside If, Loop and Scan before the one that holds them."""
+    """The nodes; those inside an If, Loop or Scan come before it."""
     for node in nodes:
         for graph in subgraphs_of(node):
             yield from _with_subgraphs(graph.node)
@@ -138,7 +138,7 @@ def _with_subgraphs(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def _varies(model: Model, name: str) -> bool:
-    """Whether a tensor may be of float type; inside subgraphs nothing says."""
+    """Whether a tensor may be of float type; types inside subgraphs are unknown."""
     if name in model.initializers:
         return model.initializers[name].dtype in FLOATS
     maker = model.producers.get(name)
@@ -149,7 +149,7 @@ def _varies(model: Model, name: str) -> bool:
 
 
 def _differentiable(model: Model, flat: list[NodeProto], outputs: Iterable[str]) -> set[str]:
-    """The tensors from which a way of float tensors leads to the outputs."""
+    """The tensors from which a path of float tensors leads to the outputs."""
     reached = set(outputs)
     inner = {o.name for node in flat for g in subgraphs_of(node) for o in g.output}
     reached |= inner
@@ -220,7 +220,7 @@ class _Walk:
                 self.sources[output] = tuple(sources)
 
     def _meet(self, node: NodeProto) -> None:
-        """A node that has data, or a subgraph, and perhaps something computed from initializers."""
+        """A node with data or a subgraph, and perhaps with values computed from initializers."""
         learned = any(name in self.learned for name in reads(node))
         for place, name in enumerate(node.input):
             own = self.sources.get(name, ())
@@ -229,7 +229,7 @@ class _Walk:
             others = [i for i in node.input if i and i != name]
             kind = self._kind(node, place, others)
             if node.op_type == "BatchNormalization" and place in (3, 4):
-                # A copy of a weight that an exporter merged with them has its own values.
+                # A copy of a weight that an exporter merged with others has separate values.
                 if name not in self.uses:
                     continue
                 self.uses[name].moves = True
@@ -239,7 +239,7 @@ class _Walk:
             if kind == "product" and not learned:
                 learned = any(self.learns(source, self.uses[source]) for source in own)
         for name in reads(node)[len([i for i in node.input if i]) :]:
-            # Read inside: the nodes there were seen before.
+            # Read inside a subgraph: its nodes were visited before.
             learned = learned or name in self.learned
         if learned:
             self.learned.update(o for o in node.output if o)

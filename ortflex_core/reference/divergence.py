@@ -1,4 +1,4 @@
-"""Where two trainings part: errors of one step, and the first tensor that differs, with its node."""
+"""Where two trainings diverge: errors of one step, and the first tensor that differs, with its node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflex_core.model.nodes import reads
 from ortflex_core.problem.problem import Problem
 from ortflex_core.types import Array
 
-# What float32 explains: ‖a − b‖ ≤ share · ‖b‖ + floor · (the largest of its kind).
+# The error that float32 explains: ‖a − b‖ ≤ share · ‖b‖ + floor · (the largest of its kind).
 _LOSS, _GRADIENT, _FLOOR = 1e-5, 1e-4, 1e-6
 _STEP, _ROUNDING = 1e-3, 4e-7
 _NUMBERS = "fiub"
@@ -25,7 +25,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @attrs.frozen
 class Step:
-    """The state that a step starts from or ends with, as engines give it."""
+    """The state before or after a step, as engines return it."""
 
     weights: Mapping[str, Array]
     slots: Mapping[str, Array]
@@ -34,7 +34,7 @@ class Step:
 
 @attrs.frozen
 class Found:
-    """What a step gave: loss + penalty, the gradients of both together, the state after it."""
+    """The results of a step: loss + penalty, the gradients of both together, the state after it."""
 
     cost: float
     gradients: Mapping[str, Array]
@@ -42,14 +42,14 @@ class Found:
 
     @property
     def finite(self) -> bool:
-        """Whether everything is a number in float32, too."""
+        """Whether every value is finite in float32, too."""
         arrays = (self.cost, *self.gradients.values(), *self.after.weights.values())
         return all(_highest(np.asarray(a)) <= _LARGEST for a in arrays)
 
 
 @attrs.frozen
 class Errors:
-    """How far one step is from the reference's, and which parts are further than float32 explains.
+    """The errors of one step relative to the reference, and which are larger than float32 explains.
 
     ``loss`` is |a − b| / max(1, |b|); ``gradients`` ‖a − b‖ / ‖b‖ per parameter; ``weights`` the
     same of the step, new weight − old (elements whose gradient is rounding noise aside: an optimizer
@@ -62,7 +62,7 @@ class Errors:
     kept: Mapping[str, float]
     """‖a − b‖ / ‖b‖ of slots, averages and running statistics after the step."""
     bad: frozenset[tuple[str, str]]
-    """(kind, parameter) of what is too far; ("loss", "") for the loss."""
+    """(kind, parameter) of every error that is too large; ("loss", "") for the loss."""
 
     @property
     def fine(self) -> bool:
@@ -72,7 +72,7 @@ class Errors:
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """The first place where a backend leaves the reference.
+    """The first place where a backend differs from the reference.
 
     ``kind`` is "tensor" (already the forward pass differs at ``name``), "loss", "gradient" (of the
     parameter ``name``), "weight" (the gradients agree, the optimizer's step of ``name`` does not) or
@@ -93,7 +93,7 @@ class Difference:
     suspects: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{self.backend} parts from {self.reference} at step {self.step}: "
+        head = f"{self.backend} differs from {self.reference} at step {self.step}: "
         by = f"{self.operator} node {self.node!r}"
         if self.kind == "tensor":
             return (
@@ -130,7 +130,7 @@ def errors(start: Step, mine: Found, true: Found) -> Errors:
     weights: dict[str, float] = {}
     for name, wanted in true.gradients.items():
         wrong, size = _norm(mine.gradients[name] - wanted), _norm(wanted)
-        # Relative to what can be told from rounding: a gradient that is 0 has no digits.
+        # Relative to what rounding leaves significant: a gradient of 0 has no significant digits.
         gradients[name] = wrong / max(size, 1e-2 * largest, 1e-30)
         if not wrong <= _GRADIENT * size + _FLOOR * largest:
             bad.add(("gradient", name))
@@ -144,7 +144,7 @@ def errors(start: Step, mine: Found, true: Found) -> Errors:
     kept: dict[str, float] = {}
     found, wanted_kept = _kept(mine.after), _kept(true.after)
     for name, array in wanted_kept.items():
-        # What is as small as the rounding of its like has no digits, as with gradients.
+        # A value as small as the rounding of others of its kind has no significant digits, as above.
         like = [a for n, a in wanted_kept.items() if n.partition("/")[0] == name.partition("/")[0]]
         floor = _FLOOR * max(map(_norm, like))
         kept[name], far = distance(found.get(name), array, share=_STEP, floor=floor)
@@ -162,7 +162,7 @@ def distance(
 ) -> tuple[float, bool]:
     """‖a − b‖ / ‖b‖, and whether it is more than ``share``; ``floor`` is what rounding adds.
 
-    Where both sides overflow alike they agree.
+    Elements that overflow equally on both sides agree.
     """
     if mine is None or mine.shape != true.shape:
         return float("inf"), True
@@ -195,7 +195,7 @@ def locate(
     names: tuple[str, str],
     tensors: Callable[[Sequence[str]], Sequence[Mapping[str, Array]]],
 ) -> Difference:
-    """The first tensor that differs, going forward; else the first gradient, going back.
+    """The first tensor that differs in the forward pass; else the first gradient in the backward pass.
 
     Args:
         problem: what is trained.
@@ -211,7 +211,8 @@ def locate(
         name, node, error = forward
         label, operator = _label(model, node), node.op_type
         return at(kind="tensor", name=name, node=label, operator=operator, error=error)
-    # The reader of a parameter that is nearest to the loss says how early its gradient is made.
+    # The reader of a parameter that is nearest to the loss determines how early its gradient is
+    # computed.
     readers = {
         p: max((k for k, n in enumerate(nodes) if p in reads(n)), default=-1)
         for p in problem.parameters
@@ -284,7 +285,7 @@ def _between(
     agreeing: Sequence[str],
     readers: Mapping[str, int],
 ) -> tuple[str, ...]:
-    """The nodes from a parameter's reader on to where an agreeing parameter proves the gradient right."""
+    """The nodes from a parameter's reader to the first one whose gradient is known to be right."""
     proven = {readers[p] for p in agreeing}
     reached: set[str] = {first}
     suspects: list[str] = []
@@ -292,7 +293,7 @@ def _between(
         if not reached & set(reads(node)):
             continue
         suspects.append(_label(model, node))
-        # What comes after this one has a right gradient, or that parameter's would be wrong too.
+        # Nodes after this one have the right gradient, or that parameter's gradient would be wrong too.
         if k not in proven or first in reads(node):
             reached |= set(node.output)
     return tuple(suspects)

@@ -1,4 +1,4 @@
-"""Programs in float64: the same graph with every float32 widened, as a reference for the others."""
+"""Programs in float64: the same graph with every float32 widened, as a reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_core.protocols import Device
 from ortflex_core.runtime.session import run_once
 from ortflex_core.types import Array, TensorSpec
 
-# Attributes that say the type of an output, or of what stands in for it.
+# Attributes that give the type of an output, or of a value that replaces it.
 _TYPED = ("to", "dtype", "output_datatype", "output_dtype")
 _VALUES = {"value_float": TensorProto.FLOAT, "value_floats": TensorProto.FLOAT}
 _VALUES |= {"value_int": TensorProto.INT64, "value_ints": TensorProto.INT64}
@@ -27,7 +27,7 @@ _FLOAT = "tensor(float)"
 def widened(program: Program) -> Program:
     """The program with float64 in place of float32, host scalars included.
 
-    Operators without a float64 kernel are found when a session is made of it.
+    A session of the program fails if an operator has no float64 kernel.
 
     Raises:
         GraphError: (when it is run) onnxruntime has no kernel for an operator in float64.
@@ -35,7 +35,7 @@ def widened(program: Program) -> Program:
     model = program.proto()
     _graph(model.graph, _opsets(model), {})
     for value in (*model.graph.input, *model.graph.output):
-        # Batches of one graph may differ in their rows, which have one name.
+        # Batches of one graph may have different numbers of rows, although the dimension has one name.
         for dimension in value.type.tensor_type.shape.dim:
             dimension.ClearField("dim_param")
     return attrs.evolve(
@@ -54,7 +54,7 @@ def run_widened(
 ) -> dict[Key, Array]:
     """Run a widened program; float32 arrays among ``feeds`` are widened, too."""
     wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feeds.items()}
-    # Optimizers of older runtimes make fused operators that have no float64 kernel.
+    # Older runtimes fuse operators into some that have no float64 kernel.
     return run_once(program, wide, values, device, optimize=False)
 
 
@@ -75,8 +75,8 @@ def _graph(
 ) -> dict[str, int]:
     """Widen a graph in place; returns the element types of its values, as far as they are known.
 
-    What the standard fixes to float32, or has in float32 unless told otherwise, is cast: what it reads
-    down, what it gives up, and float32 next to float64 up.
+    Where the standard requires float32, or has it as the default, values are cast: inputs down to
+    float32, outputs up to float64, and float32 next to float64 up.
     """
     types = dict(outer)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -149,7 +149,7 @@ def _given(
     own = {a.name: a for a in node.attribute}
     graphs = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
     if graphs:
-        # A loop's body also gives its condition.
+        # The body of a loop also returns its condition.
         place = index + (node.op_type == "Loop")
         outputs = graphs[0].output
         return int(outputs[place].type.tensor_type.elem_type) if place < len(outputs) else 0

@@ -1,6 +1,6 @@
-"""What backends are compared with: the fused step in float64, without any pass of ours.
+"""The reference of all backends: the fused step in float64, without our simplifications.
 
-A wrong pass shows where the reference has none.
+The reference therefore shows an error of a simplification.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ortflex_core.types import Array
 class Double:
     """The fused step in float64, from arrays to arrays.
 
-    ``probe`` is the problem with plain gradient descent, which :meth:`step` reads gradients off.
+    ``probe`` is the problem with plain gradient descent, from which :meth:`step` computes gradients.
     """
 
     name = "float64"
@@ -57,7 +57,7 @@ class Double:
         )
 
         def new(group: Mapping[str, Array], ports: Mapping[str, Port]) -> dict[str, Array]:
-            with np.errstate(over="ignore"):  # who compares looks at what is not finite
+            with np.errstate(over="ignore"):  # the comparison checks for values that are not finite
                 return {n: made[ports[n]].astype(a.dtype) for n, a in group.items() if n in ports}
 
         weights = new(start.weights, ports_of("parameter", start.weights))
@@ -77,7 +77,7 @@ class Double:
     def served(
         self, start: Step, batch: Batch, names: Sequence[str], export: export_check.Export
     ) -> export_check.Served:
-        """What the state of a step gives in inference mode; the export is that of the same state."""
+        """The results of the state of a step in inference mode; the export has the same state."""
         totals, made = self.evaluate(start, batch, names)
         exported = export({**self._averaged(start).weights, **start.buffers}, batch)
         return export_check.Served(made, totals, exported)
@@ -103,7 +103,7 @@ class Double:
     def _moved(
         self, probing: bool, start: Step, batches: Sequence[Batch], rate: float
     ) -> dict[Key, Array]:
-        """What the step's graph gives; ``probing``: that of plain gradient descent."""
+        """The outputs of the step's graph; with ``probing``, of plain gradient descent."""
         problem = self._probe if probing else self._problem
         key = (probing, len(batches))
         if key not in self._programs:
@@ -157,7 +157,7 @@ def _parts(problem: Problem, batches: Sequence[Batch]) -> list[LossTerm]:
 
 
 def _factors(problem: Problem, batches: Sequence[Batch]) -> dict[str, float]:
-    """What the totals of a step's batches are multiplied with, in each of them."""
+    """The factors of the totals of every batch of a step."""
     below = [sum(d) for d in zip(*(b.denominators for b in batches), strict=True)]
     out: dict[str, float] = {}
     for k in range(len(batches)):

@@ -1,4 +1,4 @@
-"""What a state of a training gives in inference mode: predictions, losses, the exported model."""
+"""The results of a training's state in inference mode: predictions, losses, the exported model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_core.reference.divergence import Kind, distance
 from ortflex_core.runtime.session import session_options
 from ortflex_core.types import Array
 
-# What float32 explains, next to the largest output.
+# The error that float32 explains, relative to the largest output.
 _ROUNDING = 1e-6
 Export = Callable[[Mapping[str, Array], Batch], Mapping[str, Array]]
 """From weights, averages in their place, and running statistics to the exported model's outputs."""
@@ -43,7 +43,7 @@ def serve(
 
 
 def exporter(model: Model, names: Sequence[str]) -> Export:
-    """What runs the exported model; of a model too large for one buffer, nothing is run."""
+    """A function that runs the exported model; a model too large for one buffer is not run."""
     inputs = [spec.name for spec in model.inputs]
     too_large = sum(map(size_of, model.proto.graph.initializer)) > HUGE
 

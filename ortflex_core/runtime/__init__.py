@@ -1,4 +1,4 @@
-"""The installed onnxruntime: which one it is, sessions, and the caching binder.
+"""The installed onnxruntime: its distribution, its sessions, and the caching binder.
 
 Owns: everything that differs between versions of onnxruntime.
 

@@ -1,9 +1,9 @@
 """The caching IO binder: only what changed is bound again.
 
-Binding a tensor costs about as much as running a small operator. A :class:`Binder` remembers, per
-session and name, the pointer, shape and type that are bound, skips what is bound already, and keeps
-every bound value alive: onnxruntime keeps pointers, and a value that Python lets go corrupts the
-heap.
+Binding a tensor costs about as much as running a small operator. A :class:`Binder` remembers the
+pointer, shape and type that are bound to each name of a session, skips what is bound already, and
+keeps every bound value alive: onnxruntime keeps pointers only, and a value that Python frees
+corrupts the heap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 
 def value_key(value: Value) -> tuple[int, tuple[int, ...], int]:
-    """What a binding depends on: pointer, shape and element type."""
+    """The key of a binding: pointer, shape and element type."""
     return value.data_ptr(), tuple(value.shape()), value.element_type()
 
 
@@ -43,7 +43,7 @@ class Memory(Protocol):
 
 
 _Known = dict[str, tuple[Any, object]]
-"""What is bound to a name: a key that other memory does not have, and the owner of the memory."""
+"""What is bound to a name: the key of the memory, and the object that owns it."""
 
 
 class Binder:
@@ -52,12 +52,12 @@ class Binder:
     Args:
         session: of onnxruntime, in its Python wrapper or not.
         name: of the graph, for messages.
-        binding: one of onnxruntime's that exists already; None makes one.
+        binding: an existing binding of onnxruntime; None makes one.
 
     Attributes:
         made: how many bindings were made.
         runs: how often the session ran on them.
-        session: what runs, without its Python wrapper.
+        session: the session without its Python wrapper.
     """
 
     def __init__(self, session: Any, name: str = "graph", binding: Any = None) -> None:
@@ -73,7 +73,7 @@ class Binder:
 
     @property
     def reused(self) -> int:
-        """How many bindings runs have found as the run before them left them, all runs together."""
+        """How many bindings all runs together reused from the run before."""
         fresh = self._fresh if self._before == self.runs else 0
         bound = len(self._inputs) + len(self._outputs)
         return max(0, self.runs * bound - self.made + fresh)
@@ -152,7 +152,7 @@ class Binder:
             )
 
     def forget(self, name: str | None = None) -> None:
-        """Have an input and output of a name bound again; without a name unbind all inputs."""
+        """Forget what is bound to a name, so that it is bound again; without a name all inputs."""
         if name is None:
             self._binding.clear_binding_inputs()
             self._inputs.clear()
@@ -177,9 +177,9 @@ class Binder:
             count += 1
         self.run()
         values = self._binding.get_outputs()
-        # Iterating would give references, which show other values after the next run.
+        # Iterating would return references, whose values change with the next run.
         fetched = [values[k] for k in range(count)]
-        # Left bound, they would be written over by the next run.
+        # If they stayed bound, the next run would overwrite them.
         self._binding.clear_binding_outputs()
         return fetched
 
@@ -197,7 +197,7 @@ class Binder:
 
 
 def binding_counts(binders: Iterable[Binder]) -> dict[str, int]:
-    """What an engine's counters say of its bindings: ``bindings_made`` and ``bindings_reused``."""
+    """The counters of an engine's bindings: ``bindings_made`` and ``bindings_reused``."""
     known = list(binders)
     return {
         "bindings_made": sum(b.made for b in known),
@@ -208,8 +208,8 @@ def binding_counts(binders: Iterable[Binder]) -> dict[str, int]:
 class HostVector:
     """The scalar inputs of a program, side by side in one small vector per element type.
 
-    Expressions are evaluated in float64 and stored in the type that the graph wants. Only what
-    depends on a symbol that changed is written again.
+    Expressions are evaluated in float64 and stored in the type that the graph wants. Only values
+    that depend on a changed symbol are written again.
     """
 
     def __init__(self, program: Program, device: Device, constants: Mapping[str, float]) -> None:
@@ -219,7 +219,7 @@ class HostVector:
         self._program = HostProgram([h.expression for h in program.hosts])
         self.varying = tuple(sorted(self._program.symbols - set(constants)))
         self._last: tuple[float, ...] | None = None
-        # Which expressions, where their values go, and the memory to copy that to, if it is far.
+        # The expressions, the vector of their values, and the device memory it is copied to, if any.
         self._groups: list[tuple[list[int], Array, Value | None]] = []
         self._places: list[tuple[str, int, int]] = []
         self._memory: list[Value] = []
@@ -240,7 +240,7 @@ class HostVector:
         return self._places
 
     def update(self, values: Mapping[str, float]) -> None:
-        """Set the symbols; free when none of those that occur has changed."""
+        """Set the symbols; costs nothing if none of those that occur has changed."""
         key = tuple([values[name] for name in self.varying])
         if key == self._last:
             return

@@ -1,9 +1,9 @@
-"""Which onnxruntime is installed, what it can do, and what is wrong with it.
+"""Which onnxruntime is installed, what it can do, and the faults of the installation.
 
 About twenty distributions install the same import name ``onnxruntime``. Two of them at once
 overwrite each other's files, and an old one with numpy 2 imports and then crashes the process.
-So this module looks at the metadata *before* anything imports onnxruntime, and
-:func:`require_runtime` is how the rest of the project gets at it.
+So this module reads the metadata *before* anything imports onnxruntime, and the rest of the project
+calls :func:`require_runtime` first.
 
     >>> from ortflex_core.runtime.installation import Distribution, diagnose
     >>> old = Distribution("onnxruntime-training", "1.16.3")
@@ -29,8 +29,8 @@ import attrs
 
 from ortflex_core.errors import RuntimeUnavailable
 
-# What installs the import name `onnxruntime`, the most able first: of two, the first is kept.
-# Not in the list: onnxruntime-extensions, -genai and others, which have import names of their own.
+# Distributions with the import name `onnxruntime`, the most capable first: of two, keep the first.
+# Not in the list: onnxruntime-extensions, -genai and others, which have other import names.
 KNOWN_DISTRIBUTIONS = (
     "onnxruntime-training",
     "onnxruntime-training-cpu",
@@ -87,8 +87,8 @@ class Fault:
 class Runtime:
     """The onnxruntime of this environment and what it can do.
 
-    ``max_opset`` and ``max_ir`` are the newest that it really loads (found by trying), so every
-    graph that ortflex makes is stamped with at most these.
+    ``max_opset`` and ``max_ir`` are the newest that it loads, as a trial shows; no graph that
+    ortflex makes declares newer ones.
 
     Example:
         >>> runtime = Runtime(distribution="onnxruntime", version="1.31.1", max_opset=26, max_ir=13)
@@ -124,7 +124,7 @@ def version_tuple(version: str) -> tuple[int, ...]:
 
 
 def find_distributions(path: Sequence[str] | None = None) -> list[Distribution]:
-    """List the distributions that provide ``import onnxruntime``, the most able first.
+    """List the distributions that provide ``import onnxruntime``, the most capable first.
 
     Args:
         path: folders to look in, ``sys.path`` if None.
@@ -133,13 +133,13 @@ def find_distributions(path: Sequence[str] | None = None) -> list[Distribution]:
     return [
         Distribution(name, found.version)
         for name in KNOWN_DISTRIBUTIONS
-        # The first one found hides the others of the same name, as it does for an import.
+        # The first distribution hides others of the same name, as in an import.
         for found in list(importlib.metadata.distributions(name=name, path=where))[:1]
     ]
 
 
 def import_location() -> str | None:
-    """Return the folder that ``import onnxruntime`` would take, without importing it.
+    """Return the folder that ``import onnxruntime`` would load, without importing it.
 
     An empty folder, which an uninstallation can leave, does not count: Python would import
     it as a namespace package with nothing in it.
@@ -157,12 +157,12 @@ def diagnose(
     numpy_version: str | None = None,
     location: Callable[[], str | None] = import_location,
 ) -> list[Fault]:
-    """Return what is wrong with the installation, without importing onnxruntime.
+    """Return the faults of the installation, without importing onnxruntime.
 
     Args:
         found: the distributions, :func:`find_distributions` if None.
         numpy_version: the version of numpy, that of this environment if None.
-        location: where the import would come from; asked only if metadata alone decide nothing.
+        location: the folder that would be imported; called only if the metadata show no fault.
 
     Example:
         >>> names = "onnxruntime-gpu", "onnxruntime"
@@ -200,8 +200,8 @@ def diagnose(
 def require_runtime() -> Runtime:
     """Return the runtime of this environment, checked before onnxruntime is imported.
 
-    The answer is kept for the life of the process; a failure is not, so that a notebook can be
-    repaired without a restart.
+    The result is kept until the process ends; a failure is not, so that a notebook can be repaired
+    without a restart.
 
     Raises:
         RuntimeUnavailable: no runtime is installed, two are, or the installed one cannot work;
@@ -218,14 +218,14 @@ def _probe(distribution: Distribution) -> Runtime:
     try:
         with _hidden("onnxruntime.training"):
             ort = importlib.import_module("onnxruntime")
-        # Not everything that makes a package useless shows at its import.
+        # A broken package may still be imported without an error.
         sessions, providers = ort.InferenceSession, ort.get_available_providers()
         options = ort.SessionOptions()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         message = f"{distribution} is installed, but importing it fails: {reason}"
         raise RuntimeUnavailable(str(Fault(message, _reinstall(distribution)))) from error
-    options.log_severity_level = 4  # a refusal is an answer here, not an error to print
+    options.log_severity_level = 4  # a refusal is a result here, not an error to print
     max_opset, max_ir = _newest_accepted(
         lambda model: sessions(model, options, providers=["CPUExecutionProvider"])
     )
@@ -245,10 +245,10 @@ def _probe(distribution: Distribution) -> Runtime:
 
 @contextmanager
 def _hidden(module: str) -> Iterator[None]:
-    """Make ``module`` impossible to import for a while.
+    """Make ``module`` impossible to import within the context.
 
-    A training build, when imported, tries ``onnxruntime.training``, which imports torch where
-    there is one: two seconds that nothing here needs.
+    A training build imports ``onnxruntime.training``, which imports torch if it is installed: two
+    seconds for nothing that is needed here.
     """
     if module in sys.modules:
         yield
@@ -270,8 +270,8 @@ def _has_training_session() -> bool:
 
 
 def _newest_accepted(load: Callable[[bytes], Any]) -> tuple[int, int]:
-    """Return the newest opset and IR version that ``load`` takes without raising."""
-    # onnx costs 60 ms, which the checks above should not pay.
+    """Return the newest opset and IR version that ``load`` accepts."""
+    # Importing onnx takes 60 ms, which the checks above do not need.
     import onnx
     from onnx import TensorProto, helper
 
@@ -290,7 +290,7 @@ def _newest_accepted(load: Callable[[bytes], Any]) -> tuple[int, int]:
             return False
         return True
 
-    # Every runtime that ortflex knows loads this pair.
+    # Every runtime that ortflex supports loads this pair.
     opset, ir = 17, 8
     ir = next((new for new in range(onnx.IR_VERSION, ir, -1) if accepts(opset, new)), ir)
     newest = onnx.defs.onnx_opset_version()

@@ -26,8 +26,8 @@ from ortflex_core.runtime.installation import version_tuple
 from ortflex_core.types import Array
 
 _LIMIT = 128
-# Nodes of a graph from which on onnxruntime's fusions, and its simplifications, are left out: the
-# time they take grows with the square of the nodes (2 s at 6,000, minutes at 40,000).
+# The numbers of nodes from which onnxruntime's fusions, or also its simplifications, are off:
+# their time grows with the square of the nodes (2 s at 6,000, minutes at 40,000).
 _NO_FUSION = 3000
 _NO_BASICS = 6000
 _BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
@@ -46,15 +46,15 @@ _orphans: list[Any] = []
 
 
 def keep_alive(session: Any) -> Any:
-    """Remember a session for the case that the process forks; returns it."""
+    """Remember a session in case the process forks; returns it."""
     _alive.add(session)
     return session
 
 
 def _after_fork() -> None:
-    """In a forked child: locks are free again, and sessions of the parent are never destroyed.
+    """In a forked child, replace the locks and keep the sessions of the parent for ever.
 
-    Their threads are not there, and a session that ends waits for its threads.
+    Their threads do not exist in the child, and a session that is destroyed waits for its threads.
     """
     global _lock
     _lock = threading.Lock()
@@ -67,10 +67,10 @@ _libraries: dict[str, None] = {}
 
 
 def use_library(path: str | os.PathLike[str]) -> None:
-    """Have every session from now on load a custom-operator library of onnxruntime.
+    """Load a custom-operator library of onnxruntime in every session that is made from now on.
 
     A library is code: only code can name one, never a model or a recipe. A family of gradient rules
-    does it by ``RULES.kernels(path)``.
+    declares it with ``RULES.kernels(path)``.
 
     Raises:
         PluginError: onnxruntime cannot load it.
@@ -92,13 +92,13 @@ def use_library(path: str | os.PathLike[str]) -> None:
 
 
 def session_options(threads: int) -> Any:
-    """Options that all our sessions share: quiet, sequential, ``threads`` inside an operator."""
+    """The options of all our sessions: quiet, sequential, ``threads`` inside an operator."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # Fatal only: a failure becomes an exception, whose message reports it once.
+    # Log fatal errors only: any other failure is an exception, whose message reports it once.
     options.log_severity_level = 4
-    # More threads than processors wait for one another: minutes for a step of microseconds.
+    # More threads than processors wait for one another, which can turn microseconds into minutes.
     options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     options.enable_mem_reuse = not _reuses_too_early(onnxruntime.__version__)
@@ -109,10 +109,10 @@ def session_options(threads: int) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _reuses_too_early(version: str) -> bool:
-    """Whether values can be written over before their last reader: in training builds of 1.16.
+    """Whether the runtime may overwrite values before their last reader: training builds of 1.16 do.
 
-    Met with what a Scan reads, and with the statistics of a BatchNormalization; gradients were
-    wrong without a word.
+    Seen with inputs of a Scan and with the statistics of a BatchNormalization: gradients were
+    wrong, without an error.
     """
     from onnxruntime.capi import _pybind_state
 
@@ -120,7 +120,7 @@ def _reuses_too_early(version: str) -> bool:
 
 
 def get_program(key: Hashable, make: Callable[[], Program]) -> Program:
-    """The program of a key, made or found; two fits of the same structure trace it once."""
+    """The program of a key, from the cache if possible; two fits of the same structure trace it once."""
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
@@ -137,11 +137,13 @@ def _remember(key: Hashable, made: T) -> T:
 
 
 def get_session(program: Program, device: Device, threads: int = 1, optimize: bool = True) -> Any:
-    """The session of a program on a device, made or found; ``optimize=False`` runs it as it stands.
+    """The session of a program on a device, from the cache if possible.
+
+    With ``optimize=False`` the graph runs unchanged.
 
     Raises:
         MissingKernel: the runtime lacks an operator; names it, the node, the opset and ways out.
-        GraphError: onnxruntime refuses the graph; its reason without the C++ trace.
+        GraphError: onnxruntime refuses the graph; the message has its reason without the C++ trace.
     """
     key = (os.getpid(), program.key, device, threads, optimize)
     with _lock:
@@ -168,12 +170,12 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
 
 
 def open_session(model: bytes, options: Any, device: Device) -> Any:
-    """A session, without onnxruntime's fusions where they make operators it has no kernel for.
+    """A session, without onnxruntime's fusions if these make operators without a kernel.
 
-    Older versions fuse Gemm and its activation in float64, too, and then lack the kernel.
+    Older versions also fuse Gemm and its activation in float64, for which they have no kernel.
 
     Raises:
-        Exception: whatever onnxruntime raises.
+        Exception: any that onnxruntime raises.
     """
     import onnxruntime
 
@@ -190,7 +192,7 @@ def open_session(model: bytes, options: Any, device: Device) -> Any:
 
 
 def error_reason(error: BaseException) -> str:
-    """The first line of onnxruntime's message: which node and what, without where in its sources."""
+    """The first line of onnxruntime's message: node and reason, without the place in its sources."""
     if endless := _BOUND_REACHED.search(str(error)):
         return f"{endless[0]}; it does not end on these data, or needs a larger bound"
     text = str(error).strip().splitlines()
@@ -208,7 +210,7 @@ def error_reason(error: BaseException) -> str:
 def missing_kernel(
     error: BaseException, model: onnx.ModelProto, name: str, device: Device
 ) -> str | None:
-    """What to do where the runtime lacks an operator; None if that is not what is wrong."""
+    """The error for an operator that the runtime lacks; None if the reason is another one."""
     import onnxruntime
 
     text = str(error)
@@ -241,7 +243,7 @@ def missing_kernel(
 
 
 def _changed_at(operator: str, domain: str, opset: int) -> int | None:
-    """The opset that last changed an operator of the standard, if it is older than that."""
+    """The opset that last changed an operator of the standard, if that is older."""
     try:
         schema = onnx.defs.get_schema(operator, opset, "" if domain == "ai.onnx" else domain)
         onnx.defs.get_schema(operator, schema.since_version - 1, schema.domain)
@@ -257,7 +259,7 @@ def run_once(
     device: Device,
     optimize: bool = True,
 ) -> dict[Any, Array]:
-    """Run a program from arrays to arrays, by port or promised name; for what happens once."""
+    """Run a program once, from arrays to arrays, by port or required name."""
     arrays = {spec.name: feeds[key] for key, spec in program.takes.items()}
     results = run_arrays(program, arrays | program.scalars(values), device, optimize)
     return {key: results[spec.name] for key, spec in program.gives.items()}

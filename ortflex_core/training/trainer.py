@@ -59,13 +59,13 @@ class Trainer:
         groups: parameters (``params``: names, globs) with a ``rate`` (a factor), an ``optimizer``
             or a ``penalty`` of their own, ``frozen``, or trained from ``start_epoch`` on; the first
             group that fits takes a parameter.
-        clip_norm: bound of the Euclidean norm of all gradients together.
-        clip_value: bound of every element of a gradient.
+        clip_norm: the largest Euclidean norm of all gradients together.
+        clip_value: the largest absolute value of an element of a gradient.
         accumulate: how many batches make a step; their gradients are those of one large batch.
         constraint: where weights may be: one constraint on all, or ``{parameter glob:
             constraint}``.
-        averaging: a mean of the weights along the way, which predictions, evaluations and exports
-            then use.
+        averaging: a mean of the weights during the training, which predictions, evaluations and
+            exports use.
         device: where the training runs: a device's name; ``name:1`` is the second of its kind.
         backend: what runs the steps; ``auto`` takes the first that supports the problem.
         batch_size: rows a step; reduced to the number of rows where there are fewer.
@@ -74,8 +74,7 @@ class Trainer:
         seed: of everything random.
         reduction: ``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l.
         metrics: one or several, evaluated on the validation data and by ``Trainer.evaluate``.
-        callbacks: what else happens during the training: one or several, by name, or objects with
-            hooks.
+        callbacks: callbacks of the training: one or several, by name, or objects with hooks.
         classes: class labels in the order of the scores; by default the file's, where it has them.
         reinitialize: True, or names and globs of parameters that start from new random values.
         check_finite: refuse data with NaN or infinity (checked once an array).

@@ -31,12 +31,12 @@ _INTRODUCTION = {
     "schedules": "The learning rate over time: `schedule = …`.",
     "optimizers": "How weights move: `optimizer = …`.",
     "constraints": "Where weights may be: `constraint = …`.",
-    "averages": "Means of the weights along the way: `averaging = …`.",
+    "averages": "Means of the weights during the training: `averaging = …`.",
     "devices": "Where tensors live: `device = …`.",
     "backends": "Ways to run a training step: `backend = …`.",
     "data": "Data by name: `data = …` and `validation = …`.",
     "metrics": "Figures of merit on validation data: `metrics = […]`.",
-    "callbacks": "What else happens during a training: `callbacks = […]`.",
+    "callbacks": "What is called during a training: `callbacks = […]`.",
     "gradients": "Families of gradient rules; `gradients = […]` orders them.",
 }
 

@@ -124,7 +124,7 @@ def aggregating() -> ModelProto:
 @by_rules
 def test_a_dimension_that_cannot_be_resolved(backend: str) -> None:
     keep = np.arange(20) % 2 == 0
-    text = r"'Y', which the squared_error loss sees, has shape \[10, 1\] for a batch of 20 rows"
+    text = r"'Y', which the squared_error loss reads, has shape \[10, 1\] for a batch of 20 rows"
     with pytest.raises(DataError, match=text):
         make(selecting(), backend=backend, epochs=1).fit({"X": X, "keep": keep}, Y)
 

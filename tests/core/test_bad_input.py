@@ -148,7 +148,7 @@ def test_a_backend_that_this_runtime_has_not() -> None:
         (
             models.two_headed(),
             "squared_error",
-            r"has 2 float outputs \(amount, scores\) and the loss names none of them",
+            r"has 2 float outputs \(amount, scores\) and the loss does not name one",
         ),
         (models.two_headed(), {"amuont": "squared_error"}, "has no tensor 'amuont'; did you mean"),
         (models.linear(), {"name": "squared_error", "predicted": "Z"}, "has no tensor 'Z'"),

@@ -98,7 +98,7 @@ def test_training_check_and_export_of_a_node_that_no_runtime_computes() -> None:
     report = check_model(source, plugins=plugins())
     assert [c.name for c in report.choices if c.trained] == ["w", "r", "b"]
     assert report.backends["fused"] == ()
-    text = "GRU is computed by simpler operators, in the training and not in the file: "
+    text = "GRU is computed by simpler operators in the training, but not in the file: "
     assert len([note for note in report.notes if note.startswith(text)]) == 1
     rng = np.random.default_rng(0)
     x = {"x": rng.normal(size=(16, 3, 2)).astype("f4"), "h0": np.zeros((16, 1, 2), "f4")}

@@ -153,7 +153,9 @@ def test_a_backend_that_cannot_build_is_passed_over_with_a_warning(
     found = Plugins.discover()
     warn_once.cache_clear()
     assert trained(found, backend="auto") == before
-    text = "a backend is passed over: the backend 'first' (builder_module:Plugin, from builder 1.0) fails"
+    text = (
+        "a backend is skipped: the backend 'first' (builder_module:Plugin, from builder 1.0) fails"
+    )
     assert text in caplog.text
     with pytest.raises(BrokenPlugin, match=r"from builder 1\.0\) fails in build: Zero") as caught:
         trained(found, backend="first")

@@ -199,10 +199,10 @@ def test_wrong_overrides(folder: Path) -> None:
     found = problems(folder, "", "epochs", "epochs.x=1", "=3", "shuffle=maybe", "a b=1")
     wanted = "expected key=value, for example epochs=5 or optimizer.beta1=0.8"
     assert found == [
-        f"'epochs' is no override; {wanted}",
+        f"'epochs' is not an override; {wanted}",
         "epochs.x=1: epochs is 10, not a table",
-        f"'=3' is no override; {wanted}",
-        f"'a b=1' is no override; {wanted}",
+        f"'=3' is not an override; {wanted}",
+        f"'a b=1' is not an override; {wanted}",
         "shuffle: expected true or false, got 'maybe'",
     ]
 

@@ -102,7 +102,7 @@ def test_external_data_stay_in_the_folder(
     path = saved(folder, place(location.format(folder)))
     with pytest.raises(
         ModelError,
-        match=r"is outside the model's folder; put the data next to the model|bytes outside",
+        match=r"is outside the model's folder; put the data next to the model|bytes in other files",
     ):
         Model(path)
 
@@ -144,7 +144,7 @@ def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
 @posix
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-    with pytest.raises(ModelError, match="'pipe', where 'coef' is, is not an ordinary file"):
+    with pytest.raises(ModelError, match="'pipe', where 'coef' is, is not a regular file"):
         Model(saved(folder, outside("pipe")))
     with pytest.raises(ModelError, match="it is a pipe"):
         Model(folder / "pipe")
@@ -172,8 +172,8 @@ def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
         ("w.bin", 2**62, None, "'coef' needs 20 from 4611686018427387904 on"),
         ("w.bin", 0, 8, "of which it claims 8"),
         ("w.bin", 0, -1, "of which it claims -1|the location is not valid"),
-        ("", 0, None, "is not an ordinary file"),
-        (".", 0, None, "is not an ordinary file"),
+        ("", 0, None, "is not a regular file"),
+        (".", 0, None, "is not a regular file"),
         ("nothing.bin", 0, None, "No such file"),
         ("w.bin\0.txt", 0, None, "null"),
         ("n" * 65536, 0, None, "too long|the location is not valid"),
@@ -352,7 +352,7 @@ def calling(levels: int, calls: int, last: str = "Tanh") -> ModelProto:
 
 
 def test_functions_that_multiply_are_counted_before_they_are_written_out() -> None:
-    with pytest.raises(ModelError, match=f"its functions written out, has {1 + 10**9} nodes"):
+    with pytest.raises(ModelError, match=f"with its functions inlined, has {1 + 10**9} nodes"):
         Model(calling(levels=9, calls=10))
     assert len(Model(calling(levels=3, calls=3)).internal.graph.node) >= 27
 

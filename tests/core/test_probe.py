@@ -148,7 +148,7 @@ def test_why_a_model_could_not_be_run_is_part_of_every_error_that_follows(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The class: a failed probe is kept on the model and said where it stops something, not before."""
-    why = "running the model to learn .* failed: .*Scaler"
+    why = "running the model to measure .* failed: .*Scaler"
     model = Model(wide(8, 4, offset=5))
     with caplog.at_level("DEBUG", "ortflex"):
         complete_shapes(model)

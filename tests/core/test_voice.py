@@ -15,13 +15,17 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 CHECKED = [
     *sorted(path.name for path in (ROOT / "ortflex_core").glob("*.py")),
-    "data",
+    "graph",
+    "runtime",
+    "opsets",
+    "autodiff",
     "model",
     "parameters",
-    "opsets",
+    "data",
+    "engines",
+    "reference",
+    "config",
     "checkpoints",
-    "autodiff",
-    "runtime",
     "comparison",
     "testing",
 ]
