@@ -64,7 +64,7 @@ class FolderLock:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        if self._process != os.getpid():  # a fork, whose parent goes on holding it
+        if self._process != os.getpid():  # a fork, whose parent still holds it
             os.close(handle)
             return
         if sys.platform == "win32":  # an open file cannot be removed

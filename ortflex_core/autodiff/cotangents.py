@@ -1,7 +1,7 @@
 """Helpers of gradient rules: complete cotangents, sums over broadcast axes, shapes restored.
 
-Sizes that are known while the graph is built become constants; only the others are asked for when
-it runs.
+Sizes that are known while the graph is built become constants; only the others are computed when it
+runs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def full(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
 def passed(op: Ops, gradient: Tensor, output: Tensor, argument: Tensor) -> Tensor:
     """The cotangent of an ``argument`` that enters ``output`` with the factor 1.
 
-    An argument that was broadcast owes its gradient to every copy, so the cotangent must then be
-    whole; otherwise it may stay small.
+    The gradient of a broadcast argument is a sum over all copies, so the cotangent must then have
+    its full shape; otherwise it may stay small.
     """
     if same_shape(output.shape, argument.shape):
         return gradient
@@ -71,7 +71,7 @@ def reshape_like(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
 
 
 def _reshape_target(op: Ops, shape: Shape) -> Tensor | None:
-    """The constant that makes Reshape give ``shape``; None where the shape must be asked for.
+    """The constant that makes Reshape give ``shape``; None if it has to be computed when the graph runs.
 
     One size may be unknown. A size of 0 may not: Reshape reads it as "copy this size".
     """
@@ -84,8 +84,8 @@ def _reshape_target(op: Ops, shape: Shape) -> Tensor | None:
 def positions(op: Ops, like: Tensor) -> Tensor:
     """For every element of ``like`` its place in the flattened tensor, as int64.
 
-    What an operator that only moves elements does to the positions, it does to the elements: the
-    moved positions tell :func:`put_back` where each part of a cotangent belongs.
+    An operator that only moves elements moves the positions in the same way: the moved positions
+    tell :func:`put_back` where each element of a cotangent belongs.
     """
     count = op.Range(op.constant(0), op.Size(like), op.constant(1))
     return op.Reshape(count, dims(op, like))
@@ -102,7 +102,8 @@ def put_back(
     values, index = op.Reshape(gradient, flat), op.Reshape(places, flat)
     size = op.Reshape(op.Size(like), flat)
     if repeated and op.opset < 16:
-        # No operator adds at places yet; the product with a matrix of zeros and ones does.
+        # This opset has no operator that adds at places; a product with a matrix of zeros and ones
+        # does.
         places_of = op.Range(op.constant(0), op.Size(like), op.constant(1))
         hits = op.Equal(op.Unsqueeze(index, axes=[1]), op.Unsqueeze(places_of, axes=[0]))
         added = op.MatMul(values, op.Cast(hits, to=gradient.dtype))
@@ -148,7 +149,7 @@ def unbroadcast(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
 def _unbroadcast_at_run_time(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
     """Compare the two shapes inside the graph and sum over the axes that differ.
 
-    The gradient is first brought to its whole shape, so an axis of size 1 in ``like`` that has
+    The gradient is first expanded to its full shape, so an axis of size 1 in ``like`` that has
     another size in the gradient was broadcast.
     """
     target = dims(op, like)

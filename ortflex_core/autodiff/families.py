@@ -18,7 +18,8 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
     Args:
         plugins: the installed plugins.
         first: names of families; where several families have a rule for an operator, the rule of the
-            family that is named first is taken, then that of the distributions that ``plugins`` prefers.
+            family that is named first is taken, then that of the distributions that ``plugins``
+            prefers.
 
     Raises:
         PluginError: a family of ``first`` is unknown or cannot be loaded. Any other family that cannot

@@ -1,10 +1,10 @@
 """Reverse-mode differentiation of a traced graph.
 
-The walk is here, the calculus is in plugins: a rule gets ``op``, a view of its node and one
-cotangent per output, and returns one entry per input (see :class:`ortflex_core.autodiff.Rules`). Only
-what lies between ``wrt`` and the roots is visited.
+The walk is in this module, the calculus is in plugins: a rule gets ``op``, a view of its node and one
+cotangent per output, and returns one entry per input (see :class:`ortflex_core.autodiff.Rules`).
+Only nodes between ``wrt`` and the roots are visited.
 
-Source of the shape of it: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), §3.2;
+Source of the method: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), §3.2;
 the table of rules with one shared ``unbroadcast`` is autograd's idea.
 """
 
@@ -38,7 +38,7 @@ _UNDEFINED = onnx.TensorProto.UNDEFINED
 
 
 class NodeView:
-    """What a rule sees of its node."""
+    """The view of a node that its rule gets."""
 
     __slots__ = ("_node", "_rules", "_wanted", "inputs", "outputs", "trace")
 
@@ -47,7 +47,7 @@ class NodeView:
         self._node = node
         self._wanted = wanted
         self._rules = rules
-        # Any, not Tensor | None: a rule knows which inputs its operator may leave out.
+        # Any, not Tensor | None: the author of a rule knows which inputs the operator may omit.
         self.inputs: tuple[Any, ...] = node.inputs
         self.outputs = node.outputs
 
@@ -74,12 +74,12 @@ class NodeView:
     def captures(self) -> Mapping[str, Tensor]:
         """Outer values that the node's subgraphs read, by the names they have there.
 
-        A rule answers for them after its inputs, in this order.
+        A rule returns their gradients after those of its inputs, in this order.
         """
         return self._node.captures
 
     def input(self, index: int) -> Any:
-        """An input, or None where the node leaves it out."""
+        """An input, or None if the node omits it."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def needs(self, index: int) -> bool:
@@ -105,7 +105,7 @@ class NodeView:
         return _along(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
 
     def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
-        """The rule's answers by way of the same outputs, computed from the inputs by other means.
+        """The gradients of a rule, by way of the same outputs computed with other operators.
 
         For an operator that the standard defines by simpler ones: ``outputs`` are traced from
         ``inputs`` with those, and differentiated by their rules.
@@ -113,7 +113,7 @@ class NodeView:
         pairs = [(y, g) for y, g in zip(outputs, gs, strict=False) if g is not None]
         distinct = list({id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}.values())
         found = dict(zip(map(id, distinct), _along(pairs, distinct, self._rules), strict=True))
-        # An input that is used in two places is listed once: its gradient is that of both.
+        # An input that is used in two places is listed once: its gradient is the sum of both.
         return [
             found.pop(id(i), None) if k in self._wanted else None for k, i in enumerate(self.inputs)
         ]
@@ -166,7 +166,7 @@ def _walk(
     nodes: Sequence[Node],
     rules: RuleTable,
 ) -> tuple[dict[int, list[Tensor]], dict[int, Node]]:
-    """Contributions to the gradient of each of ``wrt``, and the nodes where others ended."""
+    """Contributions to the gradient of each of ``wrt``, and the nodes at which other paths ended."""
     trace = roots[0][0].trace
     op = trace.op
     live = set(map(id, wrt))
@@ -201,7 +201,7 @@ def _walk(
                 answers = _by_rule_or_body(op, view, node, rule, arrived)
             passed = _answered(op, node, arguments, wanted, answers, rules)
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
-            if error.complete:  # an operator inside a subgraph, which was named there
+            if error.complete:  # an operator inside a subgraph, where the error got its name
                 raise
             form = f" {error}" if known else ""
             text = _no_rule(trace, node, wrt, rules, form)
@@ -225,7 +225,7 @@ def _walk(
 def _by_rule_or_body(
     op: Ops, view: NodeView, node: Node, rule: Rule | None, gs: Sequence[Tensor | None]
 ) -> Sequence[Gradient]:
-    """A rule's answers; if it does not support this form, those by way of the function body."""
+    """The gradients of a rule; if it does not support this form, those by way of the function body."""
     refusal = NoGradientRule("")
     if rule is not None:
         try:
@@ -249,7 +249,7 @@ def _varies(argument: Tensor | None, rules: RuleTable) -> bool:
 
 
 def _quantized(argument: Tensor, rules: RuleTable) -> bool:
-    """Whether whole numbers stand for real ones, so that a gradient may go straight through."""
+    """Whether integers stand for real numbers, so that a gradient may pass straight through."""
     node = argument.node
     return node is not None and argument.index == 0 and rules.rounds(node.domain, node.op_type)
 
@@ -262,7 +262,7 @@ def _answered(
     answers: Sequence[Gradient],
     rules: RuleTable,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs (input, its gradient) of a rule's answers, broadcasting undone."""
+    """Pairs (input, gradient) from the results of a rule, summed over broadcast axes."""
     out = []
     for k in sorted(wanted):
         argument = arguments[k]
@@ -322,7 +322,7 @@ def _label(node: Node) -> str:
 
 
 def _path(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
-    """How a parameter comes to the node: 'W -> MatMul -> Foo'."""
+    """The path from a parameter to the node: 'W -> MatMul -> Foo'."""
     came: dict[int, tuple[int, str]] = {id(t): (0, t.hint or "parameter") for t in wrt}
     for other in trace.nodes:
         source = next((a for a in other.arguments if id(a) in came), None)
@@ -355,7 +355,7 @@ def _no_rule(
 
 
 def _wall(node: Node, reached: set[int]) -> str:
-    """The node, and what gave it numbers that do not vary, where these are what stops the gradient."""
+    """The node, and the node of its constant inputs if these stop the gradient."""
     for argument in node.arguments:
         maker = argument.node
         if id(argument) in reached and maker is not None and not argument.is_float:

@@ -1,4 +1,4 @@
-"""Tables of gradient rules: a family, as a plugin brings it, and all families together."""
+"""Tables of gradient rules: one family, which a plugin contains, and all families together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortflex_core.errors import BrokenPlugin, PluginError, suggest
 from ortflex_core.graph.ops import Tensor
 
 Gradient = Tensor | Callable[[], Tensor] | None
-"""A rule's answer for one input: a tensor, a way to make it if needed, or None: no gradient."""
+"""The result of a rule for one input: a tensor, a function that makes it if needed, or None."""
 
 Rule = Callable[..., Sequence[Gradient]]
 
@@ -40,15 +40,15 @@ class Rules:
     def kernels(self, library: str | Callable[[], str]) -> None:
         """Declare a custom-operator library of onnxruntime, or a function that gives its path.
 
-        It has the kernels of operators outside the standard; every session loads it from the moment
-        on at which the family is.
+        It has the kernels of operators outside the standard; every session loads it after the
+        family is loaded.
         """
         self.libraries.append(library)
 
     def straight_through(self, *op_types: str, domain: str = "") -> None:
-        """Declare operators whose first output, whole numbers, stands for real ones.
+        """Declare operators whose first output consists of integers that stand for real numbers.
 
-        What reads it may then pass a float gradient on to it, of one unit of those numbers.
+        A node that reads it may then pass a float gradient to it, per unit of these integers.
         """
         self.rounding.update((domain, op_type) for op_type in op_types)
 
@@ -63,12 +63,12 @@ class Rules:
         return register
 
     def not_differentiable(self, *op_types: str, domain: str = "") -> None:
-        """Declare operators through which no gradient passes, by their nature."""
+        """Declare operators that are not differentiable."""
         for op_type in op_types:
             self._add(domain, op_type, 1, None)
 
     def check(self, described: str) -> None:
-        """Refuse a table that has something else than rules in it.
+        """Refuse a table with entries that are not rules.
 
         Raises:
             BrokenPlugin: ``described`` and what is wrong with it.
@@ -104,9 +104,9 @@ def _is_key(key: object) -> bool:
 class RuleTable:
     """Several families together.
 
-    Two rules for one operator are an error where a node of it is differentiated, unless ``first`` says
-    which one counts. ``broken`` says of families that cannot be loaded why not, ``owners`` which
-    distribution each family is from.
+    Two rules for one operator are an error if a node of it is differentiated, unless ``first``
+    chooses one. ``broken`` has the reasons of families that cannot be loaded, ``owners`` the
+    distribution of each family.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RuleTable:
         self._rounding = frozenset().union(*(family.rounding for family in families.values()))
         self._entries: dict[tuple[str, str], tuple[str, list[tuple[int, Rule | None]]]] = {}
         self.doubled: dict[tuple[str, str], tuple[str, ...]] = {}
-        """The families of every operator that several have and none was put first for."""
+        """The families of every operator with several rules of which none was chosen."""
         for name in order:
             for key, entries in families[name].table.items():
                 owner, _ = self._entries.setdefault(key, (name, entries))
@@ -138,7 +138,7 @@ class RuleTable:
         """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` not.
 
         Raises:
-            PluginError: several families have the operator, and none was put first.
+            PluginError: several families have the operator, and none was chosen.
         """
         if (domain, op_type) in self.doubled:
             raise PluginError(self._twice(domain, op_type))

@@ -51,7 +51,7 @@ _TRIES = 100
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """The model in a checkpoint of this training: later ones link to it, as long as it is that file.
+    """The model in a checkpoint of this training: later ones link to it while it is the same file.
 
     ``marks`` tell by device, inode, size and time whether a file was replaced.
     """
@@ -171,7 +171,7 @@ def _save_arrays(arrays: Mapping[str, Array], path: Path) -> None:
 
     try:
         save_file({n: np.asarray(a, order="C") for n, a in arrays.items()}, path)
-    except safetensors.SafetensorError as error:  # of a full disk, too
+    except safetensors.SafetensorError as error:  # also on a full disk
         raise OSError(str(error)) from error
 
 
@@ -197,7 +197,7 @@ def _marks(model: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _foreign(folder: Path, partial: bool) -> str | None:
-    """What in a folder was not written by :func:`write`; None for no folder and an empty one.
+    """What in a folder was not written by :func:`write`; None for a missing or empty folder.
 
     With ``partial`` the folder may be one that was never finished.
     """
@@ -374,7 +374,7 @@ def _load(place: Path) -> Checkpoint:
             raise CheckpointError(f"{str(place)!r} cannot be read: {error}") from error
         written = Written(folder=place, digests=known, marks=marks)
     arrays = _read_arrays(place)
-    if _seal(place) != seal:  # parts of two, each of them whole
+    if _seal(place) != seal:  # files of two complete checkpoints
         raise CheckpointError(f"{str(place)!r} was replaced by another process while it was read")
     return Checkpoint(folder=place, seal=seal, record=content, arrays=arrays, written=written)
 

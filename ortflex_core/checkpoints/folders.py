@@ -38,8 +38,8 @@ def resolve(given: Path) -> Path:
     """The path that a folder is written to; symbolic links are followed.
 
     Raises:
-        OutputError: the name is empty, ``.``, ``..``, ``/`` or the current folder, or no system could
-            have such a name.
+        OutputError: the name is empty, ``.``, ``..``, ``/`` or the current folder, or is not valid
+            on any system.
     """
     text = os.fspath(given)
     if "\0" in text:
@@ -144,7 +144,7 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 _ROUNDS = 1000
-"""How often a place is tried that other processes take meanwhile."""
+"""How often a place is tried while other processes take it."""
 
 
 def _put(fresh: Path, folder: Path, foreign: Foreign) -> None:
@@ -152,7 +152,7 @@ def _put(fresh: Path, folder: Path, foreign: Foreign) -> None:
     for rounds in range(_ROUNDS, -1, -1):
         check(folder, foreign)
         try:
-            os.rename(fresh, folder)  # where there is nothing, or an empty folder
+            os.rename(fresh, folder)  # if nothing or an empty folder is there
             break
         except OSError as error:
             if error.errno not in _OCCUPIED:
@@ -191,7 +191,7 @@ def _put_in_two_steps(fresh: Path, folder: Path, foreign: Foreign) -> None:
 
 
 def _discard(old: Path, folder: Path, foreign: Foreign) -> None:
-    """Remove an earlier folder; what a killed process leaves of it has a name that is cleared."""
+    """Remove an earlier folder, under a name that later saves clear if this process is killed."""
     left = _new_name(folder)
     with contextlib.suppress(OSError):  # it does not exist, or a program on Windows has it open
         os.rename(old, left)
@@ -200,9 +200,9 @@ def _discard(old: Path, folder: Path, foreign: Foreign) -> None:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[bool]:
-    """Hold a folder against other processes; whether that is possible here.
+    """Lock a folder against other processes; returns whether that is possible here.
 
-    The system lets go of it when the process ends, however it ends.
+    The system releases the lock when the process ends, however it ends.
     """
     handle = _open(folder)
     held = handle is not None and lock_handle(handle, wait=True) is True
@@ -214,7 +214,7 @@ def _lock(folder: Path) -> Iterator[bool]:
 
 
 def _open(folder: Path) -> int | None:
-    if sys.platform == "win32":  # which has no locks of this kind
+    if sys.platform == "win32":  # a system without locks of this kind
         return None
     try:
         return os.open(folder, os.O_RDONLY)

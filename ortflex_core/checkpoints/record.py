@@ -16,7 +16,7 @@ from ortflex_core.errors import CheckpointError, printable
 from ortflex_core.types import Position, Progress
 
 FORMAT = 2
-"""What is written; format 1 (of 0.1.0) is read as well, and has nothing to verify it by."""
+"""The format that is written; format 1 (of 0.1.0) is read as well, but cannot be verified."""
 NAME = "checkpoint.json"
 
 _MOST = 2**63
@@ -57,7 +57,7 @@ class Record:
     frozen: dict[str, str] | None = None
 
 
-# ------------------------------------------------------------------ what the data say of themselves
+# ------------------------------------------------------------------ the place in the data
 
 
 @attrs.frozen(kw_only=True)
@@ -227,7 +227,7 @@ def _plain(name: str) -> bool:
 
 
 def _counts(record: Record) -> Iterator[tuple[str, int, int]]:
-    """Every whole number of a record, with its place and the least that it may be."""
+    """Every integer of a record, with its place and its smallest valid value."""
     yield "fits", record.fits, 0
     if record.size is not None:
         yield "size.rows", record.size.rows, 1
@@ -249,7 +249,7 @@ def _of_progress(place: str, progress: Progress) -> Iterator[tuple[str, int, int
 
 
 def _measures(record: Record) -> Iterator[tuple[str, float]]:
-    """Every figure of a record that has to be finite and not negative."""
+    """Every number of a record that has to be finite and not negative."""
     if record.position is not None:
         yield "position.seconds", record.position.seconds
         if not math.isnan(record.position.rate):  # before the first step there is no rate

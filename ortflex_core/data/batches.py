@@ -110,10 +110,10 @@ class Block(Sequence[Batch]):
 
 
 def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
-    """Refuse to go on with data that come in another order.
+    """Refuse to continue with data that come in another order.
 
     Raises:
-        DataError: the training to go on with had data of another kind.
+        DataError: the training to continue had data of another kind.
     """
     was = place.get("kind", kind)
     if was != kind:
@@ -123,7 +123,7 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
             "batches": "an iterable of batches",
         }
         raise DataError(
-            f"the training to go on with had {names.get(was, repr(was))}, now it is given "
+            f"the training to continue had {names.get(was, repr(was))}, now it gets "
             f"{names[kind]}: the rows would come in another order; give the same data"
         )
 

@@ -1,7 +1,7 @@
 """Data by column, checked once.
 
-A column is an array whose first axis counts rows; its name is the graph input it feeds. What gives
-batches of them is in ``batches`` (arrays), ``pieces`` (files read piece by piece) and ``iterables``
+A column is an array whose first axis counts rows; its name is the graph input it feeds. Sources of
+batches are in ``batches`` (arrays), ``pieces`` (files read piece by piece) and ``iterables``
 (iterables of batches); their public names are here, too.
 """
 
@@ -217,7 +217,7 @@ def _check_finite(array: Array, what: str) -> None:
 
 
 def spec_of(name: str, array: Array) -> TensorSpec:
-    """The specification of labels or weights; their rows are a symbolic dimension, strings have no type."""
+    """The specification of labels or weights, with a symbolic number of rows; strings have no type."""
     shape: Shape = ("batch", *array.shape[1:])
     return TensorSpec(name, onnx_dtype(array.dtype) if array.dtype.kind in "iufb" else 8, shape)
 

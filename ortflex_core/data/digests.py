@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflex_core.model.model import Model
 
 SAMPLE = 64 * 2**20
-"""Bytes of a column that a digest is of: all of a smaller one, else of rows at equal distances."""
+"""The most bytes of a column in its digest: all of a smaller one, else rows at equal distances."""
 _AT_ONCE = 2**22
 
 

@@ -20,9 +20,9 @@ Item = tuple[Any, Any, Any]
 
 @attrs.frozen(kw_only=True)
 class Spot:
-    """The place of a row: how often the source was gone through, which batch, which row in it.
+    """The place of a row: the number of passes over the source, the batch, and the row in it.
 
-    ``state`` is the source's own of before the batch, ``columns`` are all rows of the batch.
+    ``state`` is the state of the source before the batch, ``columns`` are all rows of the batch.
     """
 
     turn: int = 0
@@ -32,7 +32,7 @@ class Spot:
     columns: Mapping[str, Array] | None = None
 
     def later(self, rows: int) -> Spot:
-        """Some rows further, in the same batch."""
+        """The place some rows later, in the same batch."""
         return attrs.evolve(self, offset=self.offset + rows)
 
 
@@ -61,10 +61,10 @@ def item_of(given: Any, number: int, labelled: bool = True) -> Item:
 
 
 class Items:
-    """Draws the batches of a source, one turn through it after the other, and knows where it is.
+    """Draws the batches of a source, pass after pass, and keeps its place.
 
     Attributes:
-        keeps_state: whether the source says itself where it is.
+        keeps_state: whether the source reports its own state.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Items:
         self._state = self._ask()
 
     def spot(self) -> Spot:
-        """Where the next batch is."""
+        """The place of the next batch."""
         return Spot(turn=self._turn, item=self._item, state=self._state)
 
     def peek(self) -> Item | None:
@@ -93,7 +93,7 @@ class Items:
         return item
 
     def draw(self) -> Item | None:
-        """The next batch of this turn, or None at its end."""
+        """The next batch of this pass, or None at its end."""
         if self._peeked is not None:
             (item, self._state), self._peeked = self._peeked, None
             self._item += 1
@@ -109,15 +109,15 @@ class Items:
         return item
 
     def turn_over(self) -> None:
-        """Begin another turn."""
+        """Begin another pass."""
         self._close()
         self._turn, self._item, self._state = self._turn + 1, 0, self._ask()
 
     def go_to(self, spot: Spot) -> None:
-        """Have the batch of a spot come next.
+        """Continue with the batch of a spot.
 
         Raises:
-            DataError: the batch is not the first of its turn, and the source cannot go there.
+            DataError: the batch is not the first of its pass, and the source cannot start there.
         """
         self._close()
         self._turn, self._item, self._state = spot.turn, spot.item, spot.state
@@ -129,7 +129,7 @@ class Items:
             self._iterator = islice(self._source, spot.item, None)
         elif spot.item:
             raise DataError(
-                f"the training is to go on at batch {spot.item} of an epoch, and the "
+                f"the training is to continue at batch {spot.item} of an epoch, and the "
                 f"{type(self._source).__name__} that makes the batches can only begin an epoch. Give "
                 "a list, a function of (epoch, start) in Batches(function), or an object with "
                 "state_dict() and load_state_dict(); or resume from a checkpoint of an epoch's end"
@@ -157,13 +157,12 @@ class Items:
 
 
 def _parameters(source: Any) -> dict[str, inspect.Parameter]:
-    """What a function is called with: ``epoch``, ``start``, and which of its arguments each is.
+    """The arguments of a function of batches: which of them are ``epoch`` and ``start``.
 
-    Arguments of other names are the epoch and the start in this order; those that have a value of
-    their own keep it.
+    Arguments of other names are the epoch and the start in this order; those with a default keep it.
 
     Raises:
-        DataError: it asks for more.
+        DataError: it requires more arguments.
     """
     if hasattr(source, "__iter__"):
         return {}
@@ -185,7 +184,7 @@ def _parameters(source: Any) -> dict[str, inspect.Parameter]:
             asked[free.pop(0)] = parameter
         elif required:
             raise DataError(
-                f"the function that makes the batches takes {len(known)} arguments; expected one of "
+                f"the function that makes the batches takes {len(known)} arguments; expected a function of "
                 "nothing, of (epoch), or of (epoch, start)"
             )
     return asked

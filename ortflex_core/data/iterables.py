@@ -1,8 +1,8 @@
 """Batches from an iterable, a function that returns one, or a torch DataLoader.
 
 Such a source reports its own position: a function of ``(epoch, start)`` is called with another start,
-an object with ``state_dict()`` and ``load_state_dict()`` is given its state again, a list has its batches
-in order. With any other source a training is resumed at the end of an epoch only.
+an object with ``state_dict()`` and ``load_state_dict()`` is given its state again, a list has its
+batches in order. With any other source a training is resumed at the end of an epoch only.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Batches:
     """Batches from an iterable or a function, with a shuffle buffer and a background thread.
 
     ``source`` is an iterable of ``(X, y)``, ``(X, y, sample_weight)`` or mappings with these keys, or
-    a function that returns one: of nothing, of ``epoch``, or of ``(epoch, start)``, which leaves out
-    the first ``start`` batches; ``epoch`` counts from 0 how often the data were gone through.
+    a function that returns one: without arguments, of ``epoch``, or of ``(epoch, start)``, which
+    leaves out the first ``start`` batches; ``epoch`` counts the passes over the data from 0.
 
     Args:
         source: the iterable or the function.
-        buffer: rows that are held and mixed before batches of the Trainer's ``batch_size`` are made
-            of them; 0 takes the batches as they are, in their order. See
+        buffer: rows that are collected and mixed before they become batches of the Trainer's
+            ``batch_size``; 0 takes the batches as they are, in their order. See
             :mod:`ortflex_core.data.shuffle_buffer` for the order.
         prefetch: how many batches (or buffers) a thread draws ahead of the steps; 0 draws each one
             when it is needed, in the thread that trains.
@@ -74,8 +74,8 @@ class Batches:
 class IterableBatches:
     """Batches of an iterable, as they are or mixed in a shuffle buffer.
 
-    An iterable is gone through once an epoch; ``limit`` is the batches of an epoch of an endless one,
-    which then goes on where it was.
+    An epoch is one pass over the iterable; ``limit`` is the number of batches of an epoch of an
+    endless one, which then continues where it was.
 
     Attributes:
         first: the first batch.
@@ -122,7 +122,7 @@ class IterableBatches:
     def close(self) -> None:
         """Close the source; a thread that draws ahead ends with its epoch."""
 
-    # ------------------------------------------------------------------ where it is
+    # ------------------------------------------------------------------ the place of a training
 
     def place(self) -> dict[str, Any]:
         """The position of the batch (or buffer) in use, for a checkpoint.
@@ -147,7 +147,7 @@ class IterableBatches:
         return {**out, "epoch": epoch, "window": window, "taken": taken}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
-        """Go on from a place at the next epoch.
+        """Continue from a place in the next epoch.
 
         Raises:
             DataError: the training had data of another kind, or another buffer.
@@ -156,7 +156,7 @@ class IterableBatches:
         buffer = self._given.buffer
         if place.get("buffer", buffer) != buffer:
             raise DataError(
-                f"the training to go on with had buffer = {place['buffer']}, now it is {buffer}: the "
+                f"the training to continue had buffer = {place['buffer']}, now it is {buffer}: the "
                 "rows would come in another order; give the same buffer"
             )
         self._kept = place if "spot" in place else None
@@ -172,8 +172,8 @@ class IterableBatches:
         if part is None or checksum(part.columns) != kept["check"]:
             what = "ends before it" if part is None else "that batch differs from the earlier one"
             raise DataError(
-                f"the iterable is to go on at batch {spot.item}, but {what}: without "
-                "the same batches the training cannot go on exactly. Give the same data, seeded if "
+                f"the iterable is to continue at batch {spot.item}, but {what}: without "
+                "the same batches the training cannot continue exactly. Give the same data, seeded if "
                 "they are random, or fit a Trainer without a checkpoint"
             )
         if same_epoch and self._given.buffer:  # the whole buffer is needed again
@@ -182,7 +182,7 @@ class IterableBatches:
         self._drop(part, spot.offset + kept["taken"])
         if not same_epoch and self._limit is None:
             while self._items.draw() is not None:
-                pass  # the rest of the epoch that is over
+                pass  # the rest of a finished epoch
             self._left = None
             self._items.turn_over()
 
@@ -202,7 +202,7 @@ class IterableBatches:
         number: int = 0,
         more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
-        """The batches of one epoch; without a buffer the order is the source's business.
+        """The batches of one epoch; without a buffer the source decides the order.
 
         Raises:
             DataError: the source is used up, or a batch does not fit.
@@ -282,7 +282,7 @@ class IterableBatches:
 
 
 class _Waiting:
-    """What a thread draws, with the time that it was waited for."""
+    """Batches that a thread draws, and the time spent waiting for them."""
 
     def __init__(self, owner: IterableBatches, ahead: Prefetch[Any]) -> None:
         self._owner = owner

@@ -99,7 +99,7 @@ def usual_buffer(columns: Columns) -> int:
 
 
 def read_if_small(pieces: Pieces) -> Columns | Pieces:
-    """What fits into the shuffle buffer is read at once, and is arrays like any others."""
+    """Data that fit into the shuffle buffer are read at once and treated as arrays."""
     return head(pieces, pieces.buffer) if rows_of(pieces) <= pieces.buffer else pieces
 
 
@@ -117,7 +117,7 @@ def concat_columns(parts: Sequence[Columns]) -> Columns:
 
 @attrs.frozen(kw_only=True)
 class Making:
-    """How rows as they were read become rows that graphs take."""
+    """How rows of a file become rows that graphs take."""
 
     prepare: Callable[[Columns], dict[str, Array]]
     denominators: Callable[[Mapping[str, Array]], Denominators]
@@ -127,7 +127,7 @@ class Making:
         """The part that some rows make.
 
         Raises:
-            DataError: they do not fit; says where they are from.
+            DataError: they do not fit; the message says where they are from.
         """
         try:
             prepared = self.prepare(self.convert(columns))
@@ -143,12 +143,11 @@ class Making:
 
 
 class PieceBatches:
-    """Batches out of pieces: windows are read in the background, one ahead of the steps.
+    """Batches of pieces: windows are read in the background, one ahead of the steps.
 
     While the last window of an epoch is in use, the first of the next is read.
 
-    Where a training stands is a number of batches, as for arrays: the order of an epoch can be
-    entered anywhere.
+    The place of a training is a number of batches, as for arrays: an epoch can be entered anywhere.
 
     Attributes:
         waited: seconds that steps waited for data.
@@ -194,11 +193,11 @@ class PieceBatches:
             name = differ[0]
             if name == "sizes":
                 raise DataError(
-                    "the training to go on with had as many pieces of data, but of other sizes; give "
+                    "the training to continue had as many pieces of data, but of other sizes; give "
                     "the same data"
                 )
             raise DataError(
-                f"the training to go on with had {name} = {place[name]}, these data give {now[name]}: "
+                f"the training to continue had {name} = {place[name]}, these data give {now[name]}: "
                 f"the rows would come in another order; give the same {name}"
             )
 

@@ -51,7 +51,7 @@ class Prefetch(Generic[T]):
         with self._changed:
             if not self._items:
                 started = time.perf_counter()
-                # Interruptible: Ctrl-C gets through to the thread that waits.
+                # Interruptible: Ctrl-C reaches the thread that waits.
                 self._changed.wait_for(lambda: self._items or self._ended or self._closed)
                 self.waited += time.perf_counter() - started
             if self._items:
@@ -74,7 +74,9 @@ class Prefetch(Generic[T]):
             self._closed = True
             self._items.clear()
             self._changed.notify_all()
-        if threading.current_thread() is self._thread:  # the garbage collector runs anywhere
+        if (
+            threading.current_thread() is self._thread
+        ):  # the garbage collector may run in any thread
             return
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():

@@ -6,9 +6,9 @@ An epoch has an order that can be entered anywhere, without reading what comes b
 2. Their rows, laid end to end in that order, are cut into windows of ``size`` rows.
 3. The rows of every window are permuted, by a generator of (epoch, number of the window) alone.
 
-So every row comes once an epoch, rows of distant pieces are mixed in one window, and an epoch has
-at most two windows in memory. A window of all rows is a uniform permutation. Without a generator
-the rows keep their order.
+So every row occurs once an epoch, rows of distant pieces are mixed in one window, and at most two
+windows are in memory. A window of all rows is a uniform permutation. Without a generator the rows
+keep their order.
 
 Source: the algorithm py1b of MosaicML Streaming (shards shuffled, then samples within blocks).
 """
@@ -79,7 +79,7 @@ class Layout:
         return cls(pieces=pieces, ends=ends, key=draw_key(rng))
 
     def seek(self, row: int) -> tuple[int, int]:
-        """Which place in ``pieces`` a row of the epoch is in, and how many rows come before it there."""
+        """The place in ``pieces`` of a row of the epoch, and the number of rows before it in that piece."""
         k = int(np.searchsorted(self.ends, row, side="right"))
         return k, row - (int(self.ends[k - 1]) if k else 0)
 
@@ -167,7 +167,7 @@ def _all_rows(values: Sequence[float | Array], parts: Sequence[Part]) -> float |
 
 
 class Cursor:
-    """Takes rows out of windows, however many at a time.
+    """Takes any number of rows at a time out of windows.
 
     Attributes:
         marks: number and mark of the windows that the rows taken last are from.
@@ -221,8 +221,8 @@ def _gathered(window: Window, rows: Array) -> Part:
 def batches(cursor: Cursor, size: int, at_once: int, start: int) -> Iterator[Sequence[Batch]]:
     """Batches of ``size`` rows, the last one shorter, from number ``start`` on.
 
-    They come in groups of ``at_once``, which begin at its multiples wherever a training goes on; what
-    is left over comes one by one.
+    They come in groups of ``at_once``, which begin at its multiples wherever a training continues;
+    the remaining ones come one by one.
     """
     whole: list[float] | None = None
     wholes: list[list[float]] = []
@@ -236,7 +236,7 @@ def batches(cursor: Cursor, size: int, at_once: int, start: int) -> Iterator[Seq
         fixed = [d * size for d in denominators if isinstance(d, float)]
         uniform = len(fixed) == len(denominators)
         if uniform and fixed != whole:
-            # One list for all batches: engines see at once that the columns are the same.
+            # One list for all batches: engines compare it by identity.
             whole, wholes = fixed, [fixed] * at_once
         if count > 1 and len(rows) == count * size:
             spans = (rows[k * size : (k + 1) * size] for k in range(count))

@@ -253,7 +253,9 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec) -> Tens
     shape = predicted.shape
     if shape is None:
         why = (
-            f"; running the model to measure it failed: {model.unlearned}" if model.unlearned else ""
+            f"; running the model to measure it failed: {model.unlearned}"
+            if model.unlearned
+            else ""
         )
         raise ModelError(
             f"the rank of {predicted.name!r} is unknown, so no label of shape "

@@ -1,4 +1,4 @@
-"""Steps of several batches on the fused backend: gradients are added up, then the weights move.
+"""Steps of several batches on the fused backend: gradients are summed, then the weights are updated.
 
 Three graphs: one gives a batch's gradient, one adds it to those before it, ((g₀ + g₁) + g₂) …, and one
 updates the weights from the sum. The memory is that of one batch, however many there are; the sums come
@@ -41,7 +41,7 @@ def together(batches: Sequence[Batch]) -> list[float]:
 
 
 def split(batches: Sequence[Batch], steps: int, size: int) -> Iterator[Sequence[Batch]]:
-    """The batches of each of ``steps`` steps, ``size`` of them but for the last."""
+    """The batches of each of ``steps`` steps: ``size`` of them, the last step may have fewer."""
     for k in range(steps):
         yield [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
 
@@ -49,8 +49,8 @@ def split(batches: Sequence[Batch], steps: int, size: int) -> Iterator[Sequence[
 class Accumulator:
     """Runs steps of several batches on the weights of an engine.
 
-    ``states`` (weights, slots) and ``buffers`` (running statistics) are the engine's; the sums of
-    gradients are here.
+    ``states`` (weights, slots) and ``buffers`` (running statistics) belong to the engine, the sums
+    of gradients to this class.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class _Plan:
         return [total.read() for total in self._totals]
 
     def binders(self) -> list[Binder]:
-        """All bindings there are."""
+        """All bindings."""
         return list(self._binders.values())
 
     def _bind(self, owner: Accumulator, old: int, into: int) -> Binder:

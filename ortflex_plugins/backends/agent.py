@@ -1,4 +1,4 @@
-"""onnxruntime's TrainingAgent on one graph: its forward and its backward pass."""
+"""onnxruntime's TrainingAgent on one graph: its forward and backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ortflex_core.runtime import error_reason, keep_alive, session_options
 
 
 class Agent:
-    """The runtime's TrainingAgent on one program, its parameters being inputs with gradients."""
+    """The runtime's TrainingAgent on one program, whose parameters are inputs with gradients."""
 
     def __init__(
         self, program: Program, parameters: Sequence[str], device: Device, threads: int
@@ -64,14 +64,14 @@ class Agent:
         self.vector = state.OrtValueVector
 
     def pack(self, values: Sequence[Value]) -> Any:
-        """The runtime's vector of tensors; it holds references of its own."""
+        """The runtime's vector of tensors, which holds references to them."""
         vector = self.vector()
         for value in values:
             vector.push_back(value)
         return vector
 
     def forward(self, feeds: Any, fetches: Any) -> Any:
-        """Run up to the outputs; the state returned belongs to one :meth:`backward`."""
+        """Run to the outputs; the returned state serves one :meth:`backward`."""
         state = self._new_state()
         try:
             self._agent.run_forward(feeds, fetches, state, self._cache)

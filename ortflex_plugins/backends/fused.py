@@ -1,9 +1,9 @@
 """The whole training step as one graph of standard operators, on any onnxruntime.
 
 Forward, loss, backward, penalty and update are one graph, run once a step. Weights and optimizer
-state exist in two versions; the graph reads one and writes the other, and two ready-made sets of
-bindings take turns, so that nothing is bound or copied between steps. Where a step is so short that
-starting a run would show, a graph holds several.
+state exist in two versions; the graph reads one and writes the other, and two prepared sets of
+bindings alternate, so that nothing is bound or copied between steps. If a step is so short that the
+start of a run matters, a graph holds several.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ortflex_plugins.backends.accumulating import Accumulator, split
 from ortflex_plugins.backends.fused_plan import Plan, RunLosses, SeveralRuns
 from ortflex_plugins.backends.resident import Resident
 
-# What starting a run costs in terms of the nodes of a graph, how many times that a run should last,
-# and how many nodes of unrolled steps are worth their compilation. From measurements of small
-# networks on one thread.
+# The cost of starting a run in nodes of a graph, how many times that a run should last, and how
+# many nodes of unrolled steps are worth their compilation; measured with small networks on one
+# thread.
 _NODES_PER_RUN = 25
 _SHARE = 60
 _MOST_NODES = 1000
@@ -52,7 +52,7 @@ class FusedBackend(Backend):
 
     Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
     gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;
-    ``"auto"`` chooses by the size of a step (never by a clock), and any value gives the same weights
+    ``"auto"`` chooses by the size of a step (never by a clock). All values give the same weights up
     to float32 rounding.
 
     Raises:
@@ -70,7 +70,7 @@ class FusedBackend(Backend):
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
-        """Any onnxruntime will do."""
+        """Empty: it works with any onnxruntime."""
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
@@ -85,7 +85,7 @@ class FusedBackend(Backend):
 
 
 def _shared(problem: Problem, steps: int = 1, rows: int | None = None) -> Program:
-    """The step graph of all problems of this structure; ``rows`` None is for batches of any size."""
+    """The step graph of all problems of this structure; for batches of any size if ``rows`` is None."""
     key = ("step", problem_key(problem), steps, rows)
     return get_program(key, lambda: step_program(problem, steps=steps, rows=rows))
 
@@ -96,12 +96,12 @@ def _of_one_batch(problem: Problem) -> Problem:
 
 
 def steps_per_run(problem: Problem, nodes: int) -> int:
-    """How many steps a graph should hold: so many that starting a run is a small part of it.
+    """How many steps a graph should hold, so that the start of a run is a small part of it.
 
-    ``nodes`` is what a step of one batch has. A step is counted in nodes, its arithmetic (6
-    operations a weight and row) being worth so many nodes. Of the numbers that are not too large the
-    one with the fewest runs an epoch is taken.
-    The result only depends on the problem.
+    ``nodes`` is the number of nodes of a step with one batch. The length of a step is counted in
+    nodes; its arithmetic (6 operations per weight and row) is converted to nodes. Of the numbers
+    that are not too large, the one with the fewest runs an epoch is taken. The result only depends
+    on the problem.
     """
     weights = sum(problem.model.initializer(n).size for n in problem.parameters)
     together = problem.updating.accumulate
@@ -142,12 +142,12 @@ class FusedEngine:
         self._last: tuple[Any, int, int, Plan] | None = None
         if steps == "auto":
             if problem.updating.accumulate == 1:
-                one = self._program(1, problem.batch_size)  # who listens is told of it
+                one = self._program(1, problem.batch_size)  # listeners get the event
             else:
                 one = _shared(_of_one_batch(problem), 1, problem.batch_size)
             steps = steps_per_run(problem, one.nodes)
         self.steps_per_run = steps
-        # One batch after the other where a step is long or alone: it has the memory of one batch.
+        # One batch after the other if a step is long or alone: that needs the memory of one batch.
         self._accumulator: Accumulator | None = None
         if problem.updating.accumulate > 1:
             self._accumulator = self._accumulating()
@@ -159,10 +159,10 @@ class FusedEngine:
         return self._programs[key]
 
     def _sized(self, steps: int, rows: int) -> Program:
-        """The graph for batches of so many rows.
+        """The graph for batches of a number of rows.
 
-        The usual batch gets one of constant sizes; odd ones share a dynamic one, where what the
-        model does can be differentiated without knowing the sizes.
+        The usual batch gets a graph of constant sizes; others share a dynamic one if the model can
+        be differentiated without known sizes.
         """
         if rows == self.problem.batch_size:
             return self._program(steps, rows)
@@ -257,7 +257,7 @@ class FusedEngine:
 
     @property
     def _now(self) -> dict[str, Value]:
-        """What predictions are made with."""
+        """The weights of predictions."""
         means = averaged(self.problem, self._slots)
         return {**self._weights.values, **self._buffers.values, **means}
 

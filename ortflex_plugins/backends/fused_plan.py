@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortflex_plugins.backends.fused import FusedEngine
 
 _PAGE = 256
-"""Runs whose costs stay on a device together; the loop asks as often."""
+"""Runs whose costs stay on a device together; the loop reads them as often."""
 _NOTHING = np.empty(0)
 
 
@@ -82,7 +82,7 @@ class Plan:
         )
         penalties = [Port("penalty", step=step) for step in range(steps)]
         self.penalties = [index[port] for port in penalties if port in index]
-        # Others are there only where statistics move with every batch and weights do not.
+        # Further bindings exist only if statistics change with every batch and weights do not.
         both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
         self._binders = {now: self._bind(engine, now) for now in both}
         self.counts_steps = not self.symbols.counted.isdisjoint(self.hosts.varying)
@@ -115,11 +115,11 @@ class Plan:
         return binder
 
     def binders(self) -> list[Binder]:
-        """All bindings there are."""
+        """All bindings."""
         return list(self._binders.values())
 
     def fill(self, device: Device, batches: Batch | Block) -> None:
-        """Copy the rows of all steps to where the graph reads them."""
+        """Copy the rows of all steps into the buffers that the graph reads."""
         if self._gathering is not None and batches.rows is not None:
             columns = self._resident.of(batches.columns)
             if columns:
@@ -160,7 +160,7 @@ class Symbols:
 
 
 class Page:
-    """The costs of runs: of one where the host sees them, else of many, read when somebody asks."""
+    """The costs of runs: of one run in host memory, else of many, which are copied when they are read."""
 
     def __init__(self, device: Device, costs: Sequence[TensorSpec]) -> None:
         self._device, self._specs = device, costs
@@ -175,7 +175,7 @@ class Page:
         self._read: Array = np.empty(0)
 
     def bind(self, binder: Binder, place: Any) -> None:
-        """Have the next run's costs written to the next free row."""
+        """Bind the costs of the next run to the next free row."""
         item = self._specs[0].numpy.itemsize
         first = self.value.data_ptr() + self.used * len(self._specs) * item
         for k, spec in enumerate(self._specs):
@@ -190,7 +190,7 @@ class Page:
 
 
 class RunLosses:
-    """The totals of one run's steps; scaled when somebody asks."""
+    """The totals of one run's steps; they are scaled when they are read."""
 
     __slots__ = ("_costs", "_factors", "_plan")
 
@@ -202,7 +202,7 @@ class RunLosses:
     def read(self) -> list[tuple[float, float]]:
         """(loss, penalty) per step."""
         plan, costs = self._plan, self._costs
-        if plan.steps == 1:  # a hook may wait for it, and for so few numbers arrays are slow
+        if plan.steps == 1:  # a hook may wait for it, and arrays are slow for a few numbers
             pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
             loss = sum(costs.item(k) * factor for k, factor in pairs)
             return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
@@ -213,7 +213,7 @@ class RunLosses:
 
 
 class LateLosses(RunLosses):
-    """Those that are on the device until somebody asks."""
+    """Losses that stay on the device until they are read."""
 
     __slots__ = ("_page", "_row")
 

@@ -1,9 +1,9 @@
-"""What stands between a problem and onnxruntime's own gradient builder; and ways around it.
+"""Obstacles between a problem and onnxruntime's own gradient builder, and ways around them.
 
 The builder is quick and mostly right, but for some operators and attributes it raises, aborts the
-process, or gives wrong gradients without a word. The backends that rely on it ask here first:
-:func:`rewrite` replaces what can be written with operators that the builder has right,
-:func:`reasons` refuses the rest. What is right was found by experiment: see
+process, or returns wrong gradients without an error. The backends that rely on it call this module
+first: :func:`rewrite` replaces nodes by operators that the builder differentiates rightly,
+:func:`reasons` refuses the rest. What is right was tested: see
 :mod:`ortflex_plugins.backends.ort_gradients_table`.
 """
 
@@ -38,7 +38,7 @@ class Obstacle:
 
 
 def reasons(problem: Problem, runtime: Runtime) -> list[str]:
-    """Why onnxruntime's builder cannot rightly train a problem: one line an obstacle, or none.
+    """Why onnxruntime's builder cannot rightly train a problem: one line for each obstacle.
 
     The graph that is checked is the one that would be trained, after :func:`rewrite`.
     """
@@ -56,7 +56,7 @@ def reasons(problem: Problem, runtime: Runtime) -> list[str]:
 
 
 def names_of(program: Program, parameters: Iterable[str]) -> list[str]:
-    """What a program's graph calls parameters."""
+    """The names of the parameters in a program's graph."""
     takes, ports = program.takes, ports_of("parameter", parameters)
     return [takes[port].name if port in takes else name for name, port in ports.items()]
 
@@ -95,7 +95,7 @@ def _modes(problem: Problem) -> list[str]:
 
 
 def describe(node: NodeProto) -> str:
-    """A node for messages: its name, its operator, and the name of what it makes."""
+    """A node in messages: its name, its operator and its output."""
     name = f"node {node.name!r}" if node.name else "a node"
     domain = f"{node.domain}." if node.domain else ""
     return f"{name} ({domain}{node.op_type}, output {node.output[0]!r})"
@@ -148,7 +148,7 @@ def replacing(model: Model, wrt: Iterable[str], outputs: Iterable[str]) -> Rewri
 def operators_without_gradient(
     program: ModelProto, wrt: Iterable[str], output: str, runtime: Runtime
 ) -> list[str]:
-    """Check every node between ``wrt`` and a scalar of a finished graph: one line an obstacle.
+    """Check every node between ``wrt`` and a scalar of a finished graph: one line for each obstacle.
 
     For TrainingSession, which differentiates float32 only.
 
@@ -172,9 +172,9 @@ def obstacles(
     float64: bool = True,
     updates: bool = True,
 ) -> list[Obstacle]:
-    """What keeps the builder from the gradients of ``outputs`` with respect to ``wrt``.
+    """The obstacles to the builder's gradients of ``outputs`` with respect to ``wrt``.
 
-    ``updates`` says that ``wrt`` are parameters which the runtime may change within a run.
+    With ``updates``, ``wrt`` are parameters that the runtime may change within a run.
     """
     check = _Check(program, tuple(wrt), tuple(outputs), runtime, float64)
     return check.run(updates)
@@ -210,7 +210,7 @@ class _Check:
         self._shared = set(wrt)
 
     def _places(self, node: NodeProto) -> list[int]:
-        """The inputs that a gradient may flow back through."""
+        """The inputs through which a gradient may flow back."""
         if node.domain == "" and node.op_type in DISCRETE:
             return []
         if node.op_type == "Cast" and _cast_to(node) not in _ALL_FLOATS:
@@ -224,7 +224,7 @@ class _Check:
         return {node.input[k] for k in self._places(node)} | set(captured_names(node))
 
     def run(self, updates: bool = True) -> list[Obstacle]:
-        """Forward for what parameters reach, backward for what the outputs need, then check."""
+        """Mark what parameters reach, then what the outputs need, then check."""
         for node in self._nodes:
             reached = {p: None for name in self._flow(node) for p in self._before.get(name, ())}
             if reached:
@@ -282,7 +282,7 @@ class _Check:
         return text or self._merged(node)
 
     def _merged(self, node: NodeProto) -> str | None:
-        """Whether onnxruntime may make one Split of a slice and of others that have no gradient."""
+        """Whether onnxruntime may merge a slice into one Split with others that have no gradient."""
         if node.op_type not in ("Gather", "Slice"):
             return None
         for other in self._nodes:
@@ -308,7 +308,7 @@ class _Check:
 
 
 def _twice(readers: dict[str, list[NodeProto]]) -> list[Obstacle]:
-    """Parameters read twice by one node and by no other: two gradients of one name."""
+    """Parameters that one node reads twice and no other node reads: two gradients of one name."""
     return [
         Obstacle(f"{describe(nodes[0])}: the builder fails where {name!r} alone is both inputs")
         for name, nodes in readers.items()

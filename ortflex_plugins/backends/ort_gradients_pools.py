@@ -1,7 +1,7 @@
 """Convolutions and pools for onnxruntime's gradient builder: explicit padding, pools as Conv.
 
 The builder differentiates MaxPool, and Conv in two dimensions or without groups; AveragePool only
-if every dimension is fixed, the batch included. So an average becomes a convolution.
+if every dimension, with the batch, is fixed. So an average becomes a convolution.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _global_max_pool(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
 
 
 def _average_pool(op: Ops, a: Attributes, x: Tensor) -> Tensor | None:
-    """Sums by a convolution with ones, channel by channel, divided by how many were added."""
+    """Sums by a convolution with ones, channel by channel, divided by the number of elements."""
     sizes, kernel = _spatial(x), list(a["kernel_shape"])
     fixed = _explicit(x, kernel, a)
     if sizes is None or fixed is None or x.shape is None or not known(x.shape[1:2]):

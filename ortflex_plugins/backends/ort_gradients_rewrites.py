@@ -1,7 +1,7 @@
-"""Nodes that onnxruntime's gradient builder gets wrong, written with operators it has right.
+"""Nodes that onnxruntime's gradient builder gets wrong, rewritten with operators that it gets right.
 
-Every rewrite computes the same values as its node. One that does not apply returns None; the
-check that follows then refuses the node.
+Every rewrite computes the same values as its node. A rewrite that does not apply returns None; the
+later check then refuses the node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rule = Callable[..., Made]
 
 
 def attributes_of(node: NodeProto) -> dict[str, Any]:
-    """A node's attributes as Python values, text as text."""
+    """A node's attributes as Python values, strings decoded."""
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in values.items()}
 
@@ -74,7 +74,7 @@ def _total(terms: Sequence[Tensor]) -> Tensor:
 def _gelu(op: Ops, a: Attributes, x: Tensor) -> Made:
     if a.get("approximate", "none") != "tanh":
         return None
-    # The builder takes the derivative of the exact one.
+    # The builder uses the derivative of the exact Gelu.
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * op.Pow(x, 3.0))
     return 0.5 * x * (1.0 + op.Tanh(inner))
 
@@ -157,7 +157,7 @@ def _where(op: Ops, a: Attributes, condition: Tensor, x: Tensor, y: Tensor) -> M
 
 
 def _axes(a: Attributes, inputs: Sequence[Tensor | None]) -> tuple[bool, list[int] | None]:
-    """(whether they are known, the axes or None for all of them)."""
+    """(whether the axes are known, the axes or None for all)."""
     if len(inputs) > 1 and inputs[1] is not None:
         constant = inputs[1].constant
         return constant is not None, None if constant is None else [int(i) for i in constant]

@@ -2,8 +2,8 @@
 
 Every entry was checked against central differences in float64, on onnxruntime-training 1.16.3
 (TrainingAgent and TrainingSession) and 1.19.2 (TrainingAgent), at opsets 13 to 21; so was every
-condition. Where the two versions differ, the entry says what holds in both. What is not here is
-not known to be right, and is refused.
+condition. Where the two versions differ, the entry says what holds in both. Other operators are not
+known to be right, and are refused.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class View:
     parameters: frozenset[str]
     """Trained parameters, and values that share their memory."""
     used: frozenset[str]
-    """Values that the result depends on through operators with a derivative."""
+    """Values on which the result depends through operators with a derivative."""
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute's value; text as text."""
+        """An attribute's value; strings are decoded."""
         for attribute in self.node.attribute:
             if attribute.name == name:
                 value = onnx.helper.get_attribute_value(attribute)
@@ -63,7 +63,7 @@ class View:
 
 
 Condition = Callable[[View], str | None]
-"""What is wrong with a node, or None."""
+"""The problem of a node, or None."""
 
 
 def same(left: Shape | None, right: Shape | None) -> bool:
@@ -166,7 +166,7 @@ def _plain_padding(view: View) -> str | None:
 
 def _conv(view: View) -> str | None:
     if view.attribute("group", 1) != 1 and view.rank(0) != 4:
-        return "its gradient is wrong with groups in other than two spatial dimensions"
+        return "its gradient is wrong with groups unless there are two spatial dimensions"
     return _plain_padding(view)
 
 
@@ -180,7 +180,7 @@ def _max_pool(view: View) -> str | None:
         pads=view.attribute("pads"),
         dilations=view.attribute("dilations"),
     ):
-        return "with ceil_mode a window may begin behind the last row, which onnxruntime gets wrong"
+        return "with ceil_mode a window may begin after the last row, which onnxruntime gets wrong"
     return _plain_padding(view)
 
 
@@ -264,11 +264,11 @@ def _scatter(view: View) -> str | None:
 def _gelu(view: View) -> str | None:
     if view.attribute("approximate", "none") == "none":
         return None
-    return "the builder takes the derivative of the exact Gelu"
+    return "the builder uses the derivative of the exact Gelu"
 
 
 def _cast(view: View) -> str | None:
-    return None if view.attribute("to") in FLOATS else "casts between floats only have a gradient"
+    return None if view.attribute("to") in FLOATS else "only casts between floats have a gradient"
 
 
 _ANY = Entry()

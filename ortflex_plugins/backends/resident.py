@@ -1,4 +1,4 @@
-"""Training data that stay on a device out of the host's reach: a step's rows are gathered there."""
+"""Training data that stay in the memory of a device: the rows of a step are gathered there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPSETS = {"": 13}
 
 
 class Resident:
-    """The columns that are trained on, put onto the device once, where it has room for them."""
+    """The training columns, copied to the device once if it has room for them."""
 
     def __init__(self, device: Device, specs: Sequence[TensorSpec]) -> None:
         self._device = device
@@ -25,11 +25,11 @@ class Resident:
         self._values: dict[str, Value] = {}
 
     def of(self, columns: Mapping[str, Array]) -> Mapping[str, Value]:
-        """The columns on the device; none of arrays that change, or are more than there is room for."""
+        """The columns on the device; empty if the arrays change or exceed the room."""
         if not isinstance(columns, Lasting):
             return {}
         if columns is not self._columns:
-            self._values = {}  # before others are put there
+            self._values = {}  # before others are copied there
             own = {name: columns[name] for name in self._names if name in columns}
             if sum(array.nbytes for array in own.values()) <= self._device.room():
                 self._values = {name: self._device.put(array) for name, array in own.items()}
@@ -38,12 +38,12 @@ class Resident:
 
 
 class Gathering:
-    """Takes rows of columns on the device to where a graph reads them.
+    """Gathers rows of columns on the device into the buffers that a graph reads.
 
     Args:
-        device: where all of it is.
-        targets: specification and memory of what takes the rows, by column.
-        threads: of its session.
+        device: the device of all tensors.
+        targets: specification and memory of the gathered rows, by column.
+        threads: the threads of its session.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Gathering:
         self._inputs = {n: program.takes[Port("value", of=n)].name for n in targets}
 
     def take(self, columns: Mapping[str, Value], rows: Array) -> None:
-        """Gather the rows of these numbers."""
+        """Gather the rows with these numbers."""
         for name, called in self._inputs.items():
             self._binder.input(called, columns[name])
         self._device.write(self._rows, rows)

@@ -1,10 +1,10 @@
-"""onnxruntime's TrainingAgent: forward and backward are the runtime's, all else are our graphs.
+"""onnxruntime's TrainingAgent: the runtime runs forward and backward, our graphs do the rest.
 
 One step is: the model's forward pass; one graph for loss and its gradient; the model's backward
 pass; one graph for the penalty, if there is one; one graph that updates all weights. Every tensor
-between them lives in a buffer that is bound once, also those that the agent itself writes: its
-outputs are handed to it ready-made, which is quicker than letting it allocate, and the only way
-that the predictions survive its backward pass (it reuses their memory otherwise).
+between them lives in a buffer that is bound once, including the agent's outputs: buffers that are
+given to it are quicker than its own allocation, and without them its backward pass reuses the
+memory of the predictions.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def _bind(
 
 
 def _of(key: Key) -> str | None:
-    """What a port belongs to."""
+    """The tensor that a port belongs to."""
     return key.of if isinstance(key, Port) else None
 
 
 class _Plan:
-    """What is bound for batches of one shape."""
+    """The bindings for batches of one shape."""
 
     __slots__ = ("cotangents", "data", "feeds", "loss", "loss_value", "predicted", "scales")
 
@@ -167,7 +167,7 @@ class TrainingAgentEngine:
         takes, gives = self._forward.takes, self._forward.gives
         state = {n: model.initializer(n) for n in names}
         ports = ports_of("parameter", names)
-        # The runtime knows tensors by the names that they have in the graph.
+        # The runtime identifies tensors by their names in the graph.
         called = {n: takes[port].name for n, port in ports.items() if port in takes}
         self._agent = Agent(
             self._forward, [called.get(n, n) for n in names], device, problem.threads
@@ -243,7 +243,7 @@ class TrainingAgentEngine:
                 self._updates[old, at] = binder
 
     def _gradient_versions(self) -> Sequence[Mapping[Key, Value]]:
-        """What the update reads: the gradients, or either version of their sums."""
+        """The inputs of the update: the gradients, or either version of their sums."""
         if self._sum is not None:
             return [self._sum.sums.at_ports(version) for version in (0, 1)]
         return [{Port("gradient", of=n): v for n, v in self._gradients.items()}]
@@ -276,7 +276,7 @@ class TrainingAgentEngine:
             for own in weights
         )
         plan.feeds = (first, second)
-        # A first forward pass tells the shapes of the outputs; from then on they are fixed.
+        # A first forward pass shows the shapes of the outputs; from then on they are fixed.
         trial = agent.vector()
         agent.forward(plan.feeds[self._weights.current], trial)
         made = [self._made[name] for name in agent.outputs]
@@ -289,7 +289,7 @@ class TrainingAgentEngine:
             for key, value in values.items()
         }
         plan.predicted = agent.pack([values[key] for key in made])
-        # Of outputs that depend on no parameter the runtime wants none.
+        # The runtime takes no cotangent of an output that depends on no parameter.
         wanted = [self._made[name] for name in agent.differentiable]
         plan.cotangents = agent.pack([cotangents[key] for key in wanted])
         plan.loss = self._binder(self._loss)
@@ -341,7 +341,7 @@ class TrainingAgentEngine:
 
     @property
     def _now(self) -> dict[str, Value]:
-        """What predictions are made with."""
+        """The weights of predictions."""
         return {**self._weights.values, **averaged(self.problem, self._slots)}
 
     def evaluate(

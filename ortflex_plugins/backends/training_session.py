@@ -1,9 +1,9 @@
 """onnxruntime's TrainingSession: the whole training step is one graph that the runtime owns.
 
-Model, losses and penalties are handed over as one graph with a scalar to minimize; the runtime
-differentiates it, adds its own optimizer and keeps the weights. There is no way to compute the loss
-without the update, so evaluation is a session of its own, and the weights have to be copied there
-when they changed (counted in ``counters()["weights_copied"]``).
+Model, losses and penalties are one graph with a scalar to minimize; the runtime
+differentiates it, adds its own optimizer and keeps the weights. The loss cannot be computed without
+the update, so evaluation is a separate session, and the weights are copied there after they change
+(counted in ``counters()["weights_copied"]``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends import ort_gradients
 
 _PREFIXES = ("Moment_", "Update_Count_", "Learning_Rate")
-"""Beginnings of names that the runtime gives to values of its own; gradients end with _grad."""
+"""Prefixes of the names that the runtime generates; gradients end with _grad."""
 
 
 @attrs.frozen
@@ -79,7 +79,7 @@ def _tensors(program: Program) -> list[str]:
 
 
 def _numbered(program: Program) -> Program:
-    """The program with numbers for names: the runtime makes names of its own out of the graph's."""
+    """The program with numbers for names: the runtime generates further names from those of the graph."""
     names = {name: f"t{k}" for k, name in enumerate(_tensors(program))}
     model = program.proto()
     _rename(model.graph, names)
@@ -110,7 +110,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def native_session() -> Any:
-    """The class TrainingSession; its import sets up logging for the whole process, which is undone."""
+    """The class TrainingSession; its import configures logging of the whole process, which is undone."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     try:
@@ -127,7 +127,7 @@ class TrainingSessionBackend(Backend):
 
     Optimizers: sgd, adam, and on GPUs lamb, which are the runtime's own. Losses and penalties are
     our formulas, differentiated by the runtime, so all operators must be among those that its
-    gradient builder has right (they are checked first). float32 only.
+    gradient builder differentiates rightly (they are checked first). float32 only.
 
     Example:
         >>> trainer = Trainer("model.onnx", backend="training_session")  # doctest: +SKIP
@@ -191,7 +191,7 @@ def _optimizer_reasons(problem: Problem, device: Device) -> list[str]:
 
 
 def _update_reasons(problem: Problem) -> list[str]:
-    """The runtime's update is one operator; nothing can stand before or after it."""
+    """Why the runtime's update, one operator, cannot train a problem."""
     updating = problem.updating
     asked = {
         "clip_value": updating.clip_value is not None,
@@ -221,7 +221,7 @@ class TrainingSessionEngine:
         if any(n.startswith(_PREFIXES) or n.endswith("_grad") for n in _tensors(self._program)):
             self._program = _numbered(self._program)
         ports = ports_of("parameter", problem.parameters)
-        # What the graph calls each parameter, and with it the runtime's state.
+        # The name of each parameter in the graph and in the runtime's state.
         self._names = {n: self._program.takes[port].name for n, port in ports.items()}
         self._session = self._open()
         rate = device.empty([1], np.float32)
@@ -250,7 +250,7 @@ class TrainingSessionEngine:
         }
 
     def _open(self) -> Any:
-        """The runtime's session: weights among the inputs *and* the initializers, as it wants them."""
+        """The runtime's session: weights among the inputs *and* the initializers, as it requires."""
         from onnxruntime.capi import _pybind_state as state
 
         problem, native = self.problem, self._native
@@ -268,7 +268,7 @@ class TrainingSessionEngine:
         parameters = state.TrainingParameters()
         parameters.loss_output_name = self._program.outputs[0].name
         parameters.use_mixed_precision = False
-        # On by default, and then AdamOptimizer clips the gradient to norm 1 without a word.
+        # On by default: AdamOptimizer then clips the gradient to norm 1.
         parameters.enable_grad_norm_clip = False
         parameters.weights_to_train = trained
         parameters.training_optimizer_name = native.operator
@@ -372,7 +372,7 @@ class TrainingSessionEngine:
         return out
 
     def _keys(self, slot: str) -> list[tuple[str, str]]:
-        """What a checkpoint calls the tensors of a slot, and the graph's name of the parameter."""
+        """The name of a slot in checkpoints, and the graph's name of the parameter."""
         ports = self.problem.slot_ports.items()
         return [(key, self._names[str(p.of)]) for key, p in ports if p.slot == slot]
 

@@ -1,4 +1,4 @@
-"""What estimators are given, X and y and the model, as the graph takes it."""
+"""The inputs of estimators (X, y and the model) in the form that the graph takes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ortflex_core.types import Array, TensorSpec
 
 
 def given(estimator: Any) -> onnx.ModelProto:
-    """The file that ``model`` names or is.
+    """The model of the parameter ``model``.
 
     Raises:
-        ModelError: it is no model, or cannot be read.
+        ModelError: it is not a model, or cannot be read.
     """
     model = estimator.model
     wrong = not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto)
@@ -32,13 +32,13 @@ def given(estimator: Any) -> onnx.ModelProto:
 
 
 def columns(spec: TensorSpec) -> int | None:
-    """How many numbers a row of a tensor has; None where its sizes are not all known."""
+    """How many numbers a row of a tensor has; None if a size is unknown."""
     sizes = _sizes(spec)
     return None if sizes is None else math.prod(sizes)
 
 
 def as_input(spec: TensorSpec, X: Array) -> Array:
-    """X [rows, features] in the type of the input, and in its shape: images out of columns.
+    """X [rows, features] in the type and the shape of the input, such as that of images.
 
     Raises:
         DataError: numbers that the type cannot hold.
@@ -47,7 +47,7 @@ def as_input(spec: TensorSpec, X: Array) -> Array:
 
 
 def as_labels(spec: TensorSpec, y: Array) -> Array:
-    """Labels in the type and the shape of what a loss compares them with; class numbers as they are.
+    """Labels in the type and the shape of the loss's prediction; class numbers stay as they are.
 
     Raises:
         DataError: numbers that the type cannot hold.

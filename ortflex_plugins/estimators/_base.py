@@ -29,7 +29,7 @@ from ortflex_plugins.estimators._stopping import Stopping
 
 _FLOATS = [np.float64, np.float32]
 _MOST_ROWS = 200
-# Data of so many numbers are trained on in float64 where they are float64: it costs next to nothing.
+# float64 data of at most this many numbers are trained on in float64: it costs almost nothing.
 _SMALL = 10_000
 
 
@@ -70,14 +70,14 @@ class OrtEstimator(BaseEstimator):
     options: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
     verbose: bool = attrs.field(default=False, kw_only=True)
 
-    # ------------------------------------------------------------------ what subclasses say
+    # ------------------------------------------------------------------ for subclasses
 
     def _encode(self, y: Array, reset: bool) -> Array:
         """Checked targets as the loss takes them, [rows, …]."""
         raise NotImplementedError
 
     def _weighted(self, target: Array, weight: Array | None) -> Array | None:
-        """What the rows count."""
+        """The weights of the rows."""
         return weight
 
     def _outputs(self, y: Array) -> int:
@@ -89,7 +89,7 @@ class OrtEstimator(BaseEstimator):
         raise NotImplementedError
 
     def _held_out_score(self, X: Array, y: Array) -> float:
-        """The score of rows that were held out."""
+        """The score on held-out rows."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ training
@@ -189,7 +189,7 @@ class OrtEstimator(BaseEstimator):
         return self.model is None or (isinstance(self.model, str) and self.model == "linear")
 
     def _dtype(self, X: Array) -> type[np.floating[Any]]:
-        """What a built model computes in."""
+        """The element type of a built model."""
         if self.precision == "auto":
             return np.float64 if X.dtype == np.float64 and X.size <= _SMALL else np.float32
         return np.float64 if self.precision == "float64" else np.float32
@@ -218,7 +218,7 @@ class OrtEstimator(BaseEstimator):
             raise ModelError(f"{type(self).__name__} needs a model of numbers, its input is {spec}")
 
     def _trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
-        """A Trainer on the weights of now."""
+        """A Trainer with the current weights."""
         most = _MOST_ROWS if isinstance(self.batch_size, str) else self.batch_size
         size = min(most, rows)
         penalty = self.penalty
@@ -226,7 +226,7 @@ class OrtEstimator(BaseEstimator):
             # As scikit-learn: ½·alpha·Σw², divided by the (weighted) rows of a batch.
             total = size if weight is None else size * float(weight.mean())
             penalty = {"coef*": {"name": "l2", "l2": 0.5 * self.alpha / max(total, 1e-12)}}
-        _parameters.asked_loss(self.loss)  # which says so if there are several
+        _parameters.asked_loss(self.loss)  # raises if there are several
         loss = self._loss_default if self.loss is None else self.loss
         arguments: dict[str, Any] = {
             **{name: getattr(self, name) for name in SHARED},
@@ -247,22 +247,22 @@ class OrtEstimator(BaseEstimator):
         shape = self._model.value(request.predicted).shape
         if shape == ():
             raise ModelError(
-                f"the model's {request.predicted!r} is one number for all rows, expected one a row"
+                f"the model's {request.predicted!r} has one number for all rows; expected one per row"
             )
         self._seen = self._look_at(request)
         self._made = trainer
         return trainer
 
     def _arguments(self) -> dict[str, Any]:
-        """What else the Trainer is told."""
+        """Further arguments of the Trainer."""
         return {}
 
     def _look_at(self, request: LossRequest) -> str:
-        """The tensor that predictions are made of."""
+        """The tensor of the predictions."""
         return request.output
 
     def _try(self, X: Array) -> None:
-        """Refuse a model by what it says of some rows."""
+        """Refuse a model whose predictions of some rows do not fit."""
 
     def _proto_now(self) -> onnx.ModelProto:
         return self._made.export() if self._made is not None else self._proto
@@ -287,10 +287,10 @@ class OrtEstimator(BaseEstimator):
         self.best_loss_ = None if self.validation_scores_ else min(self.loss_curve_)
         self.trained_ = True
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ results
 
     def _scores(self, X: Any, *, check: bool = True) -> Array:
-        """What the loss sees, [rows, outputs]."""
+        """The tensor that the loss reads, [rows, outputs]."""
         if check:
             check_is_fitted(self, "trained_")
             X = validate_data(self, X, dtype=_FLOATS, reset=False)
@@ -300,7 +300,7 @@ class OrtEstimator(BaseEstimator):
 
     @property
     def coefs_(self) -> list[Array]:
-        """The trained matrices, in the model's order; of built models [inputs, outputs] each."""
+        """The trained matrices, in the model's order; those of built models are [inputs, outputs]."""
         return [a for a in self._state().values() if a.ndim > 1]
 
     @property
@@ -316,9 +316,9 @@ class OrtEstimator(BaseEstimator):
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The trained model; of classifiers with the outputs ``label`` and ``probabilities``.
 
-        Where a classifier's loss gives no probabilities, the second output is ``margins``.
+        If the loss of a classifier has no probabilities, the second output is ``margins``.
 
-        A model that was built is float32, whatever it was trained in.
+        A built model is exported in float32, also if it was trained in float64.
 
         Raises:
             NotFittedError: nothing was trained yet.
@@ -378,8 +378,8 @@ SHARED = tuple(
 )
 """The arguments of the Trainer that are parameters of the estimators."""
 OWN_DEFAULTS: Mapping[str, Any] = {
-    "loss": None,  # the one that fits the targets
+    "loss": None,  # None: the loss that fits the targets
     "optimizer": "adam",
     "batch_size": "auto",
 }
-"""What an estimator has by default where a Trainer has another: as scikit-learn's MLPs."""
+"""Defaults of the estimators that differ from the Trainer's: those of scikit-learn's MLPs."""

@@ -1,4 +1,4 @@
-"""How losses are told the class of a row, and what scores then say of classes."""
+"""Classes as the labels of losses, and scores as probabilities of classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def distinct(y: Any) -> Array:
         kinds = sorted({type(label).__name__ for label in np.ravel(y).tolist()})
         raise ValueError(
             f"y mixes labels of the types {', '.join(kinds)}, which have no order; make them all "
-            "text, or all numbers"
+            "strings, or all numbers"
         ) from None
     if len(classes) < 2:
         raise ValueError(
@@ -39,7 +39,7 @@ def distinct(y: Any) -> Array:
 
 
 def loss_name(table: dict[str, Any]) -> str | None:
-    """The name of a loss in a table of ``asked_loss``; None where none was asked for."""
+    """The name of a loss in a table of ``asked_loss``; None without a loss."""
     given = table.get("object")
     name = table.get("name") if given is None else getattr(given, "name", None)
     return None if name is None else str(name)
@@ -65,7 +65,7 @@ def built(table: dict[str, Any]) -> Loss | None:
 
 
 def takes_numbers(loss: Loss) -> bool:
-    """Whether the labels of a loss are class numbers, beside a score for every class."""
+    """Whether the labels of a loss are class numbers, with a score for every class."""
     scores = TensorSpec("scores", TensorProto.FLOAT, ("batch", 2))
     try:
         loss.label(scores, TensorSpec("label", TensorProto.INT64, ("batch",)))
@@ -75,11 +75,11 @@ def takes_numbers(loss: Loss) -> bool:
 
 
 def one_against_rest(loss: Loss, codes: Array, columns: int, probabilities: bool) -> Array:
-    """Labels [rows, columns] of a loss that compares a score with a number.
+    """Labels [rows, columns] of a loss that compares each score with a number.
 
     1 in the row's class, elsewhere 0 where scores are log-odds or probabilities, −1 where they are
-    distances from a border, or the other of the two if a loss does not take it. One column is that
-    of the second class.
+    distances from a border; the other of the two if a loss refuses it. A single column is that of
+    the second class.
     """
     spec, low = TensorSpec("s", TensorProto.FLOAT, ("batch", 1)), 0.0
     for low in (0.0, -1.0) if loss.scores == "raw" or probabilities else (-1.0, 0.0):
@@ -96,9 +96,9 @@ def probabilities(scores: Array, link: str) -> Array:
     """Probabilities of the classes, [rows, classes], of scores [rows, classes] or [rows, 1]."""
     scores = scores.astype(np.float64)
     if link == "sigmoid":
-        # Both sides by the same function, so that neither loses digits near 0.
+        # Both by the same function, so that neither loses digits near 0.
         return 1 / (1 + np.exp(np.hstack([scores, -scores])))  # type: ignore[no-any-return]
     if link == "one_vs_rest":
-        scores = -np.logaddexp(0, -scores)  # logarithms of what each class has against the rest
+        scores = -np.logaddexp(0, -scores)  # logarithms of each class against the rest
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]

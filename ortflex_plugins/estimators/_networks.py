@@ -1,4 +1,4 @@
-"""Models for estimators that were given none: a linear model or a multilayer perceptron, as ONNX."""
+"""Models that estimators build by default: a linear model or a multilayer perceptron, as ONNX."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from ortflex_core.model import ancestor_nodes, reads
 
 ACTIVATIONS = {"identity": None, "logistic": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
-"""scikit-learn's names and the operators they are."""
+"""The operators of scikit-learn's names of activations."""
 
-OPSET, IR = 17, 8  # every runtime reads these
+OPSET, IR = 17, 8  # every supported runtime reads these
 
 
 def perceptron(
@@ -83,9 +83,9 @@ def single(model: ModelProto) -> ModelProto:
 def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str) -> ModelProto:
     """The model with the outputs ``label`` and ``probabilities`` [N, classes] in place of its own.
 
-    The link says what scores are: ``"sigmoid"``, the log-odds of the second class, [N] or [N, 1];
-    ``"softmax"``; ``"one_vs_rest"``, log-odds of each class. ``"margin"``, one column, and ``"margins"``
-    are no log-odds: the second output is then called ``margins``.
+    The link defines the scores: ``"sigmoid"``, the log-odds of the second class, [N] or [N, 1];
+    ``"softmax"``; ``"one_vs_rest"``, log-odds of each class. ``"margin"``, one column, and
+    ``"margins"`` are not log-odds: the second output is then called ``margins``.
     """
     out = ModelProto()
     out.CopyFrom(model)
@@ -139,7 +139,7 @@ def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str)
 
 
 def _keep(graph: GraphProto, wanted: str) -> None:
-    """Drop the outputs, and every node that only they needed."""
+    """Remove the outputs, and every node that only they need."""
     kept = ancestor_nodes(graph.node, [wanted])
     needed = {wanted, *(name for node in kept for name in reads(node))}
     weights = [t for t in graph.initializer if t.name in needed]

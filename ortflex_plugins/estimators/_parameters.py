@@ -16,10 +16,10 @@ from ortflex_plugins.estimators._networks import ACTIVATIONS
 
 
 def check(estimator: Any) -> None:
-    """Refuse what no training could use; names of components are the Trainer's to judge.
+    """Refuse invalid values; the Trainer checks the names of components.
 
     Raises:
-        ValueError: the parameter, what it may be, and what it is.
+        ValueError: names the parameter, the valid values and the given one.
     """
     e = estimator
     wanted: dict[str, tuple[bool, str]] = {
@@ -54,18 +54,18 @@ def check(estimator: Any) -> None:
 
 
 def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """``options`` as arguments of the Trainer, beside its ``own``.
+    """``options`` as arguments of the Trainer, in addition to ``own``.
 
     Raises:
-        ValueError: an option that the Trainer does not have, or that is decided by another
-            parameter of the estimator.
+        ValueError: an option that the Trainer does not have, or that another parameter of the
+            estimator sets.
     """
     options = dict(estimator.options or {})
     known = {"plugins", *(f.name for f in attrs.fields(Arguments))} - {"epochs", *own}
     for name in options:
         if name in own or name == "epochs":
             raise ValueError(
-                f"{_class(estimator)}.options: {name!r} is decided by the estimator's own parameters"
+                f"{_class(estimator)}.options: {name!r} is set by the estimator's own parameters"
             )
         if name not in known:
             raise ValueError(
@@ -75,10 +75,10 @@ def trainers(estimator: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_loss(loss: Any) -> tuple[str | None, dict[str, Any]]:
-    """The tensor that ``loss=`` names, if it does, and the loss as a table.
+    """The tensor that ``loss=`` names, if any, and the loss as a table.
 
     Raises:
-        ConfigError: something that is no loss.
+        ConfigError: it is not a loss.
         ValueError: several losses.
     """
     if loss is None:

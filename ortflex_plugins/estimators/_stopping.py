@@ -13,8 +13,8 @@ from ortflex_core.hooks import hook
 class Stopping:
     """Ends a training after ``patience`` epochs without an improvement by more than ``tol``.
 
-    Without ``score`` it is the training loss that has to fall; with it (of the held-out rows, higher
-    is better) the best weights are gone back to.
+    Without ``score`` the training loss has to fall; with it (on the held-out rows, higher is
+    better) the best weights are restored.
     """
 
     def __init__(self, tol: float, patience: int, score: Callable[[], float] | None) -> None:
@@ -48,7 +48,7 @@ class Stopping:
 
     @hook
     def train_end(self, trainer: Any) -> None:
-        """Go back to the weights of the best score."""
+        """Restore the weights of the best score."""
         if self._kept is not None:
             state, buffers = self._kept
             trainer.engine.load(state)

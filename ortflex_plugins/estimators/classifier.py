@@ -37,27 +37,27 @@ def _has_probabilities(estimator: OrtClassifier) -> bool:
     try:
         name = loss_name(asked_loss(estimator.loss)[1])
     except ValueError:
-        return True  # no loss at all, which fit says
+        return True  # not a loss: fit reports it
     if name is not None and name not in PROBABILISTIC:
         raise AttributeError(
-            f"predict_proba needs the loss {' or '.join(PROBABILISTIC)}, this one is {name!r}"
+            f"predict_proba needs the loss {' or '.join(PROBABILISTIC)}, got {name!r}"
         )
     return True
 
 
 @attrs.define(slots=False, eq=False, repr=False)
 class OrtClassifier(ClassifierMixin, OrtEstimator):
-    """Classification, of two or more classes, with any ONNX model, or with one that is built.
+    """Classification of two or more classes, with any ONNX model or with a built one.
 
-    Built models of two classes have one score and the loss log_loss, others a score a class and
-    softmax_cross_entropy; a model that is given may have either form. Where it ends in a Softmax or
-    Sigmoid, the loss sees the scores before it. Other losses (hinge, log_loss with several classes)
-    compare each score with its class against the rest, as SGDClassifier does.
+    Built models of two classes have one score and the loss log_loss, others a score for each class
+    and softmax_cross_entropy; a given model may have either form. If it ends in a Softmax or
+    Sigmoid, the loss reads the scores before it. Other losses (hinge, log_loss with several
+    classes) compare each score with its class against the rest, as SGDClassifier does.
 
     Args:
-        model: as :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`, as all other
-            parameters are that are not named here.
-        loss: the one that fits the model's scores by default.
+        model: as for :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`, as are all other
+            parameters that are not listed here.
+        loss: by default the one that fits the model's scores.
         class_weight: None, ``"balanced"`` or ``{class: weight}``; times the sample weights.
 
     After fit there are ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``,
@@ -87,7 +87,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     # ------------------------------------------------------------------ training
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """One epoch over these rows; the first call needs all ``classes`` there will be."""
+        """One epoch over these rows; the first call needs all ``classes``."""
         first = not hasattr(self, "trained_")
         if self.class_weight == "balanced":
             raise ValueError(
@@ -100,7 +100,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
             self.classes_ = distinct(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(
-                f"classes={classes!r} are others than those of the first call: {self.classes_!r}"
+                f"classes={classes!r} differ from those of the first call: {self.classes_!r}"
             )
         return self._partial(X, y, sample_weight, first=first)
 
@@ -109,7 +109,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         try:
             check_classification_targets(y)
         except TypeError:
-            distinct(y)  # says why labels cannot be compared
+            distinct(y)  # raises if the labels have no order
             raise
         return X, column_or_1d(y, warn=True), weight
 
@@ -142,7 +142,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return 1 if single else len(self.classes_)
 
     def _arguments(self) -> dict[str, Any]:
-        """Labels are codes already, whatever classes a model's file knows."""
+        """Labels are class numbers already, whatever class labels the model's file has."""
         return {"classes": range(len(self.classes_))}
 
     def _look_at(self, request: LossRequest) -> str:
@@ -183,21 +183,21 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         ours = self.classes_.tolist()
         if known != ours and set(known) == set(ours):
             raise ModelError(
-                f"the model's scores are of the classes {known}, in this order; scikit-learn sorts "
+                f"the model's scores are those of the classes {known}, in this order; scikit-learn sorts "
                 f"them: {ours}"
             )
         self._untold = asked is None and after is None and not self._built and not self._single
 
     def _try(self, X: Array) -> None:
-        """What adds up to 1 without a Softmax to look behind is nothing that a loss on scores takes."""
+        """Refuse probabilities without a Softmax before them: a loss on scores cannot use them."""
         if not self._untold or self._made.setup.requests[0].loss.scores != "raw":  # type: ignore[union-attr]
             return
         scores = self._scores(X[:20], check=False)
         if scores.min() >= 0 and np.allclose(scores.sum(axis=1), 1, atol=1e-3):
             linear = _linear(self._model, scores.shape[1])
             raise ModelError(
-                f"the model's {self._seen!r} adds up to 1: probabilities that come from no Softmax "
-                "or Sigmoid that the loss could look behind; name the tensor of raw scores: "
+                f"the model's {self._seen!r} adds up to 1: probabilities that do not come from a Softmax "
+                "or Sigmoid, before which the scores would be; name the tensor of raw scores: "
                 f"loss={{{linear!r}: 'log_loss'}}"
             )
 
@@ -210,14 +210,14 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     def _held_out_score(self, X: Array, y: Array) -> float:
         return float((self._decide(self._scores(X, check=False)) == y).mean())
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ results
 
     def _decide(self, scores: Array) -> Array:
         index = (scores[:, 0] > 0).astype(int) if self._single else scores.argmax(axis=1)
         return self.classes_[index]  # type: ignore[no-any-return]
 
     def decision_function(self, X: Any) -> Array:
-        """Scores: of two classes [rows], above 0 for the second; else [rows, classes]."""
+        """Scores: [rows] for two classes, above 0 for the second; else [rows, classes]."""
         scores = self._scores(X)
         if self._single:
             return scores[:, 0]
@@ -244,7 +244,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     def _finished(self, model: onnx.ModelProto) -> onnx.ModelProto:
         names = [o.name for o in model.graph.output]
         if self._seen not in names:
-            kind = self._model.value(self._seen)  # of a model that was given
+            kind = self._model.value(self._seen)  # a given model
             model.graph.output.append(kind.to_proto())
         return with_classes(model, self._seen, self.classes_, self._link)
 

@@ -1,4 +1,4 @@
-"""The estimators inside scikit-learn pipelines that skl2onnx converts."""
+"""The conversion of scikit-learn pipelines with these estimators by skl2onnx."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ortflex_plugins.estimators.regressor import OrtRegressor
 
 
 def register_converters() -> None:
-    """Tell skl2onnx how both estimators are converted.
+    """Register converters of both estimators with skl2onnx.
 
     Raises:
         ImportError: skl2onnx is not installed: ``pip install "ortflex[sklearn]"``.
@@ -84,7 +84,7 @@ def _classifier_shape(operator: Any) -> None:
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:
-    """Put the trained graph's nodes into skl2onnx's, under names of their own."""
+    """Put the trained graph's nodes into skl2onnx's graph, under unique names."""
     estimator = operator.raw_operator
     model = _in_opset(estimator.to_onnx(), int(container.target_opset))
     spec = Model(model).inputs[0]
@@ -105,7 +105,7 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
         if captured_names(node):
             raise ModelError(
                 f"the body of the {node.op_type} {node.name!r} reads tensors of the graph around it, "
-                "which skl2onnx does not see when it sorts nodes; convert the other steps alone, and "
+                "which skl2onnx ignores when it sorts nodes; convert the other steps alone, and "
                 "join the two models by onnx.compose.merge_models"
             )
         copy = onnx.NodeProto()
@@ -129,7 +129,7 @@ def _add(
 
 
 def _in_opset(model: onnx.ModelProto, wanted: int) -> onnx.ModelProto:
-    """The model with the operators of the opset that the pipeline is converted to.
+    """The model with the operators of the pipeline's opset.
 
     Raises:
         ModelError: it has newer ones.

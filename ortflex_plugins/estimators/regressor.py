@@ -15,27 +15,27 @@ from ortflex_plugins.estimators._base import OrtEstimator
 
 
 class OrtRegressor(RegressorMixin, OrtEstimator):
-    """Regression with any ONNX model, or with one that is built.
+    """Regression with any ONNX model, or with a built one.
 
     Args:
-        model: a path, bytes or a ModelProto, whose weights are where every fit starts; None builds a
+        model: a path, bytes or a ModelProto, with whose weights every fit starts; None builds a
             multilayer perceptron, ``"linear"`` a linear model.
         hidden_layer_sizes: units of the hidden layers of a built model.
         activation: ``"relu"``, ``"tanh"``, ``"logistic"`` or ``"identity"``, of a built model.
         loss: squared_error by default.
         optimizer, learning_rate, schedule, penalty, params, device, backend: as
             :class:`ortflex_core.Trainer`; names, mappings or objects.
-        alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as
-            scikit-learn's MLPs have it; where ``penalty`` is given, that counts.
+        alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as in
+            scikit-learn's MLPs; ``penalty``, if given, replaces it.
         batch_size: rows a step; ``"auto"`` is min(200, rows).
-        max_iter: epochs at most.
+        max_iter: the most epochs.
         shuffle: a new order every epoch.
-        random_state: of the built weights, the order and the held-out rows.
-        tol, n_iter_no_change: the training ends after so many epochs without an improvement of the
-            loss (with ``early_stopping`` of the score) by more than ``tol``.
-        early_stopping: hold out ``validation_fraction`` of the rows, and go back to the weights with
+        random_state: the seed of the built weights, the order and the held-out rows.
+        tol, n_iter_no_change: the training ends after ``n_iter_no_change`` epochs without an
+            improvement of the loss (with ``early_stopping``, of the score) by more than ``tol``.
+        early_stopping: hold out ``validation_fraction`` of the rows, and restore the weights with
             the best score on them.
-        warm_start: fit goes on from the weights of the last fit.
+        warm_start: fit starts from the weights of the last fit.
         precision: ``"float32"`` or ``"float64"`` of a built model; ``"auto"`` is float64 where X is and
             has at most 10,000 numbers.
         callbacks: objects with hooks, or names of callbacks.
@@ -72,7 +72,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
         return scores[:, 0] if self._flat else scores
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """One epoch over these rows, weights and optimizer state going on from where they are."""
+        """One epoch over these rows, from the current weights and optimizer state."""
         return self._partial(X, y, sample_weight, first=not hasattr(self, "trained_"))
 
     def __sklearn_tags__(self) -> Any:

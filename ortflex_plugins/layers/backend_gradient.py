@@ -18,7 +18,7 @@ from ortflex_plugins.layers.mode import Mode
 
 @attrs.define
 class Flight:
-    """One forward pass under way: what it read, what has to live as long, the runtime's state."""
+    """One forward pass that waits for its backward pass: its inputs, its memory, the runtime's state."""
 
     feeds: Mapping[str, Buffer]
     alive: Any
@@ -28,11 +28,11 @@ class Flight:
 class BackendGradient:
     """The model's forward and backward pass, run by a backend.
 
-    The state of onnxruntime's agent serves once: a second backward pass runs forward again.
+    The state of onnxruntime's agent can be used once: a second backward pass runs forward again.
     """
 
     reuses = True
-    """The memory of outputs becomes something else during the backward pass: copy them."""
+    """The backward pass reuses the memory of outputs: copy them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class BackendGradient:
                 f"engine={backend.name!r} cannot run this layer; engine='fused' may:\n{error}"
             ) from None
         self.graphs = {"forward": program.proto()}
-        # The runtime's own graph, of backends that tell.
+        # The runtime's own graph, if the backend has it.
         raw = getattr(self._passes, "model", program.model)
         self.graphs["gradient"] = onnx.load_model_from_string(raw)
         self.inputs = tuple(i.name for i in program.inputs)
@@ -63,7 +63,7 @@ class BackendGradient:
     def forward(
         self, feeds: Mapping[str, Buffer], wanted: Container[str] | None = None
     ) -> tuple[dict[str, Buffer], Flight]:
-        """All outputs, and what :meth:`backward` needs; it gives all gradients in any case."""
+        """All outputs, and the state for :meth:`backward`, which always returns all gradients."""
         values = [feeds[n].value() for n in self._passes.inputs]
         packed, fetched = self._passes.pack(values), self._passes.pack([])
         state = self._passes.forward(packed, fetched)

@@ -30,9 +30,9 @@ _OURS = "fused"
 
 
 class Saved:
-    """What one forward pass keeps for its backward pass; several may be in flight.
+    """What one forward pass saves for its backward pass; several may be open at a time.
 
-    ``statistics`` has new running statistics, where the forward pass made some.
+    ``statistics`` has new running statistics, if the forward pass computed any.
     """
 
     __slots__ = ("function", "kept", "shapes", "statistics")
@@ -59,25 +59,25 @@ class OnnxFunction:
 
     Args:
         model: a path, bytes or a ModelProto; float32 or float64.
-        params: what is differentiated among the initializers: None for all parameters that are
-            found, or names and globs, as :class:`ortflex_core.Trainer` takes them.
+        params: the initializers to differentiate by: None for all parameters, or names and globs,
+            as for :class:`ortflex_core.Trainer`.
         inputs: the inputs to differentiate by; None for all of float type.
         outputs: the outputs that have cotangents; None for all of float type.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. Arrays are copied to a GPU and back. (The tests
             run this on a stand-in for a GPU, not on one.)
         threads: inside an operator.
-        training: None: nodes compute what the file says. True: BatchNormalization normalizes by the
-            batch and :meth:`forward` gives new running statistics, Dropout drops by the file's
-            ratio. False: running statistics are used, nothing is dropped.
+        training: None: nodes run as in the file. True: BatchNormalization normalizes by the batch
+            and :meth:`forward` returns new running statistics, Dropout drops by the file's ratio.
+            False: running statistics are used, nothing is dropped.
         batch_norm: ``"freeze"`` uses the running statistics in training, too.
         dropout: in training; ``"off"``, or another ratio for all.
-        seed: of the masks.
+        seed: the seed of the masks.
         engine: ``"fused"``, our gradient graph, or ``"training_agent"``: forward and backward by
             onnxruntime-training, where that is installed.
 
     Raises:
         ModelError: the file is broken, or names do not exist.
-        NoGradientRule, NotDifferentiable: with the node and the way out.
+        NoGradientRule, NotDifferentiable: names the node and the way out.
         Unsupported: the engine is not installed here, or cannot differentiate an operator.
 
     Example:
@@ -120,7 +120,7 @@ class OnnxFunction:
         self.device: Device = self._plugins.component("devices", where, "device")
         if reasons := self.device.available(self._runtime):
             raise Unsupported(f"device={device!r}: {'; '.join(reasons)}")
-        # Arrays are memory that a processor can work on; a GPU cannot.
+        # An array is memory that the CPU computes on; a GPU cannot.
         self._host = self.device.view(self.device.empty([1], np.float32)) is not None
         self.mode = Mode(
             model=self.model,
@@ -205,7 +205,7 @@ class OnnxFunction:
 
     @property
     def reuses(self) -> bool:
-        """Whether the backward pass uses the memory of what :meth:`run_forward` gave."""
+        """Whether the backward pass reuses the memory of the outputs of :meth:`run_forward`."""
         return self._gradient.reuses
 
     @property
@@ -226,14 +226,14 @@ class OnnxFunction:
         statistics: Mapping[str, Array] | None = None,
         step: int = 0,
     ) -> tuple[dict[str, Array], Saved]:
-        """The outputs, and what :meth:`backward` needs.
+        """The outputs, and the saved state for :meth:`backward`.
 
         Args:
             inputs: an array (a model with one input) or a mapping of arrays.
             parameters: in place of the model's own; those not named stay.
             statistics: running statistics in place of the model's own; ``saved.statistics`` has
-                those of after this pass.
-            step: each has its own masks in training.
+                those after this pass.
+            step: in training, each step has its own masks.
 
         Raises:
             DataError: names, types or shapes that do not fit.
@@ -261,13 +261,12 @@ class OnnxFunction:
         """Gradients of inputs and parameters, by name.
 
         Args:
-            cotangents: of the outputs' shapes: an array where there is one output, or a mapping;
-                outputs that are not named have none.
-            saved: what :meth:`forward` gave; it can be used again.
+            cotangents: of the outputs' shapes: an array for one output, or a mapping; the others are 0.
+            saved: the second result of :meth:`forward`; it can be used again.
 
         Raises:
-            DataError: cotangents of other names, types or shapes than the outputs', or ``saved``
-                is not of this function.
+            DataError: cotangents of other names, types or shapes than the outputs', or ``saved`` of
+                another function.
         """
         if not isinstance(saved, Saved):
             raise DataError(
@@ -320,11 +319,11 @@ class OnnxFunction:
         return self._gradient.backward(feeds, saved.kept)
 
     def _own(self, array: Array) -> Buffer:
-        """A copy: what the caller writes into an array later is not what was computed with."""
+        """A copy, so that later changes of the caller's array have no effect."""
         return self.buffer(array.copy() if self._host else array)
 
     def buffer(self, array: Array) -> Buffer:
-        """An array's memory, or a copy of it on a device that does not reach that."""
+        """An array's memory, or a copy on a device that cannot reach host memory."""
         return Buffer.of(array) if self._host else Buffer.of_value(self.device.put(array))
 
     def _array(self, buffer: Buffer) -> Array:

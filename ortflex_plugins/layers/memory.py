@@ -46,7 +46,7 @@ class Buffer:
         return Buffer.of_value(device.put(device.read(value) if view is None else view), self.dtype)
 
     def array(self) -> Array:
-        """Main memory as an array, without a copy; it lives as long as the array does."""
+        """Main memory as an array, without a copy; the array keeps it alive."""
         return array_at(self.pointer, self.shape, self.dtype, self.owner)
 
     def value(self) -> Value:

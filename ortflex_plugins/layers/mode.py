@@ -1,4 +1,4 @@
-"""What BatchNormalization and Dropout do in a layer: as torch's do in train() and in eval()."""
+"""BatchNormalization and Dropout in a layer, as in torch's train() and eval()."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP = "dropout/step"
 
 @attrs.frozen(kw_only=True)
 class Mode:
-    """How a model is run: ``training`` is torch's, None runs every node as the file says."""
+    """How a model runs: ``training`` as in torch; with None every node runs as in the file."""
 
     model: Model
     training: bool | None
@@ -34,7 +34,7 @@ class Mode:
     seed: int = 0
 
     def statistics(self) -> dict[str, TensorSpec]:
-        """The running statistics of BatchNormalization, where they are not left to the file."""
+        """The running statistics of BatchNormalization; empty if every node runs as in the file."""
         if self.training is None:
             return {}
         names = [
@@ -51,7 +51,7 @@ class Mode:
 
     @property
     def matters(self) -> bool:
-        """Whether training or not is a difference."""
+        """Whether training mode makes a difference."""
         nodes = self.model.internal.graph.node
         return any(
             n.op_type in ("BatchNormalization", "Dropout") and n.domain in ("", "ai.onnx")

@@ -19,13 +19,13 @@ from ortflex_plugins.layers.splitting import Halves, split
 
 
 class OwnGradient:
-    """The two halves as sessions; what the first one keeps is memory, so it can be used again.
+    """The two halves as sessions; the saved tensors are memory, so they can be used again.
 
-    Sessions are made when they are first needed: which gradients are wanted is known then.
+    Sessions are made at first use, when the wanted gradients are known.
     """
 
     reuses = False
-    """Outputs stay what they are."""
+    """False: outputs keep their values."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class OwnGradient:
         }
 
     def _pair(self, wanted: tuple[str, ...]) -> _Pair:
-        """The sessions that give some of the gradients; those of none run the model alone."""
+        """The sessions for some of the gradients; without any, only the model runs."""
         if wanted not in self._pairs:
             halves = self._halves if wanted == self._wrt else split(self._whole, wanted)
             backward = None
@@ -62,7 +62,7 @@ class OwnGradient:
     def forward(
         self, feeds: Mapping[str, Buffer], wanted: Container[str] | None = None
     ) -> tuple[dict[str, Buffer], Kept]:
-        """All outputs, and what :meth:`backward` reads for the gradients that are wanted."""
+        """All outputs, and the state from which :meth:`backward` computes the wanted gradients."""
         some = tuple(n for n in self._wrt if wanted is None or n in wanted)
         pair = self._pair(some)
         made = pair.forward(feeds)
@@ -81,7 +81,7 @@ class OwnGradient:
 
 
 class _Run:
-    """A session run on memory that others own; outputs are the runtime's own."""
+    """Run a session on the caller's memory; outputs are in memory of the runtime."""
 
     def __init__(self, name: str, model: ModelProto, device: Device, threads: int) -> None:
         self._name = name
@@ -104,7 +104,7 @@ class _Run:
 
     def __call__(self, feeds: Mapping[str, Buffer]) -> dict[str, Buffer]:
         try:
-            binder = self._free.pop()  # one is used by one thread at a time
+            binder = self._free.pop()  # only one thread may use a binding at a time
         except IndexError:
             binder = Binder(self._session, self._name)
         binder.lent(feeds, self.inputs, self._place)
@@ -117,7 +117,7 @@ class _Run:
 
 
 class Kept(NamedTuple):
-    """What a forward pass keeps, and the run that reads it."""
+    """The tensors that a forward pass saves, and the run that reads them."""
 
     buffers: Mapping[str, Buffer]
     run: _Run | None

@@ -1,4 +1,4 @@
-"""A gradient graph in two: what the forward pass computes, and what needs a cotangent."""
+"""A gradient graph split in two: the forward pass, and the nodes that need a cotangent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflex_core.model import ancestor_nodes, reads
 
 @attrs.frozen(kw_only=True)
 class Halves:
-    """Forward and backward graph; ``saved`` are the tensors that go from one to the other.
+    """Forward and backward graph; ``saved`` are the tensors that the first passes to the second.
 
     The outputs of ``forward`` are the model's, then the saved ones; the inputs of ``backward`` are
     cotangents, saved tensors, and those inputs of the model that it reads.
@@ -26,10 +26,10 @@ class Halves:
 
 
 def split(model: ModelProto, wanted: Container[str] | None = None) -> Halves:
-    """Split what :func:`ortflex_core.gradient_model` made.
+    """Split a model made by :func:`ortflex_core.gradient_model`.
 
-    What the backward pass needs is saved by the forward pass instead of computed again. Of the
-    gradients only those of ``wanted`` names are left, or all.
+    The forward pass saves what the backward pass needs, so nothing is computed twice. Only
+    gradients with ``wanted`` names are kept, or all.
 
     Raises:
         GraphError: the type of a tensor to be saved cannot be inferred.

@@ -24,13 +24,13 @@ class OrtLayer(torch.nn.Module):
     """A torch module around an ONNX model: its initializers are the module's parameters.
 
     Forward and backward run in onnxruntime, on the memory of torch's tensors, without copies
-    (dlpack). The parameters are in ``state_dict`` and can be given to any optimizer; their names are
-    the initializers' with every character torch does not take replaced (:attr:`names` maps them
-    back). In ``train()`` BatchNormalization normalizes by the batch and updates its running
+    (dlpack). The parameters are in ``state_dict`` and can be given to any optimizer; their names
+    are those of the initializers, with characters that torch refuses replaced (:attr:`names` maps
+    them back). In ``train()`` BatchNormalization normalizes by the batch and updates its running
     statistics, which are buffers of the module, and Dropout drops by the file's ratio, its masks
     drawn from torch's generator; in ``eval()`` the statistics are used and nothing is dropped.
-    Gradients that are not needed (of frozen parameters, of the data, under ``torch.no_grad``) are not
-    computed.
+    Gradients that are not needed (of frozen parameters, of the data, under ``torch.no_grad``) are
+    not computed.
 
     Tensors on a GPU (``layer.to("cuda")``) are computed on there, if onnxruntime has its
     CUDAExecutionProvider. The tests run that path on a stand-in, not on a GPU.
@@ -95,7 +95,7 @@ class OrtLayer(torch.nn.Module):
             self.register_buffer(own, torch.from_numpy(array.copy()))
 
     def _attribute(self, name: str) -> str:
-        """An initializer's name as torch takes it: no dots, not one of a module's own, not twice."""
+        """A name for an initializer that torch accepts: no dots, unique, not an attribute of Module."""
         own = re.sub(r"\W", "_", name) or "parameter"
         while own in self.names or hasattr(type(self), own) or own in self.__dict__:
             own += "_"
@@ -104,7 +104,7 @@ class OrtLayer(torch.nn.Module):
 
     @property
     def function(self) -> OnnxFunction:
-        """What a call of now runs in main memory."""
+        """The function that a call in the present mode runs in main memory."""
         return self._function("cpu")
 
     def _function(self, device: str) -> OnnxFunction:
@@ -117,7 +117,7 @@ class OrtLayer(torch.nn.Module):
         return self._functions[key]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OrtLayer:
-        """A copy with parameters of its own; sessions are shared, they hold no weights."""
+        """A copy with separate parameters; sessions, which hold no weights, are shared."""
         twin = OrtLayer.__new__(OrtLayer)
         memo[id(self)] = twin
         torch.nn.Module.__init__(twin)
@@ -165,7 +165,7 @@ class OrtLayer(torch.nn.Module):
         return " → ".join(", ".join(map(str, side)) for side in sides)
 
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
-        """The model's file with the parameters and the running statistics of now.
+        """The model's file with the current parameters and running statistics.
 
         Raises:
             OutputError: the file cannot be written.
@@ -197,7 +197,7 @@ class _Call:
         feeds = {name: _buffer(tensor, kinds[name], name) for name, tensor in both.items()}
         step = 0
         if self.function.draws:
-            # torch.manual_seed makes masks come again, as torch's own do.
+            # torch.manual_seed repeats the masks, as it does those of torch.
             step = int(torch.randint(2**31, (1,)))
         _settle(self.place)
         outputs, saved, new = self.function.run_forward(feeds, step, self.wanted)
@@ -214,8 +214,8 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, saved = call.run(tensors)
         ctx.call, ctx.saved = call, saved
-        # What a later in-place change would spoil, torch notices. In training the backward pass
-        # does not read the running statistics, which the next forward pass changes.
+        # torch detects later in-place changes of these tensors. In training the backward pass does
+        # not read the running statistics, which the next forward pass changes.
         ctx.save_for_backward(*tensors, *(() if call.training else call.statistics.values()))
         ctx.set_materialize_grads(False)
         made = tuple(_tensor(b) for b in outputs.values())
@@ -250,7 +250,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _dense(name: str, given: Any) -> torch.Tensor:
-    """An input that has memory of its own."""
+    """A dense tensor of torch; anything else is refused."""
     if not isinstance(given, torch.Tensor):
         raise DataError(
             f"{name!r} is a {type(given).__name__}; a layer takes tensors of torch: use torch.as_tensor"
@@ -261,7 +261,7 @@ def _dense(name: str, given: Any) -> torch.Tensor:
 
 
 def _devices(tensors: Iterable[torch.Tensor]) -> set[str]:
-    """Where tensors are, as torch writes it."""
+    """The device of tensors, as torch writes it."""
     return {str(where) for where in {t.device for t in tensors}}
 
 
@@ -284,7 +284,7 @@ def _place(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def _settle(place: str) -> None:
-    """Wait for what torch still computes: onnxruntime reads from a stream of its own."""
+    """Wait until torch has computed the tensors: onnxruntime reads in another stream."""
     if place != "cpu":
         torch.cuda.current_stream(place).synchronize()
 
@@ -312,6 +312,6 @@ def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
 
 
 def _tensor(buffer: Buffer) -> torch.Tensor:
-    """What onnxruntime made, as a tensor of the same memory."""
+    """A result of onnxruntime as a tensor on the same memory."""
     made: torch.Tensor = dlpack.from_dlpack(buffer.owner.to_dlpack())
     return made.view(torch.bool) if buffer.dtype == np.bool_ else made

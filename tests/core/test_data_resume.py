@@ -236,7 +236,7 @@ def test_who_gives_other_batches_than_before_is_refused(buffer: int, tmp_path: P
     ):
         again.fit(Batches(unseeded, buffer=buffer))
     again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(DataError, match=r"is to go on at batch \d, but ends before it"):
+    with pytest.raises(DataError, match=r"is to continue at batch \d, but ends before it"):
         again.fit(Batches(lambda epoch, start: parts()[start:1], buffer=buffer))
 
 
@@ -245,8 +245,8 @@ def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) ->
     x, y = regression(rows=ROWS, features=6)
     for given, text in (
         ((attrs.evolve(shards, buffer=18),), "had buffer = 17, these data give 18"),
-        ((x, y), "had files that are read piece by piece, now it is given arrays"),
-        ((attrs.evolve(shards, buffer=100),), "now it is given arrays, or data that fit into"),
+        ((x, y), "had files that are read piece by piece, now it gets arrays"),
+        ((attrs.evolve(shards, buffer=100),), "now it gets arrays, or data that fit into"),
     ):
         with pytest.raises(DataError, match=text):
             Trainer.resume(saver.written[0], plugins=plugins()).fit(*given)

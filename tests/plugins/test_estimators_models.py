@@ -313,7 +313,7 @@ def test_mistakes_are_value_errors_that_name_them() -> None:
     fails("unknown loss 'hinje'; did you mean 'hinge'", ConfigError, loss="hinje")
     fails("unknown optimizer 'adm'; did you mean 'adam'", ConfigError, optimizer="adm")
     fails("unknown argument 'clipnorm'; did you mean 'clip_norm'", options={"clipnorm": 1.0})
-    fails("'loss' is decided by the estimator's own parameters", options={"loss": "hinge"})
+    fails("'loss' is set by the estimator's own parameters", options={"loss": "hinge"})
     fails("expected a mapping of arguments", options=["clip_norm"])
     fails("early_stopping: expected True or False, got 'no'", early_stopping="no")
     fails("there is no such file; did you mean 'linear'", ModelError, model="linaer")
@@ -355,5 +355,5 @@ def test_numbers_that_the_models_type_cannot_hold() -> None:
         [models.floats("y")],
         {"W": WEIGHTS[1]},
     )
-    with pytest.raises(ModelError, match="'y' is one number for all rows, expected one a row"):
+    with pytest.raises(ModelError, match="'y' has one number for all rows; expected one per row"):
         OrtRegressor(total, **SHORT).fit(x, y)

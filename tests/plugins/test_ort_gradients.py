@@ -257,7 +257,7 @@ REFUSED = {
     ),
     "window": (
         one("MaxPool", IMAGE, kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1),
-        "a window may begin behind the last row",
+        "a window may begin after the last row",
     ),
     "cube": (one("Conv", rn(1, 2, 4, 4, 4), rn(4, 1, 2, 2, 2), group=2), "wrong with groups"),
     "pad": (
