@@ -1,1 +1,1 @@
-"""What else happens during a training: one callback a module."""
+"""Callbacks of a training, one a module."""

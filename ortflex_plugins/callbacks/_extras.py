@@ -1,4 +1,4 @@
-"""Packages that a callback needs and ortflex does not bring."""
+"""Optional packages of callbacks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ortflex_core.errors import ConfigError
 
 
 def require(callback: str, package: str, extra: str) -> None:
-    """Refuse to make a callback whose package is not there; nothing is imported.
+    """Refuse to make a callback whose package is not installed; nothing is imported.
 
     Raises:
-        ConfigError: what to install.
+        ConfigError: names the package to install.
     """
     if find_spec(package) is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The figure that decides which weights are the best."""
+"""The value that decides which weights are the best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Monitor:
     min_delta: float = 0.0
 
     def value(self, record: Mapping[str, float]) -> float:
-        """The figure of an epoch.
+        """The value of an epoch.
 
         Raises:
             ConfigError: there is no such column.
@@ -48,6 +48,6 @@ class Monitor:
         return new < old - self.min_delta
 
     def higher(self, trainer: Trainer) -> bool:
-        """Whether more is better: a metric says so itself, and a loss is better when lower."""
+        """Whether more is better: a metric declares it, and a loss is better when lower."""
         name = self.column.removeprefix("validation_")
         return any(m.column == name and m.better == "higher" for m in trainer.setup.metrics)

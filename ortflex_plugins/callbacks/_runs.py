@@ -22,26 +22,26 @@ class Runs:
     """The checkpoints of one run in one folder.
 
     A run is a training, the trainings that resume it, and further ``fit`` calls of the same Trainer.
-    Its identifier is in every checkpoint, with what the callback keeps.
+    Its identifier is in every checkpoint, among the values of the callback.
     """
 
     def __init__(self) -> None:
         self.identifier = ""
         self.loaded = False
         """Whether the identifier came from a checkpoint."""
-        self._nameless = False  # it came from a checkpoint of 0.1.0, which has none
+        self._nameless = False  # it came from a checkpoint of 0.1.0, which has no identifier
         self._written: list[Path] = []  # of this training, the oldest first
         self._before: list[Path] = []  # of an earlier fit of the same run
         self._lock = FolderLock(".checkpoints.lock")
 
     def resume(self, identifier: Any) -> None:
-        """Go on with the run that a checkpoint names."""
+        """Continue the run that a checkpoint names."""
         self.loaded = isinstance(identifier, str) and bool(identifier)
         self._nameless = not self.loaded
         self.identifier = identifier if self.loaded else ""
 
     def begin(self, place: Path, step: int, *, fresh: bool) -> None:
-        """Take a folder for a training that starts, or goes on, at a step.
+        """Lock a folder for a training that starts or continues at a step.
 
         Raises:
             CheckpointError: another process writes there, or there are checkpoints of another run.
@@ -67,14 +67,14 @@ class Runs:
         self.loaded = self._nameless = False
 
     def end(self) -> None:
-        """Give the folder back."""
+        """Unlock the folder."""
         self._lock.release()
 
     def target(self, path: Path) -> Path:
-        """The path, if nothing is there or a checkpoint of this run.
+        """The path, if it does not exist or is a checkpoint of this run.
 
         Raises:
-            OutputError: there is something else.
+            OutputError: something else is there.
         """
         if os.path.lexists(path) and not (_run_of(path) == self.identifier or _damaged(path)):
             raise OutputError(
@@ -84,7 +84,7 @@ class Runs:
         return path
 
     def written(self, path: Path, keep: int) -> None:
-        """Take note of a checkpoint that is whole, and remove those of this run that are too many."""
+        """Add a complete checkpoint, and remove the surplus ones of this run."""
         self._written = [*(p for p in self._written if p != path), path]
         surplus = [*self._before, *self._written[:-keep]]
         self._before, self._written = [], self._written[-keep:]
@@ -98,7 +98,7 @@ class Runs:
         own = [p for p in steps if identifier and _run_of(p) == identifier]
         broken = [p for p in (*steps, *best) if identifier and _damaged(p)]
         known = {*own, *broken, *(p for p in best if identifier and _run_of(p) == identifier)}
-        if self._nameless:  # those next to it are left as they are
+        if self._nameless:  # other files next to it are not changed
             known |= {p for p in (*steps, *best) if _run_of(p) is None and _has_record(p)}
         foreign = [p.name for p in (*steps, *best) if p not in known]
         if foreign:
@@ -124,7 +124,7 @@ def _number(path: Path) -> int:
 
 
 def _run_of(path: Path) -> str | None:
-    """The run that a checkpoint belongs to; None if that cannot be read."""
+    """The run of a checkpoint; None if it cannot be read."""
     try:
         table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
         found = table["callbacks"]["checkpoint"]["run"]
@@ -134,7 +134,7 @@ def _run_of(path: Path) -> str | None:
 
 
 def _damaged(path: Path) -> bool:
-    """Whether this was a checkpoint of unknown origin: its record is missing or cannot be read.
+    """Whether this is a damaged checkpoint: its record is missing or cannot be read.
 
     An empty folder counts: a process that is killed while it removes a checkpoint leaves one.
     """
@@ -153,7 +153,7 @@ def _has_record(path: Path) -> bool:
 
 
 def _move_aside(paths: list[Path], place: Path) -> None:
-    """Move checkpoints to where no resume looks for them.
+    """Move checkpoints to a folder that no resume reads.
 
     Raises:
         OutputError: that is not possible.

@@ -1,4 +1,4 @@
-"""An ONNX graph as TensorBoard draws one."""
+"""An ONNX graph in the format of TensorBoard."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def graph_def(model: ModelProto) -> Any:
 
 
 class _Names:
-    """Names that TensorBoard takes, each of them once."""
+    """Unique names that TensorBoard accepts."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()

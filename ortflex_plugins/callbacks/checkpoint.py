@@ -28,22 +28,23 @@ def _every(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.define(kw_only=True)
 class Checkpoint:
-    """Writes checkpoints that ``Trainer.resume`` goes on from: ``<folder>/step-<number>``.
+    """Writes checkpoints from which ``Trainer.resume`` continues: ``<folder>/step-<number>``.
 
-    One is due after ``epochs`` epochs, after ``steps`` steps and after ``minutes`` minutes, whichever
-    is given; after every epoch, if none is. It is written after the run of steps in which it became
-    due, and at the end of the training. The last ``keep`` stay, and the best in ``<folder>/best``:
-    best by ``monitor``, a column of the History, judged at every epoch's end.
+    One is due after ``epochs`` epochs, after ``steps`` steps and after ``minutes`` minutes, for
+    those that are given; by default after every epoch. It is written after the run of steps in
+    which it became due, and at the end of the training. The last ``keep`` stay, and the best in
+    ``<folder>/best``: best by ``monitor``, a column of the History, judged at every epoch's end.
 
     Every checkpoint has the identifier of its run: a training and those that resume it. Only
-    checkpoints of the same run are ever removed or replaced. A folder that has ``step-<number>`` or
-    ``best`` of anything else is refused when the training starts, and so is one in which another
-    process is writing. A training that goes on from a checkpoint which is not the newest of its run
+    checkpoints of the same run are ever removed or replaced. A folder with ``step-<number>`` or
+    ``best`` of another run is refused when the training starts, and so is one in which another
+    process writes. A training that continues from a checkpoint which is not the newest of its run
     moves the newer ones to ``<folder>/superseded-<n>``.
 
     Raises:
         ValueError: a number is not positive.
-        CheckpointError: when a training starts: the folder is in use, or has checkpoints of another.
+        CheckpointError: when a training starts: the folder is in use, or has checkpoints of another
+            run.
         OutputError: the folder cannot be written to; older checkpoints are untouched.
 
     >>> Checkpoint(minutes=10, keep=2).folder
@@ -74,7 +75,7 @@ class Checkpoint:
 
     @hook
     def train_start(self, trainer: Trainer, progress: Progress) -> None:
-        """Take the folder, and count from here."""
+        """Lock the folder, and start counting."""
         self._step, self._epoch, self._time = progress.step, progress.epoch, time.monotonic()
         self._failed = False
         if progress.step == 0 and progress.epoch == 0:
@@ -118,12 +119,12 @@ class Checkpoint:
 
     @hook
     def exception(self, error: BaseException) -> None:
-        """What went wrong is not saved; what was interrupted is."""
+        """Save an interrupted training; a failed one is not saved."""
         self._failed = not isinstance(error, KeyboardInterrupt)
 
     @hook(wrapper=True, tryfirst=True)
     def train_end(self, trainer: Trainer, progress: Progress) -> Generator[None, Any, Any]:
-        """The last state, before early stopping goes back to the best weights, which it does anyway."""
+        """Save the last state, before early stopping restores the best weights."""
         failure: OutputError | None = None
         try:
             if not self._failed and progress.step > self._step:
@@ -142,12 +143,12 @@ class Checkpoint:
 
     @hook
     def checkpoint_saving(self, saved: Saved) -> None:
-        """Keep what was the best so far."""
+        """Keep the best value so far."""
         saved.put("checkpoint", {"best": self._best, "run": self._runs.identifier})
 
     @hook
     def checkpoint_loading(self, saved: Saved) -> None:
-        """Go on from there."""
+        """Restore the best value and the run."""
         kept = {"best": float | None}
         values = saved.get("checkpoint", kept, optional={"run": str})  # which 0.1.0 did not have
         if values is not None:

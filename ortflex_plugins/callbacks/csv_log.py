@@ -20,11 +20,11 @@ _log = logging.getLogger("ortflex")
 
 @attrs.define(kw_only=True)
 class CsvLog:
-    """Writes the History as a CSV file, whole at every epoch's end.
+    """Writes the complete History as a CSV file at every epoch's end.
 
-    A training that goes on from a checkpoint goes on with the lines of the one before it. Where the
-    file cannot be written during the training, because the disk is full for example, a warning says
-    so, the training goes on, and the next epoch's end tries again.
+    A training that continues from a checkpoint keeps the earlier lines. If the file cannot be
+    written during the training, for example because the disk is full, there is a warning, the
+    training continues, and the next epoch's end tries again.
 
     Raises:
         OutputError: when the training starts: the folder cannot be made or written to.
@@ -41,7 +41,7 @@ class CsvLog:
 
     @hook
     def train_start(self, trainer: Trainer) -> None:
-        """A place that cannot be written to is an error while that costs nothing."""
+        """Write a file at the start, so that a path that cannot be written to is an early error."""
         make_folder((trainer.folder / self.path).parent)
 
     @hook

@@ -25,11 +25,12 @@ _log = logging.getLogger("ortflex")
 
 @attrs.define(kw_only=True)
 class EarlyStopping:
-    """Ends the training when a figure stops improving, and goes back to the best weights.
+    """Ends the training when a value stops improving, and restores the best weights.
 
     It stops after ``patience`` epochs in a row without an improvement by more than ``min_delta``.
-    What is better, a metric knows; losses are better when they are lower. ``monitor`` is a column of
-    the History; ``"auto"`` is the validation loss, or loss + penalty without validation data.
+    A metric declares whether more is better; losses are better when they are lower. ``monitor`` is
+    a column of the History; ``"auto"`` is the validation loss, or loss + penalty without validation
+    data.
 
     Raises:
         ValueError: ``patience`` is less than 1 or ``min_delta`` negative.
@@ -61,7 +62,7 @@ class EarlyStopping:
 
     @hook
     def train_start(self, progress: Progress) -> None:
-        """A new training starts counting from 0."""
+        """Start counting from 0 in a new training."""
         if progress.step == 0 and progress.epoch == 0:
             self.best_, self.best_epoch_, self._waited, self._kept = None, -1, 0, {}
 
@@ -80,7 +81,7 @@ class EarlyStopping:
 
     @hook
     def train_end(self, trainer: Trainer) -> None:
-        """Go back to the best."""
+        """Restore the best weights."""
         if self._kept:
             _put_back(trainer, self._kept)
             _log.info("the weights are those of epoch %d, the best", self.best_epoch_)
@@ -93,7 +94,7 @@ class EarlyStopping:
 
     @hook
     def checkpoint_loading(self, trainer: Trainer, saved: Saved) -> None:
-        """Go on counting."""
+        """Restore the count and the best weights."""
         counts = {"best": float | None, "best_epoch": int, "waited": int}
         values = saved.get("early_stopping", counts, others=np.ndarray)
         if values is not None:
@@ -103,9 +104,9 @@ class EarlyStopping:
 
 
 def _everything(trainer: Trainer) -> dict[str, Array]:
-    """Weights, running statistics and averages, by what they are.
+    """Weights, running statistics and averages, by kind and name.
 
-    Those of groups that are trained later are among them: by the end they may have moved.
+    Weights of groups that are trained later are included: they may have changed by the end.
     """
     parts = {"parameter": trainer.get_state(), "buffer": trainer.engine.buffers()}
     if trainer.problem.updating.average is not None:
@@ -114,10 +115,10 @@ def _everything(trainer: Trainer) -> dict[str, Array]:
 
 
 def _check_kept(kept: Mapping[str, Array], trainer: Trainer) -> None:
-    """Refuse weights that are not those of the model.
+    """Refuse weights of another model.
 
     Raises:
-        CheckpointError: names what does not fit.
+        CheckpointError: names the tensor that does not fit.
     """
     weights = trainer.get_state()
     for key, array in kept.items():

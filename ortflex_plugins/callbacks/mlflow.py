@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from ortflex_core.types import Progress
 
 _log = logging.getLogger("ortflex")
-_LONGEST = 500  # what older stores take of a parameter
+_LONGEST = 500  # the longest parameter of older stores
 
 
 @attrs.define(kw_only=True)
 class Mlflow:
     """Tracks a training as a run of MLflow: its parameters, its History, the trained model.
 
-    Metrics are the columns of the History over finished steps. The model is an artifact of a training
-    that did not fail. A training that is resumed goes on with its run. A store that cannot be reached
-    while the training runs costs its entries, not the training.
+    Metrics are the columns of the History over finished steps. The model is an artifact of a
+    training that did not fail. A resumed training continues its run. If the store cannot be reached
+    during the training, its entries are lost and the training continues.
 
     Raises:
         ConfigError: mlflow is not installed (extra ``mlflow``), or the store cannot be opened.
@@ -61,7 +61,7 @@ class Mlflow:
     _outcome: str = attrs.field(default="FINISHED", init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Look for the package."""
+        """Check that the package is installed."""
         require("mlflow", "mlflow", "mlflow")
 
     @property
@@ -71,7 +71,7 @@ class Mlflow:
 
     @hook
     def train_start(self, trainer: Trainer, progress: Progress) -> None:
-        """Open the store and begin a run, or go on with the one of the checkpoint."""
+        """Open the store and begin a run, or continue the one of the checkpoint."""
         from mlflow.tracking import MlflowClient
 
         self._outcome = "FINISHED"
@@ -92,7 +92,7 @@ class Mlflow:
 
         try:
             self._client.update_run(self._id, status="RUNNING")
-        except MlflowException:  # of another store, or deleted
+        except MlflowException:  # it is of another store, or deleted
             return False
         return True
 
@@ -115,7 +115,7 @@ class Mlflow:
 
     @hook
     def epoch_end(self, progress: Progress, record: Mapping[str, float]) -> None:
-        """The epoch's line of the History."""
+        """Log the epoch's line of the History."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -129,12 +129,12 @@ class Mlflow:
 
     @hook
     def exception(self, error: BaseException) -> None:
-        """How the run ended."""
+        """Note how the run ended."""
         self._outcome = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
 
     @hook(trylast=True)
     def train_end(self, trainer: Trainer) -> None:
-        """Keep the model, when early stopping has gone back to the best, and end the run."""
+        """Store the model, after early stopping has restored the best weights, and end the run."""
         if self._client is None:
             return
         with _tolerant("the end of the run"):
@@ -147,12 +147,12 @@ class Mlflow:
 
     @hook
     def checkpoint_saving(self, saved: Saved) -> None:
-        """Keep the run's number."""
+        """Keep the identifier of the run."""
         saved.put("mlflow", {"run": self._id})
 
     @hook
     def checkpoint_loading(self, saved: Saved) -> None:
-        """Go on with that run."""
+        """Continue that run."""
         values = saved.get("mlflow", {"run": str | None})
         if values is not None:
             self._id = values["run"]
@@ -163,7 +163,7 @@ def _local(folder: Path) -> str:
 
 
 def _allowed(name: str) -> str:
-    """The name with what MLflow allows in one."""
+    """A name with only the characters that MLflow allows."""
     return re.sub(r"[^\w\-./: ]", "_", name)
 
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from ortflex_core.types import Progress
 
 
-# With slots an object could not leave out one of its hooks.
+# Without slots, so that an object can drop one of its hooks.
 @attrs.define(kw_only=True, slots=False)
 class Tensorboard:
     """Writes event files for TensorBoard: the History, histograms of the weights, the model's graph.
 
     ``epoch/<column>`` is the History, ``weights/<parameter>`` the weights, both over finished steps.
-    With ``steps`` there are ``step/loss``, ``step/penalty`` and ``step/rate`` of every ``steps``-th step,
-    too. A training that is resumed goes on in the same folder, and what had been written of steps
-    that are made again is hidden.
+    With ``steps`` there are ``step/loss``, ``step/penalty`` and ``step/rate`` of every ``steps``-th
+    step, too. A resumed training continues in the same folder, and earlier entries of repeated
+    steps are hidden.
 
     Raises:
         ConfigError: tensorboardX is not installed (extra ``tensorboard``).
@@ -54,14 +54,14 @@ class Tensorboard:
     _writer: Any = attrs.field(default=None, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        """Look for the package; leave the hook of steps to those who want it."""
+        """Check that the package is installed; drop the hook of steps if it is not used."""
         require("tensorboard", "tensorboardX", "tensorboard")
         if not self.steps:
             self.steps_end = None  # type: ignore[assignment,method-assign]
 
     @hook
     def train_start(self, trainer: Trainer, progress: Progress) -> None:
-        """Open the files, and write what is there before the first step."""
+        """Open the files, and write the graph and the first weights."""
         from tensorboardX import SummaryWriter
 
         fresh = progress.step == 0 and progress.epoch == 0
@@ -85,7 +85,7 @@ class Tensorboard:
         penalties: Sequence[float],
         rates: Sequence[float],
     ) -> None:
-        """Costs and rate of the steps whose turn it is."""
+        """Write costs and rate of every ``steps``-th step."""
         first = progress.step - len(losses) + 1
         for k, values in enumerate(zip(losses, penalties, rates, strict=True)):
             if (first + k) % self.steps == 0:
@@ -94,7 +94,7 @@ class Tensorboard:
 
     @hook
     def epoch_end(self, trainer: Trainer, progress: Progress, record: Mapping[str, float]) -> None:
-        """The epoch's line of the History, and the weights."""
+        """Write the epoch's line of the History, and the weights."""
         for column, value in record.items():
             if column != "epoch":
                 self._writer.add_scalar(f"epoch/{column}", value, progress.step)

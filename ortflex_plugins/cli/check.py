@@ -1,4 +1,4 @@
-"""``ortflex check``: what of a model can be trained, and by which backends."""
+"""``ortflex check``: which nodes of a model can be trained, and by which backends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) 
 def _show(report: ModelReport) -> None:
     from rich.console import Console
 
-    # What goes through a pipe is searched: no line of it may be folded.
+    # Output to a pipe may be searched, so its lines are not folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
     rows = []
     for node in report.nodes:

@@ -1,4 +1,4 @@
-"""``ortflex compare``: one recipe on every backend, step by step, and where they part."""
+"""``ortflex compare``: one recipe on every backend, step by step, and where they differ."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _show(found: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # What goes through a pipe is searched: no line of it may be folded.
+    # Output to a pipe may be searched, so its lines are not folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("backend")

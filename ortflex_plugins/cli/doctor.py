@@ -22,7 +22,7 @@ _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
 class Report(TypedDict):
     """What ``ortflex doctor --json`` prints.
 
-    ``backends`` and ``devices`` give the reasons against each one, an empty list where it works;
+    ``backends`` and ``devices`` give the reasons against each one, an empty list if it works;
     both are empty while the installation is broken, and then ``fault`` says how to repair it.
     """
 
@@ -113,8 +113,8 @@ def _version(distribution: str) -> str | None:
 
 
 def _reasons(kind: str, runtime: Runtime) -> dict[str, list[str]]:
-    """Return what stands against each plugin of a kind here."""
-    # Imported here: with a broken runtime, nothing but metadata may be touched.
+    """Return the reasons why each plugin of a kind does not work here."""
+    # Imported here: with a broken runtime only metadata may be read.
     from ortflex_core.registry import Plugins
 
     registry = Plugins.discover()[kind]

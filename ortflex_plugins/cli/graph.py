@@ -40,8 +40,8 @@ def graph(
 ) -> None:
     """Draw MODEL, an .onnx file or the TOML file of a training, as SVG, HTML or PNG.
 
-    Colours say what can be trained, what is frozen and what has no gradient; with --training, and
-    for the graphs that training uses, what is forward, loss, backward and update.
+    Colours mark what can be trained, what is frozen and what has no gradient; with --training, and
+    for the graphs that training uses, the parts forward, loss, backward and update.
     """
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe

@@ -32,8 +32,8 @@ _LISTED = 40
 def init(model: Path, output: Path, force: bool) -> None:
     """Write a commented TOML file for a model.
 
-    It says what the model takes, what can be trained and why the rest is not, and has every key
-    with its default. Put the data where its `data` says, and run `ortflex train`.
+    It lists the model's inputs, what can be trained and why the rest cannot, and every key with its
+    default. Put the data at the path of its key `data`, and run `ortflex train`.
     """
     from ortflex_core.errors import ConfigError
     from ortflex_core.files import write_bytes
@@ -74,14 +74,14 @@ def template(model: Model, folder: Path, plugins: Plugins) -> str:
         lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in left)
     lines += ["", *_model_keys(model, path, output, loss, why, plugins)]
     lines += ["# Every other key with its default.", "", *_default_keys(plugins)]
-    # A name with a line break in it stays the comment that it is.
+    # A name with a line break must not end the comment.
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
 
 
 def suggest_loss(model: Model) -> tuple[str, str, str]:
-    """(tensor, loss, why) of the loss that a model most likely was made for.
+    """(tensor, loss, reason) of the most likely loss of a model.
 
-    A classifier is known by the Softmax or Sigmoid it ends with; anything else is a regression.
+    A classifier ends with a Softmax or Sigmoid; any other model is a regression.
     """
     from ortflex_core.model import default_output, raw_scores
 
@@ -89,15 +89,17 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
     for spec in candidates(model):
         scores, operator = raw_scores(model, spec.name)
         if operator in ("Softmax", "LogSoftmax"):
-            why = f"{spec.name!r} comes from a {operator}; the loss sees its scores, {scores!r}"
+            why = f"{spec.name!r} comes from a {operator}; the loss reads its scores, {scores!r}"
             return spec.name, "softmax_cross_entropy", why
         if operator == "Sigmoid":
-            why = f"{spec.name!r} comes from a Sigmoid; the loss sees its scores, {scores!r}"
+            why = f"{spec.name!r} comes from a Sigmoid; the loss reads its scores, {scores!r}"
             found.append((spec.name, "log_loss", why))
         else:
-            found.append((spec.name, "squared_error", f"{spec.name!r} ends with no Softmax"))
+            found.append(
+                (spec.name, "squared_error", f"{spec.name!r} does not come from a Softmax")
+            )
     if not found:
-        # Raises with what there is instead.
+        # Raises, with the alternatives.
         default_output(model)
     return sorted(found, key=lambda f: f[1])[0]
 

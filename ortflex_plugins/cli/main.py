@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show the installed runtime, what works with it, and how to repair the rest.",
     ),
 }
-"""Where each command is, and its line of help: ``ortflex --help`` imports none of them."""
+"""The module of each command, and its line of help: ``ortflex --help`` imports no command."""
 
 
 class LazyGroup(click.Group):
@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a call, or say which one was probably meant."""
+        """Find the command of a call, or suggest the one that was probably meant."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from ortflex_core.errors import suggest
 
@@ -72,12 +72,12 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table of commands, from its lines alone."""
+        """Write the table of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; errors that ortflex raises on purpose are for people, not tracebacks."""
+        """Run a command; errors of ortflex are printed as messages, without a traceback."""
         return guarded(lambda: click.Group.invoke(self, ctx))
 
 
@@ -105,8 +105,8 @@ def guarded(command: Callable[[], Any]) -> Any:
 def main() -> None:
     """Train ONNX models with onnxruntime; every part is a plugin.
 
-    Exits with 0 if all went well, with 1 after an error (ORTFLEX_DEBUG=1 shows where it came from),
-    with 2 if the command line makes no sense, with 130 after Ctrl-C.
+    Exits with 0 after success, with 1 after an error (ORTFLEX_DEBUG=1 shows the traceback), with 2
+    if the command line is invalid, with 130 after Ctrl-C.
     """
 
 

@@ -1,4 +1,4 @@
-"""``ortflex new-plugin``: a package that passes the checks of its kind as it stands."""
+"""``ortflex new-plugin``: a package that passes the checks of its kind unchanged."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "callback": ("callbacks", 'Train with it: `callbacks = ["{name}"]`.'),
     "device": ("devices", 'Train on it: `device = "{name}"`.'),
     "backend": ("backends", 'Train with it: `backend = "{name}"`.'),
-    "gradient": ("gradients", "The rules are there as soon as the package is installed."),
+    "gradient": ("gradients", "The rules are used as soon as the package is installed."),
 }
-"""Kinds as the command calls them: the registry's name, and how one is used."""
+"""Kinds by their names on the command line: the registry's name, and how a plugin is used."""
 
 WORDS = {"data": "data source", "gradient": "family of gradient rules"}
 FOLDER = Path(__file__).parent / "templates"
@@ -46,7 +46,7 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.
 
     KIND is loss, penalty, schedule, optimizer, constraint, average, metric, data, callback, device,
-    backend or gradient. The plugin works as it stands: put your formula in place of the one it has.
+    backend or gradient. The plugin works as it is: replace its formula with yours.
     """
     from ortflex_core.files import make_folder, write_bytes
 
@@ -63,7 +63,7 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
     """The files of a package in ``folder``.
 
     Raises:
-        ConfigError: no such kind, no name for a package, or one that is taken.
+        ConfigError: the kind is unknown, or the name is invalid or taken.
     """
     from string import Template
 

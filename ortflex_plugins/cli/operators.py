@@ -15,12 +15,12 @@ from ortflex_core.opsets import has_body
 from ortflex_core.registry import Plugins
 
 NEWEST = 26
-"""The newest opset that an onnxruntime of today runs."""
+"""The newest opset of the current onnxruntime."""
 OLDEST = 13
 
 
 def standard(opset: int = NEWEST) -> dict[str, onnx.defs.OpSchema]:
-    """The operators of the standard at an opset, those left out that are deprecated there."""
+    """The operators of the standard at an opset, without those that are deprecated."""
     out: dict[str, onnx.defs.OpSchema] = {}
     for name in {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == ""}:
         try:
@@ -33,9 +33,9 @@ def standard(opset: int = NEWEST) -> dict[str, onnx.defs.OpSchema]:
 
 
 def kind(rules: RuleTable, name: str, opset: int = NEWEST) -> str:
-    """What becomes of an operator: ``rule``, ``resolved``, ``not differentiable`` or ``no rule``.
+    """The state of an operator: ``rule``, ``resolved``, ``not differentiable`` or ``no rule``.
 
-    One that is differentiated by way of its function body is ``body``.
+    An operator that is differentiated through its function body is ``body``.
     """
     known, rule = rules.lookup("", name, opset)
     if known:
@@ -48,11 +48,11 @@ def kind(rules: RuleTable, name: str, opset: int = NEWEST) -> str:
 def operators_markdown(
     plugins: Plugins | None = None, figures: Mapping[str, Any] | None = None
 ) -> str:
-    """The page: every operator, since which opset, whether a gradient passes, where it trains.
+    """The page: every operator, its first opset, whether it has a gradient, and the backends.
 
     Args:
-        plugins: whose rules; those of what is installed by default.
-        figures: how the standard's node cases ended, by operator; left out of the page by default.
+        plugins: the plugins with the rules; by default the installed ones.
+        figures: the results of the standard's node cases, by operator; by default not on the page.
     """
     rules = load_rules((plugins or Plugins.discover()).preferring(["ortflex"]))
     return "\n".join(_lines(rules, figures)) + "\n"
@@ -73,10 +73,10 @@ def _lines(rules: RuleTable, figures: Mapping[str, Any] | None) -> Iterator[str]
     yield ""
     yield (
         f"Of the {len(schemas)} operators of the standard at opset {NEWEST}, {len(with_rule)} have "
-        f"a gradient rule, {len(resolved)} are resolved before, through {len(walls)} no gradient "
-        "passes by their nature, and "
+        f"a gradient rule, {len(resolved)} are resolved before, {len(walls)} are not "
+        "differentiable, and "
         f"{_missing(len(without))}. `ortflex check model.onnx` says what that means for a "
-        "model; [a rule of one's own](../howto/write-a-gradient-rule.md) is about ten lines."
+        "model; [a new rule](../howto/write-a-gradient-rule.md) is about ten lines."
     )
     yield ""
     if figures:
@@ -107,7 +107,7 @@ def _lines(rules: RuleTable, figures: Mapping[str, Any] | None) -> Iterator[str]
     yield ""
     yield "## Not differentiable"
     yield ""
-    yield "Their results do not change by small steps, or are no numbers: " + ", ".join(walls) + "."
+    yield "Their results do not change continuously, or are not numbers: " + ", ".join(walls) + "."
     yield ""
     yield "## Resolved while the graph is traced"
     yield ""
@@ -120,7 +120,7 @@ def _lines(rules: RuleTable, figures: Mapping[str, Any] | None) -> Iterator[str]
         yield ""
         yield "## By function body"
         yield ""
-        yield "Differentiated by way of the standard's own definition: " + ", ".join(by_body) + "."
+        yield "Differentiated through their definition in the standard: " + ", ".join(by_body) + "."
     if without:
         yield ""
         yield "## Without a rule"
@@ -153,28 +153,28 @@ def _counts(found: Mapping[str, int]) -> str:
 
 
 def _totals(figures: Mapping[str, Any]) -> str:
-    """What became of the standard's node cases, in a sentence."""
+    """The results of the standard's node cases, in a sentence."""
     total: Counter[str] = Counter()
     for found in figures["operators"].values():
         total.update(found)
     shown = sum(total[outcome] for outcome in _SHOWN)
     return (
         f"Of the {total.total()} node cases of the standard (onnx {figures['onnx']}, run by onnxruntime "
-        f"{figures['onnxruntime']}) {shown} have a gradient to be checked against float64 "
+        f"{figures['onnxruntime']}) {shown} have a gradient that can be checked against float64 "
         f"differences of onnx's reference: {total['right']} are right, {total['wrong']} wrong, in "
-        f"{total['runtime differs']} the runtime computes other forward values than the standard, "
+        f"{total['runtime differs']} the runtime's forward values differ from the standard, "
         f"{total['refused']} are refused with a reason, {total['crashed']} crash; "
-        f"{total['not differentiable']} have none by their nature, {total['random']} are random, and "
+        f"{total['not differentiable']} are not differentiable, {total['random']} are random, and "
         f"{total['left out']} are nowhere smooth or not run by the reference."
     )
 
 
 def _missing(count: int) -> str:
-    return f"for {count} there is no rule" if count else "none is left without one"
+    return f"for {count} there is no rule" if count else "no rule is missing"
 
 
 def _first(name: str) -> int:
-    """The opset that brought an operator."""
+    """The opset that introduced an operator."""
     return int(
         min(
             s.since_version
@@ -185,7 +185,7 @@ def _first(name: str) -> int:
 
 
 def _builder() -> frozenset[tuple[str, str]]:
-    """The operators that onnxruntime-training's gradient builder has right."""
+    """The operators that onnxruntime-training's gradient builder differentiates rightly."""
     try:
         from ortflex_plugins.backends.ort_gradients_table import TABLE
     except ImportError:  # a distribution without those backends

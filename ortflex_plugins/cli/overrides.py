@@ -8,10 +8,10 @@ import click
 
 
 class TakesKeys(click.Command):
-    """A command that corrects ``--epochs 3``: the message says to write ``epochs=3``."""
+    """A command whose error for ``--epochs 3`` says to write ``epochs=3``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; a key given as an option is an error that says how to give it."""
+        """Read the command line; a key given as an option is an error with the right form."""
         import attrs
 
         try:
@@ -27,7 +27,7 @@ class TakesKeys(click.Command):
 
 
 def refuse_recipe(model: str | os.PathLike[str], command: str) -> None:
-    """Say that a recipe was given where a command takes a model.
+    """Refuse a recipe where a command takes a model.
 
     Raises:
         ConfigError: the path ends as recipes do.

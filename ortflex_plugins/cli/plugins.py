@@ -1,4 +1,4 @@
-"""``ortflex plugins``: what is installed, and from where."""
+"""``ortflex plugins``: the installed plugins and their distributions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ortflex_plugins.cli.terminal import plain, show_table
 
 
 class Row(TypedDict):
-    """One plugin; ``status`` is ``ok``, ``not loaded`` or what is wrong with it.
+    """One plugin; ``status`` is ``ok``, ``not loaded`` or the error.
 
-    ``ask_for`` is the name that means this one: ``distribution/name`` where several have the name.
+    ``ask_for`` is its unique name: ``distribution/name`` if several plugins have the name.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Row(TypedDict):
 
 
 def rows(found: Plugins, check: bool = False) -> list[Row]:
-    """Every plugin; nothing is imported unless ``check`` asks for it.
+    """Every plugin; it is imported only with ``check``.
 
     >>> from ortflex_core.registry import Plugins
     >>> [r["distribution"] for r in rows(Plugins.discover()) if r["name"] == "huber"]
@@ -71,7 +71,7 @@ def _status(registry: Registry, entry: Entry, check: bool) -> str:
 def plugins(as_json: bool, check: bool) -> None:
     """List the installed plugins and their distributions.
 
-    Exits with 1 if something is wrong with one of them.
+    Exits with 1 if one of them is broken.
     """
     found = rows(Plugins.discover(), check)
     broken = [row for row in found if row["status"] not in ("ok", "not loaded")]
@@ -86,7 +86,7 @@ def plugins(as_json: bool, check: bool) -> None:
 def _show(found: list[Row], check: bool) -> None:
     from rich.console import Console
 
-    # What goes through a pipe is searched: no line of it may be folded.
+    # Output to a pipe may be searched, so its lines are not folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
     faults = any(row["status"] not in ("ok", "not loaded") for row in found)
     columns = ["kind", "name", "from", "target", *(["status"] if check or faults else [])]

@@ -1,4 +1,4 @@
-"""``python -m ortflex_plugins.cli.reference docs/reference``: pages made from the classes."""
+"""``python -m ortflex_plugins.cli.reference docs/reference``: pages generated from the classes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INTRODUCTION = {
     "devices": "Where tensors live: `device = …`.",
     "backends": "Ways to run a training step: `backend = …`.",
     "data": "Data by name: `data = …` and `validation = …`.",
-    "metrics": "Figures of merit on validation data: `metrics = […]`.",
+    "metrics": "Measures of quality on validation data: `metrics = […]`.",
     "callbacks": "What is called during a training: `callbacks = […]`.",
     "gradients": "Families of gradient rules; `gradients = […]` orders them.",
 }
@@ -47,8 +47,8 @@ def pages(
     """The content of every generated page, by its file name.
 
     Args:
-        plugins: what is listed; what is installed by default.
-        figures: how the standard's node cases ended, as ``FIGURES`` has them.
+        plugins: the plugins to list; by default the installed ones.
+        figures: the results of the standard's node cases, in the form of ``FIGURES``.
     """
     plugins = plugins or Plugins.discover()
     ours = {kind: [e for e in plugins[kind] if e.distribution == _OURS] for kind in KINDS}
@@ -91,14 +91,14 @@ def _configuration() -> Iterator[str]:
         '`loss = { mean = "huber", share = "log_loss" }` puts a loss on each of two tensors. '
         "A list of tables says more: `predicted` (the tensor), `expected` (the name of the labels, "
         "`label/<tensor>` by default), `weight` (the name of the sample weights) and `factor` "
-        "(what the loss counts among the others)."
+        "(the weight of this loss in the sum)."
     )
     yield ""
     yield "## Penalties by parameter"
     yield ""
     yield from _wrapped(
         '`penalty = { by_parameter = { "coef*" = { l2 = 0.01 }, bias = "none" } }`; a table '
-        "without `name` is the elastic penalty with nothing but what it says."
+        "without `name` is the elastic penalty with these parameters only."
     )
 
 
@@ -108,8 +108,8 @@ def _components(plugins: Plugins, ours: Mapping[str, list[Entry]]) -> Iterator[s
     yield _GENERATED
     yield ""
     yield from _wrapped(
-        "Everything that ortflex itself brings, by kind and name; each kind has a page. "
-        "`ortflex plugins` lists what is installed, other distributions' plugins included."
+        "All components of ortflex, by kind and name; each kind has a page. "
+        "`ortflex plugins` lists all installed plugins, including those of other distributions."
     )
     for kind, entries in ours.items():
         yield ""
@@ -146,7 +146,7 @@ def _families(table: Mapping[Any, Any]) -> str:
 
 
 def _anchor(name: str) -> str:
-    """What the site calls the section of a plugin."""
+    """The link to the section of a plugin on the site."""
     return name.lower()
 
 
@@ -176,7 +176,7 @@ def _component(plugins: Plugins, kind: str, entry: Entry) -> Iterator[str]:
 
 
 def _docstring(cls: type) -> Iterator[str]:
-    """Paragraphs as they are, examples as code; what a page for users does not need is left out."""
+    """Paragraphs as they are, examples as code, without sections that users do not need."""
     paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
     first = True
     for paragraph in paragraphs:

@@ -1,4 +1,4 @@
-"""The run folder of ``ortflex train``: what was asked for, with what, and what came out."""
+"""The run folder of ``ortflex train``: the recipe, the versions and the results."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _PACKAGES = ("ortflex", "numpy", "onnx")
 def make(
     recipe: Recipe, resume: Path | None = None, *, force: bool = False
 ) -> tuple[Path, FolderLock]:
-    """The recipe's ``output``, or a new folder ``runs/<time>-<model>``; with the lock that keeps it ours.
+    """The recipe's ``output``, or a new folder ``runs/<time>-<model>``; with its lock.
 
-    A training that goes on from a run folder goes on in there. Any other folder that has a run, or
-    files that this run would replace, is refused; ``force`` renames it first.
+    A training that continues from a run folder continues in it. Any other folder with a run, or
+    with files that this run would replace, is refused; ``force`` renames it first.
 
     Raises:
-        OutputError: it cannot be made or written to, is in use, or has something that would be lost.
+        OutputError: it cannot be made or written to, is in use, or has files that would be lost.
     """
     folder = None if recipe.output is None else Path(recipe.output)
     if folder is None and resume is not None and (resume / _VERSIONS).is_file():
@@ -66,7 +66,7 @@ def make(
     lock.release()
     if not force:
         raise OutputError(_refusal(folder, there))
-    _move_aside(folder, recipe)
+    _rename(folder, recipe)
     return _taken(make_folder(folder))
 
 
@@ -90,7 +90,7 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
 
 
 def _fresh(parent: Path, name: str) -> Path:
-    """A folder that no other process made, even one that tries at the same moment."""
+    """Make a folder, even if another process tries the same name at the same moment."""
     make_folder(parent)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for count in itertools.count(1):
@@ -104,11 +104,11 @@ def _fresh(parent: Path, name: str) -> Path:
                 f"cannot create the folder {str(folder)!r}: {error.strerror or error}"
             ) from error
         return folder
-    raise AssertionError  # the count has no end
+    raise AssertionError  # the loop never ends
 
 
 def _at_risk(folder: Path) -> list[str]:
-    """What a new run would replace or mix with; nothing in a run that never got to its training."""
+    """The reason why a new run would destroy results; empty if an earlier run never began to train."""
     names = {p.name for p in folder.iterdir() if not p.name.startswith(".")}
     if _VERSIONS in names:
         rest = sorted(names - {_VERSIONS, _RECIPE})
@@ -125,28 +125,28 @@ def _refusal(folder: Path, there: list[str]) -> str:
     if not (folder / _VERSIONS).is_file():
         return (
             f"the folder {str(folder)!r} has {shown}, which this training would replace; give another "
-            "output, or move it aside with --force"
+            "output, or rename it with --force"
         )
     state = "is finished" if "trained.onnx" in there else "has begun"
     return (
         f"in the folder {str(folder)!r} is a run that {state} ({shown}). Continue it: --resume "
-        f"{folder}; start another one there: --force, which moves the old one aside; or give another "
+        f"{folder}; start another one there: --force, which renames the old one; or give another "
         "output"
     )
 
 
-def _move_aside(folder: Path, recipe: Recipe) -> None:
-    """Rename a folder, unless this training reads something in there.
+def _rename(folder: Path, recipe: Recipe) -> None:
+    """Rename a folder, unless this training reads from it.
 
     Raises:
-        OutputError: it does, or the folder cannot be renamed.
+        OutputError: the training reads from it, or it cannot be renamed.
     """
     whole = folder.resolve()
     for path in (Path.cwd(), *_inputs(recipe)):
         if path.resolve().is_relative_to(whole):
             raise OutputError(
-                f"{str(folder)!r} cannot be moved aside: {str(path)!r}, which this training needs, is "
-                "in there; give another output"
+                f"{str(folder)!r} cannot be renamed: {str(path)!r}, which this training needs, is "
+                "in it; give another output"
             )
     for count in itertools.count(1):
         target = folder.with_name(f"{folder.name}-old-{count}")
@@ -178,8 +178,8 @@ def checkpoint(given: Path) -> Path:
 class Curves:
     """Keeps history.csv up to date, so that a training that is killed leaves its curves.
 
-    Epochs that take less time than 20 times the writing share one write. A file that cannot be
-    written is a warning: the training goes on.
+    Epochs shorter than 20 times the writing are written together. If the file cannot be written
+    there is a warning, and the training continues.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Curves:
 
     @hook
     def epoch_end(self, trainer: Trainer, progress: Progress) -> None:
-        """Write the epochs so far, if it is time."""
+        """Write the epochs so far, unless the last write was too recent."""
         start = time.monotonic()
         if start < self._due:
             return
@@ -200,10 +200,10 @@ class Curves:
 
 
 def rescue(trainer: Trainer, folder: Path) -> str:
-    """Keep a training whose results could not be written; what was done, for the command line.
+    """Save a training whose results could not be written; returns a message for the command line.
 
-    The run folder is tried, then a new temporary folder: a checkpoint where the training can go
-    on, the weights as trained.onnx where it has ended.
+    The run folder is tried, then a new temporary folder: a checkpoint if the training can continue,
+    the weights as trained.onnx if it has ended.
     """
     unfinished = trainer.live.standing.last is not None
     for temporary in (False, True):
@@ -218,7 +218,7 @@ def rescue(trainer: Trainer, folder: Path) -> str:
             continue
         with contextlib.suppress(OSError):
             trainer.history_.to_csv(place / _HISTORY)
-        return f"the weights are in {target}" + (f"; go on with --resume {target}" * unfinished)
+        return f"the weights are in {target}" + (f"; continue with --resume {target}" * unfinished)
     return f"the weights are lost: neither {folder} nor {tempfile.gettempdir()} can be written to"
 
 
@@ -262,7 +262,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _owners(trainer: Trainer) -> dict[str, str]:
-    """Every distribution that brings plugins here; nothing is imported."""
+    """Every distribution with installed plugins; nothing is imported."""
     entries = (entry for registry in trainer.plugins for entry in registry)
     return {entry.distribution: entry.version for entry in entries}
 

@@ -1,4 +1,4 @@
-"""Strings of files on a terminal."""
+"""Strings from files on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ROOM = 30
-"""Characters that a sentence needs; with less it stands below its row."""
+"""The least width of a column of sentences; in less space they stand below their row."""
 
 
 def plain(text: str) -> str:
@@ -30,7 +30,7 @@ def show_table(
 ) -> None:
     """Print a table whose last ``long`` columns are sentences; all cells are rich's markup.
 
-    They are folded; on a terminal too narrow for that they stand below their row.
+    They are folded; on a terminal that is too narrow they stand below their row.
 
     >>> from rich.console import Console
     >>> show_table(Console(width=24), ["node", "why"], [["a_convolution", "it is frozen"]])

@@ -1,4 +1,4 @@
-"""``ortflex train``: a training as a TOML file says, into a run folder."""
+"""``ortflex train``: a training with the settings of a TOML file, in a run folder."""
 
 from __future__ import annotations
 
@@ -50,11 +50,10 @@ def train(
     out), versions.json, trained.onnx, history.csv, measures.json and, where matplotlib is installed,
     loss.png; `ortflex report` makes a page of it.
 
-    Ctrl-C ends the training and keeps what there is. With the callback `checkpoint` in the recipe,
-    --resume goes on where the newest checkpoint stands, to the same bits. A recipe that would train
-    otherwise than the checkpoint was is refused, naming the keys. An output folder that has
-    a run already is refused without --resume or --force, and so is one in which a training is going
-    on.
+    Ctrl-C ends the training and keeps the results so far. With the callback `checkpoint` in the
+    recipe, --resume continues from the newest checkpoint, to the same bits. A recipe that differs
+    from the checkpoint's is refused with the names of the keys. An output folder with a run is
+    refused without --resume or --force, and so is one in which a training is running.
     """
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
@@ -68,7 +67,7 @@ def train(
         measures = Measures()
         watching = [measures, run_folder.Curves()]
         trainer = Trainer.from_recipe(loaded, plugins, callbacks=watching)
-        # Before the training: a folder that cannot be written to must not cost its result.
+        # Before the training: otherwise its result is lost if the folder cannot be written to.
         folder, lock = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder
         try:
@@ -80,14 +79,14 @@ def train(
             lock.release()
     _show(history, folder)
     if history.interrupted:
-        again = f"; go on: ortflex train {recipe} --resume {folder}"
+        again = f"; continue: ortflex train {recipe} --resume {folder}"
         written = run_folder.checkpoint(folder) != folder
         click.echo(f"interrupted: these are the results so far{again if written else ''}", err=True)
         raise SystemExit(130)
 
 
 def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
-    """Train and write what came out; what cannot be written there is written elsewhere."""
+    """Train and write the results, to another folder if this one cannot be written to."""
     from ortflex_core.errors import TrainingDiverged
     from ortflex_core.files import OutputError
     from ortflex_plugins.cli import run_folder
@@ -110,7 +109,7 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
 
 @contextmanager
 def _messages() -> Iterator[None]:
-    """What the library logs is what a person at the command line wants to read."""
+    """Show the library's log messages on the terminal."""
 
     class Echo(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,4 +1,4 @@
-"""What the data sources share: which array is an input, a label, a sample weight."""
+"""Shared by data sources: which array is an input, a label, a sample weight."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ortflex_core.errors import DataError, suggest
 from ortflex_core.types import Array
 
 DEFAULT_WEIGHT = "sample_weight"
-"""What losses call their sample weights. In a file, an array of this name is taken if it is there;
-any other name has to be there."""
+"""The default name of sample weights. An array of this name is optional in a file; any other name is
+required."""
 
 Names = str | Mapping[str, str]
 """A name in the file, or a mapping from the name ortflex knows to the name in the file."""
@@ -42,7 +42,7 @@ def sort_columns(
     """Labels and weights by name; everything else is an input.
 
     Raises:
-        DataError: a name that is not there, no input at all, or columns of different lengths.
+        DataError: a name does not exist, there is no input, or columns have different lengths.
 
     >>> import numpy as np
     >>> columns = sort_columns({"X": np.zeros((2, 3)), "y": np.ones(2)}, "y", None, "data.npz")

@@ -1,4 +1,4 @@
-"""Numpy's files, their headers looked at before any memory is taken."""
+"""Files of numpy, whose headers are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ortflex_core.types import Array
 
 
 class Refused(Exception):
-    """What is wrong with a file, for a message that says which."""
+    """What is wrong with a file; the caller adds which file."""
 
 
 def header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and type of the array in a file of ``size`` bytes, all of them there.
+    """Shape, Fortran order and type of the array in a complete file of ``size`` bytes.
 
-    The file is left where the values begin.
+    The position in the file is then the start of the values.
 
     Raises:
-        Refused: it is no .npy file, holds Python objects, or is shorter than it claims.
+        Refused: it is not an .npy file, holds Python objects, or is shorter than it claims.
     """
     form = np.lib.format
     try:
         version = form.read_magic(file)
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except Exception as error:  # numpy parses headers as Python, which fails in many ways
+    except Exception as error:  # numpy parses headers as Python, which can raise many errors
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Refused(f"is not a complete .npy file: {what if size else 'it is empty'}") from error
     if dtype.hasobject:

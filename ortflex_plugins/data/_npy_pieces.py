@@ -18,13 +18,13 @@ from ortflex_plugins.data._columns import Names, sort_columns
 
 # Pieces of a buffer: enough to mix distant rows, few enough to read long runs.
 _PIECES = 16
-# More pieces would take memory themselves.
+# More pieces would need too much memory.
 _MOST = 2**18
 
 
 @attrs.frozen
 class _Member:
-    """One array of a shard, where its values begin in its file."""
+    """One array of a shard, and the start of its values in the file."""
 
     path: Path
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Member:
         return cls(path, shape, dtype, begin)
 
     def read(self, start: int, rows: int) -> Array:
-        """Some rows; nothing is mapped, so that a file that shrinks is an error and no crash."""
+        """Some rows; nothing is mapped, so that a file that shrinks is an error, not a crash."""
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         size = out.nbytes // rows
         try:
@@ -77,7 +77,7 @@ class _Member:
 
 @attrs.frozen
 class _Shard:
-    """A folder of arrays with as many rows each."""
+    """A folder of arrays with equal numbers of rows."""
 
     folder: Path
     members: Mapping[str, _Member]

@@ -1,4 +1,4 @@
-"""Tables in files, read group of rows by group of rows; parquet and arrow say how."""
+"""Tables in files, read by groups of rows; parquet and arrow define how."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_plugins.data._tables import Plan, files, pyarrow
 
 
 class Reader(abc.ABC):
-    """How files of one kind are read; what pyarrow raises may pass."""
+    """How files of one kind are read; errors of pyarrow are passed on."""
 
     ending: str
 
@@ -27,7 +27,7 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of one group, with these columns; first of all the schema."""
+        """The schema, then record batches of one group with these columns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,7 @@ class Table(DataSource, abc.ABC):
         """How the files are read."""
 
     def load(self) -> Columns | Pieces:
-        """Read what fits into the buffer, or see what is in the files."""
+        """Read data that fit into the buffer; of larger ones only the metadata."""
         return read_if_small(TablePieces(self))
 
 
@@ -65,7 +65,7 @@ class TablePieces(Pieces):
     """The groups of rows of some files.
 
     Raises:
-        DataError: no file, files that differ, a column that is not there, no rows at all.
+        DataError: no file, files that differ, a missing column, no rows.
     """
 
     def __init__(self, table: Table) -> None:
@@ -132,12 +132,12 @@ class _Naming:
         self._file = file
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Nothing has to be done."""
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if isinstance(error, FileNotFoundError):
             raise DataError(f"{self._file}: no longer exists") from None
-        # A broken file may have names that are not UTF-8, and sizes beyond any memory.
+        # A broken file may have names that are not UTF-8, and huge sizes.
         broken = (OSError, UnicodeDecodeError, MemoryError, OverflowError, pyarrow().ArrowException)
         if isinstance(error, broken) and not isinstance(error, DataError):
             what = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""What parquet and arrow files share: which columns feed what, and columns as arrays."""
+"""Shared by parquet and arrow files: the roles of columns, and columns as arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pyarrow() -> Any:
     """The package.
 
     Raises:
-        DataError: it is not installed, or does not work here.
+        DataError: it is not installed, or cannot be imported.
     """
     try:
         import pyarrow as package
@@ -79,7 +79,7 @@ class Plan:
         """The plan for a schema.
 
         Raises:
-            DataError: a column that is not there, columns of one name, or none left for the features.
+            DataError: a column is missing, two have one name, or none is left for the features.
         """
         there_are = Counter(schema.names)
         twice = [name for name, times in there_are.items() if times > 1]
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def columns(self) -> list[str]:
-        """Every column that is read, once."""
+        """Every column that is read."""
         groups = chain(self.inputs.values(), self.labels.values(), self.weights.values())
         return list(dict.fromkeys(_names(groups)))
 
@@ -126,7 +126,7 @@ class Plan:
         """Refuse a file whose columns differ from those of the first.
 
         Raises:
-            DataError: a column is missing, there twice or of another type; names both files.
+            DataError: a column is missing, duplicate or of another type; names both files.
         """
         if schema.equals(self.schema):
             return
@@ -171,7 +171,7 @@ def _names(groups: Iterable[str | tuple[str, ...]]) -> list[str]:
 def _side_by_side(
     names: Sequence[str], schema: Any, input: str
 ) -> dict[str, str | tuple[str, ...]]:
-    """Numbers side by side are one input; a column of lists is an input of its own."""
+    """Columns of numbers side by side are one input; a column of lists is a separate input."""
     known = set(schema.names)
     lists = [n for n in names if n in known and _is_list(schema.field(n).type)]
     flat = tuple(n for n in names if n not in lists)
@@ -196,7 +196,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _stack(arrays: Sequence[Array]) -> Array:
-    """Columns side by side; some rows at a time, so that what is written stays in the cache."""
+    """Columns side by side, copied some rows at a time, so that the target stays in the cache."""
     rows = len(arrays[0])
     out = np.empty((rows, len(arrays)), np.result_type(*arrays))
     step = max(1, 2**20 // max(1, out.itemsize * len(arrays)))

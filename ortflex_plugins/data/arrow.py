@@ -15,8 +15,8 @@ from ortflex_plugins.data._table_pieces import Reader, Table
 class Arrow(Table):
     """Tables in Arrow's file format, also called Feather; data may be larger than the memory.
 
-    Columns, labels and shuffling are as with ``parquet``, record batches taking the place of row
-    groups. The streaming format cannot be entered anywhere and is refused.
+    Columns, labels and shuffling are as with ``parquet``, with record batches as row groups. The
+    streaming format has no random access and is refused.
 
     Raises:
         DataError: as for ``parquet``; a file in the streaming format.
@@ -36,7 +36,7 @@ class Arrow(Table):
     name: ClassVar[str] = "arrow"
 
     def reader(self) -> Reader:
-        """Of record batches."""
+        """The record batches of a file."""
         return _RecordBatches()
 
 
@@ -44,7 +44,7 @@ class _RecordBatches(Reader):
     ending = "arrow"
 
     def look(self, file: Path) -> tuple[Any, list[int]]:
-        """The batches have to be opened for their lengths, but only the narrowest of their columns."""
+        """Batches have to be opened for their lengths, but only their narrowest column is read."""
         import pyarrow
 
         with pyarrow.OSFile(str(file)) as raw:
@@ -60,7 +60,7 @@ class _RecordBatches(Reader):
         """The schema, and the batch."""
         import pyarrow
 
-        # Not mapped: a file that shrinks while it is read is an error and no crash.
+        # Not mapped: a file that shrinks while it is read is an error, not a crash.
         with pyarrow.OSFile(str(file)) as raw:
             schema = pyarrow.ipc.open_file(raw).schema
             yield schema
@@ -72,7 +72,7 @@ class _RecordBatches(Reader):
 
 
 def _width(kind: Any) -> int:
-    """Bytes of a value; many where it has no fixed size."""
+    """Bytes of a value; a large number if it has no fixed size."""
     try:
         return int(kind.byte_width)
     except ValueError:

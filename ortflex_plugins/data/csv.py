@@ -18,7 +18,7 @@ from ortflex_core.types import Array
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
 _LONGEST = 1000
-"""Characters of a class name: an array of text takes as many for every row."""
+"""The most characters of a class name: an array of strings uses as many for every row."""
 
 
 def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -31,13 +31,13 @@ class Csv(DataSource):
     r"""A table with a header row: feature columns side by side, one row a line.
 
     The features become one float32 input of shape [rows, columns]. ``target`` as a name gives
-    labels of shape [rows]: int64 if all are integers, else float32, or text; as a list of names
+    labels of shape [rows]: int64 if all are integers, else float32, or strings; as a list of names
     float32 of shape [rows, names] (``["y"]`` for a model whose output is [rows, 1]); a mapping
-    gives several labels by name. Lines without any field are skipped.
+    gives several labels by name. Empty lines are skipped.
 
     Raises:
         DataError: no such file, no header, two columns of one name, a line with another number of
-            fields, a field that is no number, a column that is not there: with line and column.
+            fields, a field that is not a number, a missing column: names line and column.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,14 +93,14 @@ class Csv(DataSource):
 
 @attrs.frozen
 class _Table:
-    """Fields as text, and the line each row ends on."""
+    """Fields as strings, and the last line of each row."""
 
     path: Path
     header: list[str]
     rows: list[list[str]]
     lines: list[int]
     places: Mapping[str, int]
-    """Where each column is: tables of 100,000 columns are read in time linear in them."""
+    """The index of each column: tables of 100,000 columns are read in linear time."""
 
     @classmethod
     def read(cls, path: Path, delimiter: str) -> _Table:
@@ -138,7 +138,7 @@ class _Table:
         return table
 
     def _check(self, delimiter: str) -> None:
-        # A name's place is that of its last column.
+        # The last column of a name counts.
         twice = next((n for k, n in enumerate(self.header) if self.places[n] != k), None)
         if twice is not None:
             raise DataError(f"{self.path}, line 1: two columns are named {twice!r}; rename one")
@@ -159,7 +159,7 @@ class _Table:
         places = [self._place(c) for c in columns]
         fields = [[row[p] for p in places] for row in self.rows]
         try:
-            # Not through an array of text, in which every field would be as long as the longest.
+            # Not through an array of strings, in which every field would be as long as the longest.
             return np.array([[float(text) for text in row] for row in fields], np.float32)
         except ValueError:
             for row, line in zip(fields, self.lines, strict=True):
@@ -172,13 +172,13 @@ class _Table:
             raise
 
     def labels(self, column: str) -> Array:
-        """The column as integers, numbers or text, whichever it is."""
+        """The column as integers, other numbers or strings."""
         place = self._place(column)
         fields = [row[place].strip() for row in self.rows]
         if all(_is(int, text) for text in fields):
             try:
                 return np.array([int(text) for text in fields], np.int64)
-            except OverflowError:  # they are numbers, if no int64
+            except OverflowError:  # they are numbers, but too large for int64
                 return self.numbers([column])[:, 0]
         numeric = [_is(float, text) for text in fields]
         if not any(numeric) and all(fields):

@@ -22,15 +22,15 @@ from ortflex_plugins.data._npy_pieces import NpyPieces
 class NpyFolder(DataSource):
     """A folder with one .npy file per array: labels, sample weights, and inputs by file name.
 
-    Arrays are [rows, …]. ``X.npy`` feeds a model with one input; otherwise files are called as the
-    model's inputs are. They are mapped, and rows are drawn from anywhere in them, which is slow for
-    data larger than the memory: with ``buffer`` they are read piece by piece instead, and shuffled in
-    memory (:mod:`ortflex_core.data.shuffle_buffer`). A folder of folders with the same files in each is
+    Arrays are [rows, …]. ``X.npy`` feeds a model with one input; otherwise files have the names of
+    the model's inputs. They are mapped, and rows are read at random, which is slow for data larger
+    than the memory: with ``buffer`` they are read piece by piece instead, and shuffled in memory
+    (:mod:`ortflex_core.data.shuffle_buffer`). A folder of folders with the same files in each is
     always read in this way: its folders are shards.
 
     Raises:
-        DataError: no such folder, no .npy file in it, an array of Python objects, a name that is
-            not there, arrays of different lengths, shards that differ.
+        DataError: no such folder, no .npy file in it, an array of Python objects, a missing name,
+            arrays of different lengths, shards that differ.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -52,7 +52,7 @@ class NpyFolder(DataSource):
     )
     weight: str | Mapping[str, str] | None = attrs.field(
         default=DEFAULT_WEIGHT,
-        metadata={"help": "the file of sample weights; the default is taken if it is there"},
+        metadata={"help": "the file of sample weights; the default is used if it exists"},
     )
     buffer: int | None = attrs.field(
         default=None,
@@ -64,7 +64,7 @@ class NpyFolder(DataSource):
     )
 
     def load(self) -> Columns | Pieces:
-        """Map the files, or see what is in them."""
+        """Map the files, or read their headers if they are read in pieces."""
         folder = Path(self.path)
         if not folder.is_dir():
             found = "a file" if folder.exists() else "nothing"

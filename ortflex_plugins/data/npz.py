@@ -25,12 +25,12 @@ _TIMES = 100
 class Npz(DataSource):
     """Arrays in one .npz file: labels, sample weights, and the model's inputs by name.
 
-    Arrays are [rows, …]. An array called ``X`` feeds a model with one input; otherwise arrays are
-    called as the model's inputs are. Nothing is ever unpickled.
+    Arrays are [rows, …]. An array called ``X`` feeds a model with one input; otherwise arrays have
+    the names of the model's inputs. Nothing is ever unpickled.
 
     Raises:
-        DataError: no such file, not an .npz file, an array of Python objects, a name that is not in
-            it, arrays of different lengths, or far more bytes unpacked than packed.
+        DataError: no such file, not an .npz file, an array of Python objects, a missing name,
+            arrays of different lengths, or far more bytes unpacked than packed.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -50,7 +50,7 @@ class Npz(DataSource):
     )
     weight: str | Mapping[str, str] | None = attrs.field(
         default=DEFAULT_WEIGHT,
-        metadata={"help": "the array of sample weights; the default is taken if it is there"},
+        metadata={"help": "the array of sample weights; the default is used if it exists"},
     )
     most: int | None = attrs.field(
         default=None,
@@ -69,7 +69,7 @@ class Npz(DataSource):
 
 def _read(path: Path, most: int | None) -> dict[str, Array]:
     try:
-        # Opened here: to open a pipe would be to wait for it.
+        # Checked before opening: opening a pipe would wait for its writer.
         if path.exists() and not path.is_file():
             raise DataError(f"{path}: expected an .npz file, this is a folder or a pipe")
         with path.open("rb") as raw:
@@ -87,9 +87,7 @@ def _read(path: Path, most: int | None) -> dict[str, Array]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DataError:
         raise
-    except (
-        Exception
-    ) as error:  # archives are broken in many ways, zlib and zipfile say so in others
+    except Exception as error:  # zipfile and zlib raise many errors for broken archives
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
             f"{path}: expected an .npz file (numpy.savez writes one), cannot be read: {what}"
@@ -97,7 +95,7 @@ def _read(path: Path, most: int | None) -> dict[str, Array]:
 
 
 def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path: Path) -> None:
-    """Compare what an archive claims with its own size, before anything is unpacked."""
+    """Compare the claims of an archive with its size, before anything is unpacked."""
     for member in members:
         name, packed = member.filename, member.compress_size
         if not name.endswith(".npy"):

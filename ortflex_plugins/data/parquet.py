@@ -19,16 +19,16 @@ class Parquet(Table):
     """Tables in parquet files of one schema; data may be larger than the memory.
 
     Columns of numbers stand side by side in one input of shape [rows, columns]; a column of lists of
-    one length, or of tensors, is an input of its own, called as the column (or ``input`` where there
-    is nothing else). ``target`` as a name gives labels of shape [rows], as a list of names [rows,
-    names], as a mapping several labels.
+    one length, or of tensors, is a separate input with the column's name (or ``input`` if it is the
+    only one). ``target`` as a name gives labels of shape [rows], as a list of names [rows, names],
+    as a mapping several labels.
 
     Row groups are read in a random order, and rows are mixed within ``buffer``
-    (:mod:`ortflex_core.data.shuffle_buffer`). What fits into the buffer is read once.
+    (:mod:`ortflex_core.data.shuffle_buffer`). Data that fit into the buffer are read once.
 
     Raises:
         DataError: no such file, no column of that name, files whose columns differ, missing values,
-            lists of different lengths, types that are no numbers; pyarrow is not installed.
+            lists of different lengths, types that are not numbers; pyarrow is not installed.
 
     >>> import tempfile
     >>> import pyarrow.parquet
@@ -45,7 +45,7 @@ class Parquet(Table):
     name: ClassVar[str] = "parquet"
 
     def reader(self) -> Reader:
-        """Of row groups."""
+        """The row groups of a file."""
         return _RowGroups()
 
 
@@ -53,7 +53,7 @@ class _RowGroups(Reader):
     ending = "parquet"
 
     def look(self, file: Path) -> tuple[Any, list[int]]:
-        """What the footer says."""
+        """The schema and row groups, from the footer."""
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(file) as opened:

@@ -1,1 +1,1 @@
-"""Devices: where tensors live and what computes on them."""
+"""Devices: the memory of tensors, and the execution provider that computes on it."""

@@ -1,4 +1,4 @@
-"""The processor's own memory, computed on by onnxruntime's CPUExecutionProvider."""
+"""Main memory, and onnxruntime's CPUExecutionProvider."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortflex_core.types import Array, array_at, numpy_dtype
 
 @attrs.frozen(kw_only=True)
 class Cpu(Device):
-    """Tensors in main memory; arrays can look straight at them.
+    """Tensors in main memory, which arrays can share.
 
     >>> Cpu().providers()
     ['CPUExecutionProvider']
@@ -26,7 +26,7 @@ class Cpu(Device):
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
-        """Every onnxruntime has it."""
+        """Empty: every onnxruntime has it."""
         return []
 
     def providers(self) -> list[Any]:
@@ -62,6 +62,6 @@ class Cpu(Device):
     def view(self, value: Value) -> Array:
         """The tensor's memory as an array, which keeps the tensor alive."""
         # Older runtimes copy in numpy() and borrow in ortvalue_from_numpy, newer ones the other
-        # way round; the address is what all of them agree on.
+        # way round; the address works in all of them.
         dtype = numpy_dtype(value.element_type())
         return array_at(value.data_ptr(), tuple(value.shape()), dtype, value)

@@ -1,4 +1,4 @@
-"""The memory of an NVIDIA GPU, computed on by onnxruntime's CUDAExecutionProvider."""
+"""The memory of an NVIDIA GPU, and onnxruntime's CUDAExecutionProvider."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _bytes(instance: object, attribute: attrs.Attribute[int], value: int) -> Non
 class Cuda(Device):
     """Tensors on GPU number ``index``; ``device="cuda:1"`` is ``Cuda(index=1)``.
 
-    Training data of at most ``data_bytes`` are put there once and their rows gathered there, by the
-    backend fused; of larger ones every batch is copied.
+    The backend fused copies training data of at most ``data_bytes`` to the GPU once and gathers
+    rows there; of larger data it copies every batch.
 
     >>> Cuda(index=1).providers()[0]
     ('CUDAExecutionProvider', {'device_id': 1})
@@ -52,7 +52,7 @@ class Cuda(Device):
             ]
         driver = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
         try:
-            # Asked first, because onnxruntime prints what it does not find.
+            # Checked first, because onnxruntime prints an error if it is missing.
             ctypes.CDLL(driver)
         except OSError:
             return [f"the NVIDIA driver is missing ({driver} is not found)"]
@@ -99,5 +99,5 @@ class Cuda(Device):
         return self.data_bytes
 
     def view(self, value: Value) -> None:
-        """The host cannot reach the GPU's memory."""
+        """False: the host cannot read the memory of the GPU."""
         return

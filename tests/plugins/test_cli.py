@@ -253,7 +253,7 @@ def test_an_interrupted_training_is_resumed_in_its_run_folder(
         patch.setattr(Trainer, "fit", interrupting(Trainer.fit))
         result = ortflex("train", "train.toml")
     assert result.exit_code == 130
-    assert "go on: ortflex train train.toml --resume" in result.output
+    assert "continue: ortflex train train.toml --resume" in result.output
     result = ortflex("train", "train.toml", "--resume", "run")
     assert result.exit_code == 0, result.output
     for name in ("trained.onnx", "history.csv"):

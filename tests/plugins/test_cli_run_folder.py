@@ -75,7 +75,7 @@ def test_force_does_not_move_what_the_training_reads(folder: Path) -> None:
     trained = folder / "run" / "trained.onnx"
     result = ortflex("train", "train.toml", f"model={trained}", "--force")
     assert result.exit_code == 1
-    assert "which this training needs, is in there" in result.stderr
+    assert "which this training needs, is in it" in result.stderr
     assert content(folder / "run") == before
 
 
@@ -225,7 +225,7 @@ def test_a_full_disk_during_the_training(folder: Path, monkeypatch: pytest.Monke
         result = ortflex("train", "train.toml")
     assert result.exit_code == 1
     assert "No space left on device" in result.stderr
-    [line] = [text for text in result.stderr.splitlines() if "go on with --resume" in text]
+    [line] = [text for text in result.stderr.splitlines() if "continue with --resume" in text]
     place = line.rpartition("--resume ")[2]
     assert Path(place).is_relative_to(folder / "tmp")
     assert (Path(place).parent / "history.csv").exists()
