@@ -172,7 +172,7 @@ class HostEngine:
         return self._run(self._inference[key], arrays, self.problem.constants())
 
     def averages(self) -> dict[str, Array]:
-        """What predictions are made with: the averages of the weights, where any are kept."""
+        """The weights of predictions: their averages, where these are kept."""
         return self.problem.averaged(self._weights, self._slots)
 
     def state(self) -> dict[str, Array]:

@@ -86,7 +86,7 @@ class Trainer:
         prefer: distributions whose plugins are meant where several have the name, the first of them
             first; ``my-package/adam`` says it for one name.
         free_batch: train a model with a fixed batch dimension on batches of any size, where its
-            graph treats every row alike; the export keeps the file's size unless told otherwise.
+            graph treats every row alike; the export keeps the file's size by default.
         progress: a progress bar; by default in terminals and notebooks, and a line an epoch
             elsewhere; ``False`` is silent.
         plugins: where components are found; by default all plugins that are installed.
