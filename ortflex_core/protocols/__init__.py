@@ -6,7 +6,7 @@ formulas of plugins and checks what they return.
 
 May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages for type checkers only.
 
-Add here: a new kind of plugin, in a file of its own, or a method of one.
+Add here: a new kind of plugin, in a new file, or a method of a kind.
 """
 
 from ortflex_core.protocols.average import Average

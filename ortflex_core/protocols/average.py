@@ -19,10 +19,11 @@ class Average(Component, abc.ABC):
     """
 
     def share(self, op: Ops, step: Host) -> Host | float | None:
-        """How much of the weight a running mean takes in: ``a ← a + share · (w − a)``.
+        """The fraction of the weight in a running mean: ``a ← a + share · (w − a)``.
 
-        ``step`` is a host scalar, 1 at the first update, and so must the share be; it is 0 to 1.
-        None, as here: the mean is none that runs.
+        ``step`` is a host scalar, 1 at the first update. The result must be a host scalar, too, from
+        0 to 1.
+        None (the default): the average is not a running mean, and overrides :meth:`update`.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Backends: ways to run a training step, and what they make."""
+"""Backends: ways to run a training step, and the engines that they compile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Engine(Protocol):
     """A compiled problem with its weights, slots and buffers; not thread-safe."""
 
     steps_per_run: int
-    """How many batches the loop hands over at once."""
+    """The number of batches that the loop passes in one call."""
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
         """Train one step a batch, in order."""
@@ -63,10 +63,10 @@ class Engine(Protocol):
         """Replace the optimizer's state."""
 
     def programs(self) -> dict[str, Program | bytes]:
-        """Every graph in use, by a name that can be a file's."""
+        """Every graph in use, by a name that can be used as a file name."""
 
     def counters(self) -> dict[str, int]:
-        """What was counted: bindings made and reused, copies between host and runtime."""
+        """Counters: bindings made and reused, copies between host and runtime."""
 
     def close(self) -> None:
         """Release sessions and buffers."""
@@ -77,7 +77,7 @@ class Backend(Component, abc.ABC):
     """A way to run a training step."""
 
     priority: ClassVar[int] = 0
-    """``backend="auto"`` tries the highest first."""
+    """``backend="auto"`` tries backends from the highest priority to the lowest."""
 
     @classmethod
     @abc.abstractmethod
@@ -102,7 +102,7 @@ class Passes(Protocol):
 
     @property
     def outputs(self) -> Sequence[str]:
-        """What comes out of the forward pass, in order."""
+        """The outputs of the forward pass, in order."""
 
     @property
     def differentiable(self) -> Sequence[str]:
@@ -110,29 +110,29 @@ class Passes(Protocol):
 
     @property
     def gradients(self) -> Sequence[str]:
-        """The inputs that have gradients, in the order in which they come out."""
+        """The inputs that have gradients, in the order in which :meth:`backward` returns them."""
 
     def pack(self, values: Sequence[Value]) -> Any:
         """The runtime's list of tensors."""
 
     def forward(self, feeds: Any, fetches: Any) -> Any:
-        """Run up to the outputs; what is returned belongs to one :meth:`backward`.
+        """Run the forward pass; the result is the argument of one :meth:`backward`.
 
         An empty list of ``fetches`` is filled. The memory of outputs may be reused by the backward
-        pass, whoever owns it.
+        pass, even if it belongs to the caller.
         """
 
     def backward(self, cotangents: Any, fetches: Any, state: Any) -> None:
-        """Run from the cotangents of the outputs to the gradients."""
+        """Run the backward pass, from the cotangents of the outputs to the gradients."""
 
 
 @attrs.frozen(kw_only=True)
 class LayerBackend(Backend, abc.ABC):
-    """A backend that also runs a model forward and backward for others, as a layer among theirs."""
+    """A backend that can also run a model forward and backward as a layer of another framework."""
 
     @abc.abstractmethod
     def replacing(self, model: Model, wrt: Sequence[str], outputs: Sequence[str]) -> Rewrite:
-        """Nodes of the model that have to be written otherwise for this backend."""
+        """Nodes of the model that have to be rewritten for this backend."""
 
     @abc.abstractmethod
     def passes(

@@ -1,8 +1,8 @@
-"""The calls into formulas of plugins: what each must give, and what is said where it fails.
+"""The calls into formulas of plugins, their results checked, their failures explained.
 
-A formula is code of a plugin. Whatever it raises, and whatever it gives that is no tensor of the
-right shape, becomes an error with the plugin, its distribution and what was expected. All of this is
-done while graphs are built; only a schedule and a metric are called during a training.
+A formula is code of a plugin. Any exception that it raises, and any result that is not a tensor of
+the right shape, becomes an error that names the plugin, its distribution and what was expected. This
+happens while graphs are built; only schedules and metrics are called during a training.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ortflex_core.types import Progress, Shape, TensorSpec, shape_text
 
 
 def entry_of(component: object) -> tuple[str, Entry | None]:
-    """The kind of a component and its entry; asked only where something is wrong with it."""
+    """The kind of a component and its entry point; only needed for error messages."""
     plugins = Plugins.discover()
     kinds = [k for k, base in KINDS.items() if base is not object and isinstance(component, base)]
     kind = kinds[0] if kinds else "callbacks"
@@ -42,7 +42,7 @@ def entry_of(component: object) -> tuple[str, Entry | None]:
 
 
 def whose(component: object) -> str:
-    """A component in a sentence: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
+    """A component as error messages name it: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
     kind, entry = entry_of(component)
     if entry is not None:
         return entry.described
@@ -52,10 +52,10 @@ def whose(component: object) -> str:
 
 @contextmanager
 def calling(component: object, method: str) -> Iterator[None]:
-    """What the code of a component raises is told with its name and owner.
+    """Turn exceptions of a component's code into errors that name the component and its owner.
 
     Raises:
-        BrokenPlugin: it raises something of its own.
+        BrokenPlugin: it raises any exception that is not an error of ortflex.
         GraphError: its formula is ill-formed.
     """
     try:
@@ -90,7 +90,12 @@ def _tensor(component: object, method: str, given: object, trace: Trace, expecte
     if not isinstance(given, Tensor):
         raise wrong(component, method, given, f"{expected}, made by the operators of op")
     if given.trace is not trace:
-        raise wrong(component, method, given, f"{expected}, of the graph that is built: keep none")
+        raise wrong(
+            component,
+            method,
+            given,
+            f"{expected} of the graph that is being built; do not keep tensors of another graph",
+        )
     return given
 
 
@@ -103,7 +108,7 @@ def _like(
     *,
     all_: bool = True,
 ) -> Tensor:
-    """A tensor of another's type and shape (or, with ``all_`` off, one that broadcasts to it)."""
+    """A tensor with the type and shape of another (or, with ``all_`` off, one that broadcasts to it)."""
     tensor = _tensor(component, method, given, model.trace, expected)
     if tensor.dtype != model.dtype or not _fits(tensor.shape, model.shape, exactly=all_):
         raise wrong(component, method, given, f"{expected}: {model!r}")
@@ -111,7 +116,7 @@ def _like(
 
 
 def _fits(given: Shape | None, wanted: Shape | None, *, exactly: bool) -> bool:
-    """Whether nothing that is known of two shapes speaks against it."""
+    """Whether two shapes may be equal, as far as they are known."""
     if given is None or wanted is None:
         return True
     if len(given) > len(wanted) or (exactly and len(given) != len(wanted)):
@@ -143,7 +148,7 @@ def check_labels(loss: Loss, predicted: TensorSpec, labels: Any) -> None:
 
 def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
     """The values of a loss: float, [batch, …]."""
-    wanted = "a float tensor with one value a sample at least, [batch, …]"
+    wanted = "a float tensor with at least one value a sample, [batch, …]"
     with calling(loss, "per_sample"):
         given = loss.per_sample(op, predicted, expected)
     values = _tensor(loss, "per_sample", given, predicted.trace, wanted)
@@ -176,7 +181,7 @@ _FACTORS = "None or a tensor of factors of the sample weights"
 def loss_gradient(
     loss: Loss, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
 ) -> Tensor | None:
-    """The gradient that a loss has of its own."""
+    """The gradient that a loss gives itself."""
     with calling(loss, "gradient"):
         given = loss.gradient(op, predicted, expected, cotangent)
     if given is None:
@@ -196,7 +201,7 @@ def per_element(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
 
 
 def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
-    """The gradient that a penalty has of its own."""
+    """The gradient that a penalty gives itself."""
     with calling(penalty, "gradient"):
         given = penalty.gradient(op, weight)
     if given is None:
@@ -275,7 +280,7 @@ def rate(schedule: Schedule, base: float, progress: Progress) -> float:
 
     Raises:
         ConfigError: it is negative or not finite.
-        BrokenPlugin: the schedule fails, or gives no number.
+        BrokenPlugin: the schedule fails, or returns something other than a number.
     """
     try:
         value = schedule.rate(base, progress)

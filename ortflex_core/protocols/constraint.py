@@ -12,8 +12,8 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Constraint(Component, abc.ABC):
-    """Where a weight may be; it is put back there after every update."""
+    """A set of allowed weights; a weight is projected onto it after every update."""
 
     @abc.abstractmethod
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
-        """The allowed weight that is nearest, of the same type and shape."""
+        """The nearest allowed weight, of the same type and shape."""

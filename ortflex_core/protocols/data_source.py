@@ -20,14 +20,14 @@ class DataSource(Component, abc.ABC):
     """Data by name, from a recipe: a file, a folder, a generator."""
 
     whole_folder: ClassVar[bool] = False
-    """Whether its path is a folder whose files belong together, never one of them alone."""
+    """Whether its path is a folder whose files belong together, so that no file is used alone."""
 
     @abc.abstractmethod
     def load(self) -> Columns | Pieces | Batches:
-        """Open the source; nothing is read that can be mapped, or read when it is needed, instead.
+        """Open the source; what can be mapped or read later is not read now.
 
-        Columns are arrays by name; Pieces are read piece by piece, again every epoch; Batches are
-        made by somebody else.
+        Columns are arrays by name; Pieces are read one by one, again every epoch; Batches
+        come from an iterable.
 
         Raises:
             DataError: the source is missing, broken or has other columns than asked for.

@@ -28,12 +28,12 @@ class Value(Protocol):
         """The ONNX element type."""
 
     def numpy(self) -> Array:
-        """The values; a copy or a view, as the runtime pleases."""
+        """The values; the runtime decides whether as a copy or as a view."""
 
 
 @attrs.frozen(kw_only=True)
 class Device(Component, abc.ABC):
-    """Where tensors live, how they get there and back, and which execution provider computes."""
+    """Where tensors are, how they are copied there and back, and which execution provider computes."""
 
     @classmethod
     @abc.abstractmethod
@@ -62,12 +62,12 @@ class Device(Component, abc.ABC):
 
     @abc.abstractmethod
     def view(self, value: Value) -> Array | None:
-        """The tensor's own memory as an array, or None where the host cannot reach it."""
+        """The tensor's own memory as an array, or None if the host cannot access it."""
 
     @abc.abstractmethod
     def ort_device(self) -> Any:
         """The ``OrtDevice`` that onnxruntime's C objects take."""
 
     def room(self) -> int:
-        """Bytes of training data that may stay on the device; of more, every batch is copied there."""
+        """Bytes of training data that may stay on the device; if there are more, batches are copied."""
         return 0

@@ -14,12 +14,12 @@ from ortflex_core.types import Array, TensorSpec
 
 @attrs.frozen(kw_only=True)
 class Loss(Component, abc.ABC):
-    """What one sample costs.
+    """The cost of one sample.
 
     ``per_sample`` returns values of shape [B, …]: class axes are reduced by the loss itself,
     batch and position axes are not, and no mean is taken. Under ``reduction="mean"`` the core
-    computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`; below the
-    line times :meth:`counts`), under ``"sum"`` Σ w·l.
+    computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`; in the
+    denominator times :meth:`counts`), under ``"sum"`` Σ w·l.
     """
 
     scores: ClassVar[Literal["any", "raw"]] = "any"
@@ -38,7 +38,7 @@ class Loss(Component, abc.ABC):
         return attrs.evolve(predicted, name="expected")
 
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
-        """Refuse label values that the formula has no meaning for (once per array).
+        """Refuse label values outside the domain of the formula (once per array).
 
         Raises:
             DataError: the allowed range, the first bad row and its value.
@@ -49,14 +49,14 @@ class Loss(Component, abc.ABC):
         """The formula."""
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
-        """Factors (0 or 1) of the sample weights that the labels alone decide, or None."""
+        """Factors (0 or 1) of the sample weights that depend on the labels alone, or None."""
         return None
 
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:
-        """What each value adds to the denominator of the mean beside its sample weight, or None.
+        """Factors of the sample weights in the denominator of the mean, or None.
 
-        That is the mask, unless the values are weighted by their labels themselves, as class
-        weights do; None is 1.
+        These are the mask, unless the loss weights values by their labels, as class weights do; None
+        is 1.
         """
         return self.mask(op, expected)
 

@@ -29,7 +29,7 @@ class Metric(Component, abc.ABC):
 
     @property
     def column(self) -> str:
-        """What the History calls it, behind ``validation_``."""
+        """Its name in the History, after ``validation_``."""
         return self.name
 
     @abc.abstractmethod

@@ -22,7 +22,7 @@ class Optimizer(Component, abc.ABC):
     """
 
     default_rate: ClassVar[float] = 1e-3
-    """The learning rate when the user names none."""
+    """The learning rate if the user gives none."""
     slots: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
     """Whether an element's update depends on that element alone (lamb's does not)."""

@@ -14,14 +14,14 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Penalty(Component, abc.ABC):
-    """What a weight costs; added once a step, under both reductions."""
+    """The cost of a weight; added once a step, under both reductions."""
 
     unnamed: ClassVar[Mapping[str, float] | None] = None
-    """Parameters that a table without a name has beside its own, of the one penalty such tables mean."""
+    """Parameters added to a table without a name, for the one penalty that such tables mean."""
 
     @abc.abstractmethod
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
-        """The cost of every element, of the weight's shape; None costs nothing."""
+        """The cost of every element, of the weight's shape; None is 0."""
 
     def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
         """Gradient of the summed cost; None, the default, lets the core differentiate."""

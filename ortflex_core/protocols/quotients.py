@@ -1,10 +1,10 @@
-"""Divisions of tensors by host scalars that wait, so that the formulas of updates cost what they must.
+"""Deferred divisions of tensors by host scalars, so that formulas of updates need fewer passes.
 
-Formulas are written as their papers have them: ``m / (1 - beta1**step)`` under a root or a fraction
-bar. Each such quotient would be a pass over a tensor as large as the weight. Here they wait: factors
-that the host knows go through products, quotients and square roots to the end of the formula, where
-one of them is left. And a gradient that is needed once as ``a * g`` and once as ``b * g**2`` is scaled
-once, by √b, so that a whole step can put the scale into the seed of the reverse walk.
+Formulas are written as in their papers: ``m / (1 - beta1**step)`` under a root or a fraction bar.
+Each such quotient would be a pass over a tensor as large as the weight. It is deferred instead:
+factors that the host computes move through products, quotients and square roots to the end of the
+formula, where a single factor is left. A gradient that is used as ``a * g`` and as ``b * g**2`` is
+scaled once, by √b, so that a whole step can put the scale into the seed of the reverse walk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Scalar: TypeAlias = "Host | float"
 
 @attrs.frozen
 class Signs:
-    """What is known of the host scalars of a formula.
+    """Known bounds of the host scalars of a formula.
 
     Attributes:
         positive: those that are greater than 0.
@@ -39,7 +39,7 @@ class Signs:
 
     @classmethod
     def of(cls, twin: Component, step: Host) -> Signs:
-        """What validators say of the hyperparameters of a symbolic component; steps count from 1."""
+        """The bounds that validators give the hyperparameters of a component; steps count from 1."""
         positive, fractions = {step}, set()
         for field in attrs.fields(type(twin)):
             value, bounds = getattr(twin, field.name), field.validator
@@ -72,7 +72,7 @@ class Signs:
 
 @attrs.frozen
 class _Quotient:
-    """``above / below · tensor``, not made yet; None is 1."""
+    """``above / below · tensor``, not computed yet; None is 1."""
 
     tensor: Tensor
     above: _Scalar | None = None
@@ -107,7 +107,7 @@ def _times(a: _Scalar | None, b: _Scalar | None) -> _Scalar | None:
 def condense(
     trace: Trace, start: Mark, gradient: Tensor, results: Sequence[Tensor], signs: Signs
 ) -> list[Tensor]:
-    """The results of a formula that was traced since ``start``, with quotients that waited.
+    """The results of the formula that was traced since ``start``, with deferred quotients.
 
     A formula that neither divides a tensor by a host scalar nor squares the gradient stays as it is.
     """
@@ -164,7 +164,7 @@ class _Formula:
                 self.users.setdefault(argument, []).append(node)
 
     def scaled_once(self, gradient: Tensor) -> _Once | None:
-        """How the gradient is used, if that is as ``a * g`` and ``b * g**2`` with positive scalars."""
+        """The uses of the gradient, if they are ``a * g`` and ``b * g**2`` with positive scalars."""
         users = self.users.get(gradient, [])
         squares = [n for n in users if _squares(n, gradient)]
         if len(users) != 2 or len(squares) != 1 or gradient in self.results:
@@ -227,7 +227,7 @@ class _Formula:
         return value.made() if isinstance(value, _Quotient) else value
 
     def _waits(self, tensor: Tensor) -> bool:
-        """Whether all that use a tensor take a quotient as it is."""
+        """Whether all uses of a tensor accept a deferred quotient."""
         users = self.users.get(tensor, [])
         takes = all(
             n.domain == ""
@@ -239,7 +239,7 @@ class _Formula:
 
 
 def _scale(node: Node, tensor: Tensor) -> _Scalar | None:
-    """The scalar that a node multiplies a tensor by, if it does that alone."""
+    """The scalar by which a node multiplies a tensor, if that is all it does."""
     if not _plain(node, "Mul"):
         return None
     return next((_factor(i) for i in node.inputs if i is not tensor), None)

@@ -15,29 +15,29 @@ Unit = Literal["step", "epoch", "rows"]
 
 @attrs.frozen(kw_only=True)
 class ScheduleContext:
-    """What a schedule may ask before the first step."""
+    """What a schedule can ask for before the first step."""
 
     slope: Any = attrs.field()
     """``slope(score, label)``: the derivative of the loss by the score of one sample."""
     higher: frozenset[str] = frozenset()
-    """The columns of the History of which more is better: those of some metrics."""
+    """The columns of the History, of metrics, for which higher is better."""
 
 
 @attrs.frozen(kw_only=True)
 class Schedule(Component, abc.ABC):
     """The learning rate as a pure function of the progress.
 
-    ``by`` is the unit time is counted in, from 0: finished steps, epochs or rows.
+    ``by`` is the unit of time, counted from 0: finished steps, epochs or rows.
     """
 
     by: Unit = attrs.field(default="step", validator=one_of("step", "epoch", "rows"))
 
     def time(self, progress: Progress) -> int:
-        """How far the training is, in this schedule's unit."""
+        """The time since the start of the training, in this schedule's unit."""
         return {"step": progress.step, "epoch": progress.epoch, "rows": progress.rows}[self.by]
 
     def duration(self, progress: Progress) -> int | None:
-        """How long the training will be, in this schedule's unit; None if nobody knows."""
+        """The length of the training, in this schedule's unit; None if unknown."""
         totals = {
             "step": progress.total_steps,
             "epoch": progress.epochs,
@@ -46,7 +46,7 @@ class Schedule(Component, abc.ABC):
         return totals[self.by]
 
     def bind(self, context: ScheduleContext) -> Schedule:
-        """The schedule for one training; one that needs the compiled loss asks ``context``."""
+        """The schedule for one training; one that needs the compiled loss gets it from ``context``."""
         return self
 
     @abc.abstractmethod

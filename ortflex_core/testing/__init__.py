@@ -21,7 +21,7 @@ writes a package with such a test. Needs pytest (extra ``testing``).
 from __future__ import annotations
 
 try:
-    import pytest  # noqa: F401  # asked for first, to say what to install
+    import pytest  # noqa: F401  # imported first, for the message
 except ImportError as error:
     raise ImportError(
         "ortflex_core.testing needs pytest: pip install 'ortflex[testing]'"

@@ -35,7 +35,7 @@ class AverageKit(ComponentKit):
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(self, component: Average, reference: Reference | None) -> None:
-        """The averages of six steps are the reference's."""
+        """The averages of six steps equal the reference's."""
         if reference is None:
             pytest.skip("no reference was given")
         average = weights()[0]
@@ -52,7 +52,7 @@ class AverageKit(ComponentKit):
             low, high = np.minimum(average, weight), np.maximum(average, weight)
             slack = 1e-9
             inside = ((low - slack <= after) & (after <= high + slack)).all()
-            require(inside, f"the average leaves what it is the mean of, at step {step}")
+            require(inside, f"the average is outside the range of the weights at step {step}")
             average = after
         same = weights()[0]
         for step in range(1, 7):
@@ -80,7 +80,7 @@ class AverageKit(ComponentKit):
                 close(got, at, 1e-5, f"the average of weights of {number:g} at step {step}")
 
     def test_share(self, component: Average) -> None:
-        """Where there is a share, it is between 0 and 1, and ``update`` is nothing else."""
+        """A share, if there is one, is between 0 and 1, and ``update`` computes the same."""
         share = running.hosted(component).share(_HostOps(), Host.symbol("step"))
         if share is None:
             return
@@ -94,7 +94,7 @@ class AverageKit(ComponentKit):
             close(got, wanted, 1e-9, f"update and share at step {step}")
 
     def test_backends(self, component: Average) -> None:
-        """On every backend that takes it, the average of a training is that of its weights."""
+        """On every backend that supports it, the average is that of the weights of the training."""
         x, y = running.regression(rows=20)
         model, rate = running.linear_model(), 0.05
         now = wanted = running.weights_of(model)
@@ -123,7 +123,7 @@ class AverageKit(ComponentKit):
         require(len(keys) == 1, f"{component.name}: two traces, two graphs")
 
     def test_hyperparameters_are_symbols(self, component: Average) -> None:
-        """Another value of a hyperparameter needs no new graph, and it counts."""
+        """Another value of a hyperparameter needs no new graph, and it changes the result."""
         check_hyperparameters(component, lambda c: program(c, weights()[0]))
 
 
@@ -133,7 +133,7 @@ def weights() -> list[Array]:
 
 
 class _HostOps:
-    """The operators that have a meaning for host scalars."""
+    """The operators that are defined for host scalars."""
 
     def __getattr__(self, op_type: str) -> Any:
         if op_type not in OPERATORS:

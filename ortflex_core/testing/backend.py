@@ -28,7 +28,7 @@ class BackendKit(ComponentKit):
     kind: ClassVar[str] = "backends"
     has_formula: ClassVar[bool] = False
     draws: ClassVar[int] = 1
-    """How many recipes are drawn for each feature of a training."""
+    """The number of recipes drawn for each feature of a training."""
 
     @pytest.fixture
     def here(self, component: Backend) -> Backend:
@@ -127,7 +127,7 @@ class BackendKit(ComponentKit):
         close(trainer.predict(x), _inference(trainer.export(), x), 1e-5, "predictions after load")
 
     def test_slots(self, here: Backend) -> None:
-        """A training goes on from weights and slots as if it had never stopped."""
+        """A training continues from weights and slots as if it had never stopped."""
         x, y = running.regression(rows=12)
         options: dict[str, Any] = {"backend": here, "optimizer": "adam", "learning_rate": RATE}
         whole = running.trainer(running.linear_model(), **options)
@@ -182,7 +182,7 @@ class BackendKit(ComponentKit):
 
     @pytest.mark.parametrize("feature", list(compositions.FEATURES))
     def test_composition(self, here: Backend, feature: str) -> None:
-        """What a training can have, combined at random, is what float64 computes, or refused.
+        """Random combinations of the features of a training equal float64, or are refused.
 
         Every step by itself: loss, gradients, weights, slots, averages, running statistics; and whole
         trainings: weights, predictions, losses and the export. ``draws`` says how many are drawn.
@@ -190,7 +190,7 @@ class BackendKit(ComponentKit):
         for seed in range(self.draws):
             try:
                 check_composition(here, compositions.draw(feature, seed))
-            except Unsupported:  # perhaps not for this feature
+            except Unsupported:  # the backend may not support this feature
                 try:
                     check_composition(here, compositions.draw(feature, seed, alone=True))
                 except Unsupported as error:
@@ -217,7 +217,7 @@ def _check_composition(backend: Backend, made: compositions.Composition) -> None
     data = (made.x, made.y, made.weight)
     trainer = running.trainer(made.model, backend=backend, **options)
     found = compare(trainer, *data, steps=3, backends=[backend.name])
-    if found.notes:  # then the backend would be compared with itself
+    if found.notes:  # else the backend would be compared with itself
         raise Unsupported("; ".join(found.notes))
     require(found.agree, f"{made.describe()}: {'; '.join(map(str, found.differences))}")
     history = trainer.fit(*data)

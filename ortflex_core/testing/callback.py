@@ -41,7 +41,7 @@ class CallbackKit(ComponentKit):
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'effect'")
 
     def test_is_frozen(self, component: Any) -> None:
-        """A callback has a state, so this is about its copies: one of a fresh one is as fresh."""
+        """A callback has a state, so its copies are tested: a copy of a new one is new, too."""
         require(
             copy.deepcopy(component) == component, "a copy of a fresh callback is unequal to it"
         )
@@ -56,10 +56,10 @@ class CallbackKit(ComponentKit):
         marked = [n for n in dir(component) if hasattr(getattr(component, n), "ortflex_impl")]
         forgotten = [n for n in NAMES if callable(getattr(component, n, None)) and n not in marked]
         require(not forgotten, f"{', '.join(forgotten)}: the decorator @hook is missing")
-        running.trainer(running.linear_model(), callbacks=[component])  # asks for all of them
+        running.trainer(running.linear_model(), callbacks=[component])  # requests all of them
 
     def test_effect(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A training does what the callback is there for, by object and by its table in a file."""
+        """A training has the effect of the callback, given as an object and as a table in a file."""
         trainer = make(component, tmp_path / "object")
         effect(component, trainer, fit(trainer))
         name = running.plugins()["callbacks"].name_of(component)
@@ -71,7 +71,7 @@ class CallbackKit(ComponentKit):
             effect(fresh, trainer, fit(trainer))
 
     def test_a_second_training(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A training after another one is a training like the first."""
+        """A second training has the same result as the first."""
         first = make(component, tmp_path / "first")
         before = fit(first)
         again = make(component, tmp_path / "second")
@@ -83,7 +83,7 @@ class CallbackKit(ComponentKit):
         )
 
     def test_watching(self, component: Any, tmp_path: Path) -> None:
-        """Who only watches changes nothing: the same losses and weights as without, on each backend."""
+        """A callback that only watches changes nothing: the losses and weights are those without it."""
         if not self.watches:
             pytest.skip("the callback changes the training")
 
@@ -98,7 +98,7 @@ class CallbackKit(ComponentKit):
         running.on_every_backend(train, "the callback")
 
     def test_resume(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A training that goes on from a checkpoint ends like the undisturbed one, effect included."""
+        """A training resumed from a checkpoint ends like the undisturbed one, including the effect."""
         fresh = copy.deepcopy(component)
         saver = _SaveOnce(tmp_path / "checkpoint", epoch=2)
         whole = make(component, tmp_path / "whole", callbacks=[component, saver])
@@ -112,7 +112,7 @@ class CallbackKit(ComponentKit):
         again = fit(rest)
         require(
             again.losses == history.losses,
-            f"gone on after epoch 2: losses {again.losses}, undisturbed {history.losses}",
+            f"resumed after epoch 2: losses {again.losses}, undisturbed {history.losses}",
         )
         running.same_bits(
             whole.get_state(), rest.get_state(), "the weights of the resumed training"
@@ -136,13 +136,13 @@ class CallbackKit(ComponentKit):
         again = fit(rest, rows=28)
         require(
             again.losses == history.losses,
-            f"gone on after step 11: losses {again.losses}, undisturbed {history.losses}",
+            f"resumed after step 11: losses {again.losses}, undisturbed {history.losses}",
         )
         what = "the weights of a training that was resumed after step 11"
         running.same_bits(whole.get_state(), rest.get_state(), what)
 
     def test_steps_per_run(self, component: Any, tmp_path: Path) -> None:
-        """How many steps a backend makes at once changes nothing that the callback does."""
+        """The number of steps in a run of the backend does not change what the callback does."""
         if "fused" not in running.working_backends():
             pytest.skip("no backend here makes several steps at once")
         runs = []

@@ -32,11 +32,11 @@ class ComponentKit:
 
     @pytest.fixture
     def component(self) -> Any:
-        """The plugin under test, with the parameters it is tested with: override it."""
+        """The plugin to test, with the parameters to test it with: override it."""
         raise NotImplementedError(f"{type(self).__name__}: override the fixture 'component'")
 
     def test_entry_point(self, component: Any) -> None:
-        """It is registered, under the name that it has itself."""
+        """It is registered under its own name."""
         group = f"ortflex.{self.kind}"
         name = plugins()[self.kind].name_of(component)
         require(
@@ -107,7 +107,7 @@ def _table(component: Any) -> dict[str, Any]:
 
 
 def check_docstring(cls: type, *, formula: bool) -> None:
-    """Fail unless the class says what it is and shows, by an example that runs, how it is made."""
+    """Fail unless the docstring has a summary and an example that runs."""
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     require(text.split("\n")[0].strip(), f"{cls.__name__} has no docstring")
     if formula:

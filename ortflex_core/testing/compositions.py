@@ -1,4 +1,4 @@
-"""Recipes that combine what a training can have, drawn at random, for the kit of backends."""
+"""Recipes that combine features of a training, drawn at random, for the kit of backends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Composition:
 
 
 def draw(feature: str, seed: int, alone: bool = False) -> Composition:
-    """A recipe that has one feature for certain and, unless it is ``alone``, others by chance."""
+    """A recipe with the given feature and, unless it is ``alone``, randomly drawn others."""
     rng = random.Random(f"{feature} {seed}")
     chosen = {feature} | {f for f in FEATURES if rng.random() < 0.3 and not alone}
     x, y = running.regression(rows=ROWS)
@@ -110,7 +110,7 @@ def _dropout(made: Composition, rng: random.Random) -> None:
 
 
 def _set(**options: Any) -> Callable[[Composition, random.Random], None]:
-    """A feature that is nothing but arguments; a list is what is drawn from."""
+    """A feature that consists of arguments; from a list, one element is drawn."""
 
     def apply(made: Composition, rng: random.Random) -> None:
         for key, value in options.items():
@@ -143,7 +143,7 @@ FEATURES: Mapping[str, Callable[[Composition, random.Random], None]] = {
     "group_frozen": _set(groups=[({"params": "b*", "frozen": True},)]),
     "group_start_epoch": _set(groups=[({"params": "*1", "start_epoch": 1},)]),
 }
-"""What a training can have: each puts itself into a recipe."""
+"""The features of a training; each adds itself to a recipe."""
 
 
 # Models ------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class ConstraintKit(ComponentKit):
             close(run(component, shaped), reference(shaped), 1e-6, "apply")
 
     def test_twice_is_once(self, component: Constraint, weight: Array) -> None:
-        """What is allowed stays as it is: the constraint of an allowed weight is that weight."""
+        """An allowed weight is not changed."""
         for shaped in running.of_every_rank(weight):
             once = run(component, shaped)
             close(run(component, once), once, 1e-5, "a weight that was allowed already is moved")
@@ -79,7 +79,7 @@ class ConstraintKit(ComponentKit):
         require(not lost or constant, "float64 is computed with the accuracy of float32")
 
     def test_backends(self, component: Constraint) -> None:
-        """On every backend that takes the constraint, each step ends where it allows."""
+        """On every backend that supports the constraint, weights satisfy it after each step."""
         x, y = running.regression(rows=4)
         model = running.linear_model()
         before = running.weights_of(model)
@@ -104,7 +104,7 @@ class ConstraintKit(ComponentKit):
         require(len(keys) == 1, f"{component.name}: two traces, two graphs")
 
     def test_hyperparameters_are_symbols(self, component: Constraint, weight: Array) -> None:
-        """Another value of a hyperparameter needs no new graph, and it counts."""
+        """Another value of a hyperparameter needs no new graph, and it changes the result."""
         check_hyperparameters(component, lambda c: program(c, weight))
 
 

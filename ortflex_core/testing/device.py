@@ -40,13 +40,13 @@ class DeviceKit(ComponentKit):
         return component
 
     def test_available(self, component: Device) -> None:
-        """Reasons against, each a sentence; asking needs no device."""
+        """The reasons against are sentences, and no device is needed to get them."""
         reasons = type(component).available(require_runtime())
         check_reasons(reasons)
 
     @pytest.mark.parametrize("what", ARRAYS)
     def test_there_and_back(self, here: Device, what: str) -> None:
-        """What is put is what is read, whatever its type, shape and layout."""
+        """An array that is put and read back is equal, for all types, shapes and layouts."""
         array = ARRAYS[what]
         value = here.put(array)
         require(
@@ -58,7 +58,7 @@ class DeviceKit(ComponentKit):
         same(here.read(value), array, f"read after put of {what}")
 
     def test_put_is_a_copy(self, here: Device) -> None:
-        """Neither side sees what the other does later."""
+        """Later changes of one side do not change the other."""
         array = np.zeros(4, np.float32)
         value = here.put(array)
         array[:] = 1
@@ -67,7 +67,7 @@ class DeviceKit(ComponentKit):
         same(here.read(value), np.zeros(4, np.float32), "an array that was read and changed")
 
     def test_write(self, here: Device) -> None:
-        """Over the old content, at the same address."""
+        """The new content is at the same address."""
         value = here.empty((2, 3), np.float32)
         address = value.data_ptr()
         for number in (1.0, 2.0):

@@ -25,7 +25,7 @@ from ortflex_core.types import Array, Shape, onnx_dtype
 
 @attrs.frozen(kw_only=True)
 class GradientCase:
-    """One call of an operator: what it is given, and what it computes in numpy and float64.
+    """One call of an operator: its inputs, and its result in numpy and float64.
 
     Inputs of float64 are differentiated by; others are passed on as they are. ``reference`` takes the
     inputs and returns an array, or a tuple of them for several outputs.
@@ -67,7 +67,7 @@ class GradientKit:
         load_rules(running.plugins())  # raises where two families have one operator
 
     def test_every_rule_has_a_case(self, component: Rules, cases: Sequence[GradientCase]) -> None:
-        """Whatever has a rule is called at least once here."""
+        """Every operator with a rule is called at least once here."""
         tried = {(c.domain, c.op_type) for c in cases}
         ruled = {key for key, rules in component.table.items() if any(r for _, r in rules)}
         missing = sorted(f"{domain}:{op}" if domain else op for domain, op in ruled - tried)
@@ -93,7 +93,7 @@ class GradientKit:
                 close(few[k], wanted, 1e-9, what)
 
     def test_unknown_sizes(self, component: Rules, cases: Sequence[GradientCase]) -> None:
-        """The same gradient where the sizes of the batch are a name or nothing."""
+        """The gradient is the same if the batch size is symbolic or unknown."""
         for case in cases:
             seeds = _seeds(case, np.float64)
             exact = computed(component, case, seeds)
@@ -186,7 +186,7 @@ def _families(rules: Rules) -> dict[str, Rules]:
 def _call(
     trace: Trace, case: GradientCase, inputs: Sequence[Tensor], known: str
 ) -> tuple[Tensor, ...]:
-    """The node; what its outputs are is the reference's to say where no schema does."""
+    """The node; the reference gives the types of its outputs if there is no schema."""
     protos = {k: onnx.helper.make_attribute(k, v) for k, v in case.attributes.items()}
     ys = _outputs(case)
     types: list[tuple[int, Shape | None]] | None = None

@@ -82,7 +82,7 @@ class LossKit(ComponentKit):
                     np.isfinite(array).all(),
                     f"{what} at a score of {score:g} is {array.ravel()[0]} in float64",
                 )
-                # What float32 cannot hold, it need not.
+                # Values beyond the range of float32 are not compared.
                 held = np.abs(array) < 1e38
                 close(
                     np.where(held, single[what], 0),
@@ -135,7 +135,7 @@ class LossKit(ComponentKit):
         close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
 
     def test_backends(self, component: Loss, predicted: Array, labels: Array) -> None:
-        """Every backend that takes the loss makes the step that its gradient says."""
+        """Every backend that supports the loss makes the step of its gradient."""
         weight = np.linspace(0.5, 2.0, len(predicted))
         value, slopes = weighted(component, predicted, labels, weight)
         model = running.shifted_model(predicted.shape[1:])
@@ -162,7 +162,7 @@ class LossKit(ComponentKit):
     def test_hyperparameters_are_symbols(
         self, component: Loss, predicted: Array, labels: Array
     ) -> None:
-        """Another value of a hyperparameter needs no new graph, and it counts."""
+        """Another value of a hyperparameter needs no new graph, and it changes the result."""
         check_hyperparameters(component, lambda c: Run(c, predicted, labels).program)
 
     def test_wrong_labels_are_refused(self, component: Loss, predicted: Array) -> None:

@@ -28,7 +28,7 @@ class MetricKit(ComponentKit):
 
     kind: ClassVar[str] = "metrics"
     weighted: ClassVar[bool] = True
-    """False for a metric that takes no account of sample weights (a largest error)."""
+    """False for a metric that ignores sample weights (a largest error)."""
 
     @pytest.fixture
     def reference(self) -> Reference | None:
@@ -89,7 +89,7 @@ class MetricKit(ComponentKit):
     def test_better(
         self, component: Metric, expected: Array, predicted: Array, perfect: Array
     ) -> None:
-        """``better`` says the truth: right predictions are better than wrong ones."""
+        """``better`` is right: correct predictions are better than wrong ones."""
         require(
             component.better in ("higher", "lower"),
             f"{component.name}.better is {component.better!r}, expected 'higher' or 'lower'",
@@ -100,7 +100,7 @@ class MetricKit(ComponentKit):
         require(good, f"better is {component.better!r}, but right is {best} and wrong {worse}")
 
     def test_fresh_start(self, component: Metric, expected: Array, predicted: Array) -> None:
-        """Two accumulators know nothing of each other."""
+        """Two accumulators are independent."""
         alone = result(component, expected[:5], predicted[:5], None)
         first, second = component.start(), component.start()
         first.update(expected, predicted, None)
@@ -108,12 +108,12 @@ class MetricKit(ComponentKit):
         close(second.result(), alone, 0, "an accumulator next to another one")
 
     def test_result_is_a_number(self, component: Metric, expected: Array, predicted: Array) -> None:
-        """A Python float, the same whenever it is asked for; float32 predictions will do."""
+        """A Python float, the same at every call; float32 predictions are accepted."""
         state = component.start()
         state.update(expected, np.asarray(predicted, np.float32), None)
         first, second = state.result(), state.result()
         require(type(first) is float and math.isfinite(first), f"the result is {first!r}")
-        require(first == second, f"asked twice, the result is {first} and {second}")
+        require(first == second, f"two calls give {first} and {second}")
 
     def test_a_trainer_reports_it(
         self, component: Metric, expected: Array, predicted: Array

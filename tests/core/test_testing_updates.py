@@ -375,7 +375,7 @@ class LagUnused(Lag):
 
 AVERAGES = [
     Planted("test_value", LagOther(), "the average after step 1"),
-    Planted("test_it_is_a_mean", LagSum(), "leaves what it is the mean of"),
+    Planted("test_it_is_a_mean", LagSum(), "is outside the range of the weights"),
     Planted("test_float64", LagRounded(), "accuracy of float32"),
     Planted("test_weights_of_0_and_100", LagProduct(), "weights of -100 at step 1"),
     Planted("test_share", LagTwoMinds(), "update and share at step 1"),
