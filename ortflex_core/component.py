@@ -131,6 +131,9 @@ class Component:
     name: ClassVar[str] = ""
     """The name the registry knows the component by."""
 
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Names of it elsewhere, in lower case; they are not accepted, messages translate them."""
+
     @classmethod
     def hyper_names(cls) -> tuple[str, ...]:
         """Names of the fields that are bound at run time."""

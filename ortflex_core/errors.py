@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -173,13 +173,20 @@ def short_repr(thing: object) -> str:
         return f"an object of {type(thing).__name__}"
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
     """Return the end of an error message: the nearest names, and the known names.
+
+    ``synonyms`` maps names that are used elsewhere to known ones.
 
     >>> suggest("adm", ["sgd", "adam"])
     "did you mean 'adam'? Known: adam, sgd"
+    >>> suggest("lr", ["rate"], {"lr": "rate"})
+    "did you mean 'rate'? Known: rate"
     """
     names = sorted(set(known))
+    meant = (synonyms or {}).get(name.lower())
+    if meant in names:
+        return f"did you mean {meant!r}? Known: {_listed(names)}"
     if len(name) > _COMPARED:
         # A file may have names of any length; the comparison takes time in its square.
         return f"Known: {_listed(names)}"

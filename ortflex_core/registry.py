@@ -22,9 +22,9 @@ from ortflex_core.entries import (
     disabling,
     installed,
     normalized,
-    singular,
 )
 from ortflex_core.entries import Entry as Entry
+from ortflex_core.entries import singular as singular
 from ortflex_core.errors import (
     BrokenPlugin,
     ConfigError,
@@ -111,7 +111,11 @@ class Registry:
     def _called(self, name: str) -> list[Entry]:
         owner, slash, rest = name.partition("/")
         own = [e for e in self._entries.get(rest, []) if e.owner == normalized(owner)]
-        return own if slash and own else self._entries.get(name, [])
+        exact = own if slash and own else self._entries.get(name, [])
+        if exact:
+            return exact
+        alike = [known for known in self._entries if known.lower() == name.lower()]
+        return self._entries[alike[0]] if len(alike) == 1 else []
 
     def entry(self, name: str) -> Entry:
         """The one entry of a name, bare or qualified.
@@ -132,6 +136,9 @@ class Registry:
     def _unknown(self, name: str) -> str:
         known = [e.qualified for e in self] if "/" in name else self._entries
         text = f"unknown {singular(self.kind)} {name!r}"
+        for called, plugin in self.classes():
+            if name.lower() in getattr(plugin, "aliases", ()):
+                return f"{text}; here it is called {called!r}"
         owner, _, rest = name.rpartition("/")
         for entry in self.off:
             if entry.name == rest and normalized(owner) in ("", entry.owner):

@@ -9,12 +9,19 @@ Add here: an argument of the Trainer, in :class:`Arguments`
 ``python -m tests.core.trainer_signature`` writes it into the Trainer.
 """
 
-from ortflex_core.config.arguments import Arguments, device_spec, kinds_of_plugins, plain_help
+from ortflex_core.config.arguments import (
+    KEY_SYNONYMS,
+    Arguments,
+    device_spec,
+    kinds_of_plugins,
+    plain_help,
+)
 from ortflex_core.config.parts import Parts, to_plain
 from ortflex_core.config.recipe import Recipe, key_choices
 from ortflex_core.config.toml import to_toml
 
 __all__ = [
+    "KEY_SYNONYMS",
     "Arguments",
     "Parts",
     "Recipe",

@@ -97,6 +97,32 @@ def _check_threads(name: str, value: Any) -> Iterator[str]:
             yield line.replace("expected an", "expected 'auto' or an")
 
 
+KEY_SYNONYMS: Mapping[str, str] = {
+    "lr": "learning_rate",
+    "rate": "learning_rate",
+    "batch": "batch_size",
+    "batchsize": "batch_size",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_iter": "epochs",
+    "criterion": "loss",
+    "objective": "loss",
+    "opt": "optimizer",
+    "solver": "optimizer",
+    "scheduler": "schedule",
+    "lr_scheduler": "schedule",
+    "regularization": "penalty",
+    "random_state": "seed",
+    "validation_data": "validation",
+    "validation_split": "validation",
+    "out": "output",
+    "verbose": "progress",
+    "max_grad_norm": "clip_norm",
+    "gradient_accumulation_steps": "accumulate",
+}
+"""What other libraries call arguments; messages translate it."""
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a real, finite number of Python or numpy, and not a boolean."""
     real = isinstance(value, int | float | np.integer | np.floating)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ortflex_core.config.arguments import Arguments, argument, plain_help, wrong
+from ortflex_core.config.arguments import KEY_SYNONYMS, Arguments, argument, plain_help, wrong
 from ortflex_core.config.parts import Parts
 from ortflex_core.config.toml import parse_override, read_toml, to_toml
 from ortflex_core.construct import convert, field_types
@@ -97,7 +97,11 @@ class Recipe(Arguments):
         """
         plugins = plugins or Plugins.discover()
         fields = {f.name: f for f in attrs.fields(cls)}
-        problems = [f"{k}: unknown key; {suggest(k, fields)}" for k in table if k not in fields]
+        problems = [
+            f"{k}: unknown key; {suggest(k, fields, KEY_SYNONYMS)}"
+            for k in table
+            if k not in fields
+        ]
         annotations = field_types(cls)
         values: dict[str, Any] = {}
         for name, field in fields.items():

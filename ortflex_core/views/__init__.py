@@ -11,5 +11,6 @@ Add here: another way to show one of these (:mod:`~ortflex_core.views.progress`,
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import epoch_summary
 from ortflex_core.views.summary import Summary
+from ortflex_core.views.tables import text_table
 
-__all__ = ["History", "Summary", "epoch_summary"]
+__all__ = ["History", "Summary", "epoch_summary", "text_table"]

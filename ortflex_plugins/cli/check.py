@@ -28,12 +28,16 @@ _COLORS = {
 @click.option(
     "--params", multiple=True, help="A parameter to train, as a name or glob; may be repeated."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) -> None:
+@click.option("--all", "everything", is_flag=True, help="Add every node and every trained tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def check(
+    model: str, loss: str | None, params: tuple[str, ...], everything: bool, as_json: bool
+) -> None:
     """Show which nodes of MODEL can be trained, and by which backends.
 
-    Exits with 1 if no backend can train the model here, or if MODEL cannot be checked; --json then
-    prints the reason as "error".
+    The summary comes first, then what is not trained and why, and the nodes that stop a gradient;
+    --all adds every node and every tensor. Exits with 1 if no backend can train the model here, or
+    if MODEL cannot be checked; --json then prints the reason as "error".
     """
     try:
         refuse_recipe(model, "check")
@@ -47,30 +51,45 @@ def check(model: str, loss: str | None, params: tuple[str, ...], as_json: bool) 
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        _show(report)
+        _show(report, everything)
     if not report.trainable:
         raise SystemExit(1)
 
 
-def _show(report: ModelReport) -> None:
+def _show(report: ModelReport, everything: bool) -> None:
     from rich.console import Console
 
     # Output to a pipe may be searched, so its lines are not folded.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    for line in report.summary.split("\n"):
+        console.print(plain(line))
+    nodes = [n for n in report.nodes if everything or n.blocks or n.status == "no rule"]
     rows = []
-    for node in report.nodes:
+    for node in nodes:
         color = _COLORS[node.status]
         label = plain(node.name or f"#{node.index}")
         operator = plain(node.operator)
         rows.append([label, operator, f"[{color}]{node.status}[/]", plain(_why(node))])
-    show_table(console, ["node", "operator", "status", "why"], rows)
-    for choice in sorted(report.choices, key=lambda c: not c.trained):
-        what = "trained" if choice.trained else "not trained"
-        console.print(plain(f"{what}: {choice.name} ({choice.reason})"))
+    if rows:
+        console.print()
+        show_table(console, ["node", "operator", "status", "why"], rows)
+    choices = sorted(report.choices, key=lambda c: not c.trained)
+    lines = [
+        f"{'trained' if c.trained else 'not trained'}: {c.name} ({c.reason})"
+        for c in choices
+        if everything or not c.trained
+    ]
     for name, readers in report.shared.items():
         few = ", ".join(readers[:4]) + (", …" if len(readers) > 4 else "")
-        console.print(plain(f"one parameter, read by {len(readers)} nodes: {name} ({few})"))
-    console.print("\n" + "\n".join(map(plain, report.summary.split("\n"))))
+        lines.append(f"one parameter, read by {len(readers)} nodes: {name} ({few})")
+    if lines:
+        console.print()
+    for line in lines:
+        console.print(plain(line))
+    if not everything:
+        hidden = f"{len(report.nodes) - len(nodes)} nodes"
+        trained = sum(c.trained for c in choices)
+        console.print(f"\n--all lists the other {hidden} and the {trained} trained tensors")
 
 
 def _why(node: NodeReport) -> str:

@@ -15,6 +15,14 @@ from ortflex_core import __version__
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("ortflex_plugins.cli.train:train", "Train a model with the settings of a TOML file."),
     "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
+    "predict": (
+        "ortflex_plugins.cli.predict:predict",
+        "Write what a trained model predicts for data.",
+    ),
+    "evaluate": (
+        "ortflex_plugins.cli.evaluate:evaluate",
+        "Print loss and metrics of a trained model on data.",
+    ),
     "check": (
         "ortflex_plugins.cli.check:check",
         "Show which nodes of MODEL can be trained, and by which backends.",
@@ -37,7 +45,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "plugins": (
         "ortflex_plugins.cli.plugins:plugins",
-        "List the installed plugins and their distributions.",
+        "List the installed plugins, those of a kind, or the parameters of one.",
     ),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",

@@ -17,9 +17,10 @@ class TakesKeys(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from ortflex_core.config import Recipe
+            from ortflex_core.config import KEY_SYNONYMS, Recipe
 
             key = error.option_name.lstrip("-").replace("-", "_")
+            key = KEY_SYNONYMS.get(key.lower(), key)
             if key.partition(".")[0] in attrs.fields_dict(Recipe):
                 told = f"{error.option_name} is not an option but a key: write {key}=…"
                 raise click.UsageError(told, ctx) from None

@@ -66,19 +66,29 @@ def _status(registry: Registry, entry: Entry, check: bool) -> str:
 
 
 @click.command()
+@click.argument("what", required=False, metavar="[KIND | NAME]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--check", is_flag=True, help="Import each plugin and report the broken ones.")
-def plugins(as_json: bool, check: bool) -> None:
-    """List the installed plugins and their distributions.
+def plugins(what: str | None, as_json: bool, check: bool) -> None:
+    """List the installed plugins, those of a kind, or the parameters of one.
 
+    Without KIND or NAME, everything that is installed and its distributions; with a kind (losses,
+    loss), its plugins with a line about each; with a name (adam), what it is and its parameters.
     Exits with 1 if one of them is broken.
     """
-    found = rows(Plugins.discover(), check)
+    discovered = Plugins.discover()
+    found = rows(discovered, check)
+    if what is not None:
+        from ortflex_plugins.cli.plugin_details import details
+
+        found, text = details(discovered, found, what)
+        if not as_json:
+            click.echo(text)
+    elif not as_json:
+        _show(found, check)
     broken = [row for row in found if row["status"] not in ("ok", "not loaded")]
     if as_json:
         click.echo(json.dumps(found, indent=2))
-    else:
-        _show(found, check)
     if broken:
         raise SystemExit(1)
 
@@ -107,4 +117,7 @@ def _show(found: list[Row], check: bool) -> None:
             "\nA name with a / belongs to two distributions: use it in this form, or set prefer."
         )
     if not check:
-        console.print("\nNothing was imported; --check imports each plugin.")
+        console.print(
+            "\nNothing was imported; --check imports each plugin. `ortflex plugins losses` says what the "
+            "losses are,\n`ortflex plugins adam` what adam is and which parameters it has."
+        )

@@ -54,7 +54,11 @@ def sort_columns(
     for parameter, names in (("target", labels), ("weight", weights)):
         for name in names.values():
             if name not in arrays:
-                raise DataError(f"{where}: {parameter} names {name!r}; {suggest(name, arrays)}")
+                raise DataError(
+                    f"{where}: {parameter} names {name!r}, and there is no such array; "
+                    f"{suggest(name, arrays)}. Say which it is: data = {{ path = …, {parameter} = "
+                    '"…" }'
+                )
     taken = {*labels.values(), *weights.values()}
     inputs = {name: array for name, array in arrays.items() if name not in taken}
     if not inputs:

@@ -28,12 +28,13 @@ def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
 
 @attrs.frozen(kw_only=True)
 class Csv(DataSource):
-    r"""A table with a header row: feature columns side by side, one row a line.
+    r"""A table: feature columns side by side, one row a line, with a header or without.
 
     The features become one float32 input of shape [rows, columns]. ``target`` as a name gives
     labels of shape [rows]: int64 if all are integers, else float32, or strings; as a list of names
     float32 of shape [rows, names] (``["y"]`` for a model whose output is [rows, 1]); a mapping
-    gives several labels by name. Empty lines are skipped.
+    gives several labels by name, none for ``{}``. Without a header, columns are named ``0``, ``1``,
+    and so on. Empty lines are skipped.
 
     Raises:
         DataError: no such file, no header, two columns of one name, a line with another number of
@@ -59,6 +60,11 @@ class Csv(DataSource):
     delimiter: str = attrs.field(
         default=",", validator=_one_character, metadata={"help": "the character between fields"}
     )
+    header: bool = attrs.field(
+        default=True,
+        validator=attrs.validators.instance_of(bool),
+        metadata={"help": "whether line 1 has the names of the columns; false: they are 0, 1, …"},
+    )
     columns: Sequence[str] | None = attrs.field(
         default=None, metadata={"help": "columns of features, in this order; None: all others"}
     )
@@ -68,7 +74,7 @@ class Csv(DataSource):
 
     def load(self) -> Columns:
         """Read the table."""
-        table = _Table.read(Path(self.path), self.delimiter)
+        table = _Table.read(Path(self.path), self.delimiter, self.header)
         if isinstance(self.target, str):
             labels = {"y": table.labels(self.target)}
             taken = {self.target}
@@ -101,9 +107,10 @@ class _Table:
     lines: list[int]
     places: Mapping[str, int]
     """The index of each column: tables of 100,000 columns are read in linear time."""
+    headed: bool
 
     @classmethod
-    def read(cls, path: Path, delimiter: str) -> _Table:
+    def read(cls, path: Path, delimiter: str, headed: bool) -> _Table:
         rows: list[list[str]] = []
         lines: list[int] = []
         try:
@@ -128,12 +135,16 @@ class _Table:
             raise DataError(
                 f"{path}: does not fit into memory; parquet and arrow files are read in pieces"
             ) from error
-        if len(rows) < 2:
+        if len(rows) < 1 + headed:
             found = "only a header" if rows else "nothing"
-            raise DataError(f"{path}: expected a header and rows, found {found}")
-        header = [name.strip() for name in rows[0]]
+            raise DataError(f"{path}: expected {'a header and ' * headed}rows, found {found}")
+        if headed:
+            header = [name.strip() for name in rows[0]]
+            rows, lines = rows[1:], lines[1:]
+        else:
+            header = [str(k) for k in range(len(rows[0]))]
         places = {name: k for k, name in enumerate(header)}
-        table = cls(path, header, rows[1:], lines[1:], places)
+        table = cls(path, header, rows, lines, places, headed)
         table._check(delimiter)
         return table
 
@@ -141,17 +152,34 @@ class _Table:
         # The last column of a name counts.
         twice = next((n for k, n in enumerate(self.header) if self.places[n] != k), None)
         if twice is not None:
-            raise DataError(f"{self.path}, line 1: two columns are named {twice!r}; rename one")
+            raise DataError(
+                f"{self.path}, line 1: two columns are named {twice!r}; {self._hint() or 'rename one'}"
+            )
         for row, line in zip(self.rows, self.lines, strict=True):
             if len(row) != len(self.header):
                 raise DataError(
-                    f"{self.path}, line {line}: expected {len(self.header)} fields as in the "
-                    f"header, got {len(row)} with the delimiter {delimiter!r}"
+                    f"{self.path}, line {line}: expected {len(self.header)} fields as in "
+                    f"line 1, got {len(row)} with the delimiter {delimiter!r}"
                 )
+
+    def _hint(self) -> str:
+        """What to do where the first line is data; "" where it is not."""
+        if self.headed and self.header and all(_is(float, name) for name in self.header):
+            return (
+                "line 1 has numbers only, as data have: a table without a header is read with header = "
+                "false, which names its columns 0, 1, 2, …"
+            )
+        return ""
 
     def _place(self, column: str) -> int:
         if column not in self.places:
-            raise DataError(f"{self.path}: no column {column!r}; {suggest(column, self.header)}")
+            known = self._hint() or suggest(column, self.header)
+            if not self.headed:
+                last = len(self.header) - 1
+                known = (
+                    f'without a header columns are named 0 to {last}: target = "{last}" is the last'
+                )
+            raise DataError(f"{self.path}: no column {column!r}; {known}")
         return self.places[column]
 
     def numbers(self, columns: Sequence[str]) -> Array:

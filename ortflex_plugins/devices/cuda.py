@@ -39,6 +39,7 @@ class Cuda(Device):
     """
 
     name: ClassVar[str] = "cuda"
+    aliases: ClassVar[tuple[str, ...]] = ("gpu",)
     index: int = attrs.field(default=0, validator=_index)
     data_bytes: int = attrs.field(default=2**30, validator=_bytes)
 

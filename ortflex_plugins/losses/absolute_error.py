@@ -28,6 +28,7 @@ class AbsoluteError(Loss):
     """
 
     name: ClassVar[str] = "absolute_error"
+    aliases: ClassVar[tuple[str, ...]] = ("mae", "mean_absolute_error", "l1_loss")
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Labels of the prediction's type and shape."""

@@ -30,6 +30,7 @@ class Huber(Loss):
     """
 
     name: ClassVar[str] = "huber"
+    aliases: ClassVar[tuple[str, ...]] = ("smooth_l1",)
 
     delta: float = hyper(default=1.0, validator=number(gt=0), help="where the loss becomes linear")
 

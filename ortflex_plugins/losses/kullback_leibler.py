@@ -40,6 +40,7 @@ class KullbackLeibler(Loss):
     """
 
     name: ClassVar[str] = "kullback_leibler"
+    aliases: ClassVar[tuple[str, ...]] = ("kl", "kld", "kl_div", "kl_divergence")
 
     on: Literal["scores", "log_probabilities"] = attrs.field(
         default="scores",

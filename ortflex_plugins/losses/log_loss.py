@@ -46,6 +46,12 @@ class LogLoss(Loss):
     """
 
     name: ClassVar[str] = "log_loss"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "bce",
+        "binary_crossentropy",
+        "binary_cross_entropy",
+        "bce_with_logits",
+    )
 
     on: Literal["scores", "probabilities"] = attrs.field(
         default="scores",

@@ -30,6 +30,7 @@ class Quantile(Loss):
     """
 
     name: ClassVar[str] = "quantile"
+    aliases: ClassVar[tuple[str, ...]] = ("pinball",)
 
     quantile: float = hyper(
         default=0.5, validator=number(gt=0, lt=1), help="the quantile that is predicted"

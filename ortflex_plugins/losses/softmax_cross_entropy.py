@@ -51,6 +51,13 @@ class SoftmaxCrossEntropy(Loss):
     """
 
     name: ClassVar[str] = "softmax_cross_entropy"
+    aliases: ClassVar[tuple[str, ...]] = (
+        "ce",
+        "cross_entropy",
+        "crossentropy",
+        "categorical_crossentropy",
+        "sparse_categorical_crossentropy",
+    )
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
     ignore_index: int | None = attrs.field(

@@ -28,6 +28,7 @@ class SquaredError(Loss):
     """
 
     name: ClassVar[str] = "squared_error"
+    aliases: ClassVar[tuple[str, ...]] = ("mse", "mean_squared_error", "l2_loss")
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Labels of the prediction's type and shape."""

@@ -36,6 +36,7 @@ class Accuracy(Metric):
     """
 
     name: ClassVar[str] = "accuracy"
+    aliases: ClassVar[tuple[str, ...]] = ("acc",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     threshold: float = attrs.field(

@@ -38,6 +38,7 @@ class F1(Metric):
     """
 
     name: ClassVar[str] = "f1"
+    aliases: ClassVar[tuple[str, ...]] = ("f1_score",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     average: Literal["binary", "macro", "micro", "weighted"] = attrs.field(

@@ -28,6 +28,7 @@ class MeanAbsoluteError(Metric):
     """
 
     name: ClassVar[str] = "mae"
+    aliases: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
     better: ClassVar[Literal["higher", "lower"]] = "lower"
 
     def start(self) -> MaeState:

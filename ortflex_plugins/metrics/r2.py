@@ -33,6 +33,7 @@ class R2(Metric):
     """
 
     name: ClassVar[str] = "r2"
+    aliases: ClassVar[tuple[str, ...]] = ("r2_score",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     def start(self) -> R2State:

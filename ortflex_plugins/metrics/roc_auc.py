@@ -39,6 +39,7 @@ class RocAuc(Metric):
     """
 
     name: ClassVar[str] = "roc_auc"
+    aliases: ClassVar[tuple[str, ...]] = ("auc", "auroc")
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     average: Literal["macro", "weighted"] = attrs.field(

@@ -31,6 +31,7 @@ class Cosine(Schedule):
     """
 
     name: ClassVar[str] = "cosine"
+    aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing",)
 
     minimum: float = attrs.field(
         default=0.0, validator=number(ge=0), metadata={"help": "the rate after a period"}

@@ -32,6 +32,7 @@ class OneCycle(Schedule):
     """
 
     name: ClassVar[str] = "one_cycle"
+    aliases: ClassVar[tuple[str, ...]] = ("onecycle", "onecyclelr")
 
     length: float | None = attrs.field(
         default=None,

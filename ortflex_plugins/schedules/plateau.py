@@ -40,6 +40,7 @@ class Plateau(Schedule):
     """
 
     name: ClassVar[str] = "plateau"
+    aliases: ClassVar[tuple[str, ...]] = ("reduce_on_plateau", "reducelronplateau")
 
     by: Unit = attrs.field(default="epoch", validator=one_of("epoch"))
     monitor: str = attrs.field(default="auto", metadata={"help": "a column of the History"})

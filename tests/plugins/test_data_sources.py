@@ -67,7 +67,11 @@ def test_several_inputs_and_labels_by_name(store: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "arrays", "text"),
     [
-        ({"target": "lable"}, {"label": Y}, "target names 'lable'; did you mean 'label'?"),
+        (
+            {"target": "lable"},
+            {"label": Y},
+            "target names 'lable', and there is no such array; did you mean 'label'?",
+        ),
         ({"weight": "w"}, {"y": Y}, "weight names 'w'; Known: X, y"),
         ({}, {"y": Y[:3]}, "different numbers of rows: X has 4, y has 3"),
         ({}, {"y": Y, "k": np.float32(3)}, "'k' is a single value, expected one row at least"),

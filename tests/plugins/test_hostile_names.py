@@ -69,7 +69,7 @@ def test_what_commands_print_is_harmless(folder: Path) -> None:
         'model = "m.onnx"\ndata = "data.npz"\nloss = "squared_error"\nepochs = 1\noutput = "run"\n'
     )
     said = [
-        run("check", "m.onnx"),
+        run("check", "m.onnx", "--all"),
         run("check", "m.onnx", "--json"),
         run("init", "m.onnx", "-o", "init.toml"),
         run("train", "train.toml"),

@@ -1,0 +1,32 @@
+"""``ortflex evaluate``: loss and metrics of a trained model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("data", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def evaluate(run: Path, data: str | None, as_json: bool) -> None:
+    """Print loss and metrics of a trained model on data.
+
+    RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the one
+    of the training; by default the recipe's validation data, where it names any, else its data. The
+    recipe's losses and metrics are computed over all rows, in inference mode.
+    """
+    from ortflex_plugins.cli import trained
+
+    recipe, trainer = trained.open_run(run)
+    what, source = trained.source(recipe, trainer, data)
+    scores = trainer.evaluate(source)
+    if as_json:
+        click.echo(json.dumps({"data": what, **scores}, indent=2))
+        return
+    click.echo(f"{trainer.model.label} on {what}")
+    for name, value in scores.items():
+        click.echo(f"{name} {value:.6g}")

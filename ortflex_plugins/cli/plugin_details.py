@@ -1,0 +1,116 @@
+"""What the plugins of a kind are, and the parameters of one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.construct import component_schema
+from ortflex_core.errors import PluginError, printable, suggest
+from ortflex_core.registry import HOOKS, KINDS, Entry, Plugins, Registry, singular
+from ortflex_core.views import text_table
+
+if TYPE_CHECKING:
+    from ortflex_plugins.cli.plugins import Row
+
+
+def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], str]:
+    """The rows of a kind or of a name, and what to print about them.
+
+    Raises:
+        PluginError: there is neither a kind nor a plugin of that name.
+    """
+    kind = kind_of(what)
+    if kind is not None:
+        registry = plugins[kind]
+        return [row for row in rows if row["kind"] == kind], _kind(registry)
+    named = [(r, e) for r in plugins if r.kind != HOOKS for e in r if _is(e, what)]
+    if not named:
+        known = [*KINDS, *(entry.name for registry in plugins for entry in registry)]
+        for registry in plugins:
+            for called, plugin in registry.classes() if registry.kind != HOOKS else ():
+                if what.lower() in getattr(plugin, "aliases", ()):
+                    raise PluginError(f"no plugin is called {what!r}; here it is called {called!r}")
+        raise PluginError(
+            f"neither a kind of plugins nor a plugin is called {what!r}; {suggest(what, known)}"
+        )
+    chosen = {(registry.kind, entry.target, entry.owner) for registry, entry in named}
+    kept = [r for r in rows if any((r["kind"], r["target"]) == (k, t) for k, t, _ in chosen)]
+    return kept, "\n\n".join("\n".join(_plugin(registry, entry)) for registry, entry in named)
+
+
+def kind_of(what: str) -> str | None:
+    """The kind of a name in the singular or the plural, None if there is no such kind.
+
+    >>> kind_of("losses"), kind_of("Loss"), kind_of("penalty"), kind_of("adam")
+    ('losses', 'losses', 'penalties', None)
+    """
+    low = what.lower()
+    plurals = (low, f"{low}s", f"{low}es", re.sub("y$", "ies", low))
+    return next((kind for kind in plurals if kind in KINDS), None)
+
+
+def _is(entry: Entry, what: str) -> bool:
+    return what.lower() in (entry.name.lower(), entry.qualified.lower())
+
+
+def _kind(registry: Registry) -> str:
+    table = [["name", "from", "what it is"]]
+    for entry in registry:
+        try:
+            line = _paragraphs(registry, registry.loaded(entry))[0]
+        except PluginError as error:
+            line = f"broken: {error}"
+        table.append([registry.ask_for(entry), f"{entry.distribution} {entry.version}", line])
+    one = next(iter(registry), None)
+    more = (
+        "" if one is None else f"\n\n`ortflex plugins {one.name}` has the parameters of {one.name}"
+    )
+    return "\n".join(text_table(table)) + more
+
+
+def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
+    name = registry.ask_for(entry)
+    yield printable(
+        f"{name} ({singular(registry.kind)}, from {entry.distribution} {entry.version})"
+    )
+    loaded = registry.loaded(entry)
+    for paragraph in _paragraphs(registry, loaded):
+        yield ""
+        yield printable(paragraph)
+    if not (isinstance(loaded, type) and attrs.has(loaded)):
+        return
+    schema = component_schema(loaded)
+    yield ""
+    if not schema:
+        yield "no parameters"
+        return
+    table = [["parameter", "default", "type", "meaning"]]
+    for field in schema:
+        default = "required" if field["required"] else _short(field["default"])
+        kind = " ".join(filter(None, [field["type"], field["range"]]))
+        table.append([field["name"], default, kind, field["help"]])
+    yield from text_table(table)
+
+
+def _paragraphs(registry: Registry, loaded: Any) -> list[str]:
+    """The description, without sections, examples and markup; a line each."""
+    if registry.kind == "gradients":
+        names = sorted(operator for _, operator in loaded.table)
+        return [f"gradients of {', '.join(names)}"]
+    out = []
+    for paragraph in inspect.cleandoc(loaded.__doc__ or "").split("\n\n"):
+        if re.match(r"(Args|Raises|Returns|Example|Source|Attributes)s?:|>>>", paragraph):
+            continue
+        out.append(
+            " ".join(re.sub(r":\w+:`~?([^`]+)`", r"\1", paragraph).replace("``", "").split())
+        )
+    return out or ["no description"]
+
+
+def _short(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else f"{value}"

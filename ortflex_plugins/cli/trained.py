@@ -1,0 +1,99 @@
+"""A run folder as a Trainer with the trained weights, and the data to use it on."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortflex_core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from ortflex_core import Trainer
+    from ortflex_core.config import Recipe
+    from ortflex_core.data import Columns
+    from ortflex_core.registry import Plugins
+
+
+def open_run(run: Path) -> tuple[Recipe, Trainer]:
+    """The recipe of a run folder, and a Trainer whose model is the folder's trained.onnx.
+
+    A recipe file stands for itself: its model is used as it is.
+
+    Raises:
+        ConfigError: the folder has no recipe or no trained model.
+    """
+    import attrs
+
+    from ortflex_core.config import Recipe
+    from ortflex_core.registry import Plugins
+
+    plugins = Plugins.discover()
+    if run.suffix == ".onnx":
+        raise ConfigError(
+            f"{str(run)!r} is a model, which does not say how its data are read; give the run folder that "
+            "`ortflex train` wrote, or a recipe"
+        )
+    if not run.is_dir():
+        return (recipe := Recipe.load(run, plugins=plugins)), _trainer(recipe, plugins)
+    trained = run / "trained.onnx"
+    for path in (run / "recipe.toml", trained):
+        if not path.is_file():
+            raise ConfigError(
+                f"{str(run)!r} is not the folder of a finished run: it has no {path.name}; give a folder "
+                "that `ortflex train` wrote, or a recipe"
+            )
+    recipe = attrs.evolve(Recipe.load(run / "recipe.toml", plugins=plugins), model=str(trained))
+    return recipe, _trainer(recipe, plugins)
+
+
+def _trainer(recipe: Recipe, plugins: Plugins) -> Trainer:
+    import attrs
+
+    from ortflex_core import Trainer
+
+    # What was done to the weights before or around the training is done already.
+    quiet = attrs.evolve(
+        recipe, callbacks=(), averaging=None, reinitialize=False, groups=(), progress=False
+    )
+    return Trainer.from_recipe(quiet, plugins)
+
+
+def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any]:
+    """The data of a path, read as the recipe reads its own; without a path, those of the recipe.
+
+    These are the recipe's validation data, where it names any, else its data.
+
+    Returns:
+        What they are, for a person, and a data source.
+    """
+    from ortflex_core.config import Parts
+
+    parts = Parts(trainer.plugins.preferring(recipe.prefer))
+    if path is None:
+        key = "data" if isinstance(recipe.validation, float | int | None) else "validation"
+        made = parts.build(key, getattr(recipe, key))
+        return f"the recipe's {key} ({getattr(made, 'path', made.name)})", made
+    given = recipe.data
+    known = parts.as_table("data", given) if isinstance(given, str) else dict(given)
+    wanted = parts.as_table("data", path)
+    if Path(path).suffix == Path(str(known.get("path", ""))).suffix:
+        wanted = {**known, "path": path}
+    return path, parts.build("data", wanted)
+
+
+def features(made: Any) -> Columns | Any:
+    """The data of a source; columns of labels may be missing in them.
+
+    Raises:
+        DataError: they cannot be read, with labels or without.
+    """
+    import attrs
+
+    try:
+        return made.load()
+    except DataError:
+        if hasattr(made, "target"):
+            with contextlib.suppress(DataError):
+                return attrs.evolve(made, target={}).load()
+        raise

@@ -1,0 +1,227 @@
+"""Names that people type: of a kind, of other libraries, in capitals; and what is said about each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.config import KEY_SYNONYMS
+from ortflex_core.config.arguments import Arguments
+from ortflex_core.config.recipe import Recipe
+from ortflex_core.construct import component_schema
+from ortflex_core.errors import ConfigError, DataError, PluginError
+from ortflex_core.registry import KINDS
+from ortflex_plugins.cli.plugin_details import kind_of
+from ortflex_plugins.data.csv import Csv
+from tests import models
+from tests.plugins.commands import ortflex, prepare
+from tests.training import plugins
+
+BASE = (
+    'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\nepochs = 1\noutput = "run"\n'
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    prepare(tmp_path, BASE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ---------------------------------------------------------------------- other names
+
+
+def test_synonyms_are_no_keys_and_mean_keys() -> None:
+    keys = {f.name for f in attrs.fields(Recipe)}
+    assert set(KEY_SYNONYMS.values()) <= keys
+    assert not set(KEY_SYNONYMS) & keys
+    assert {f.name for f in attrs.fields(Arguments)} <= keys
+
+
+@pytest.mark.parametrize(("given", "meant"), KEY_SYNONYMS.items())
+def test_keys_of_other_libraries_are_translated(given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"{given}: unknown key; did you mean '{meant}'"):
+        Recipe.from_mapping({"model": "m", "data": "d", given: 1}, plugins())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("lr=0.1", "lr: unknown key; did you mean 'learning_rate'?"),
+        ("optimizer.lr=0.1", "the rate is a key of the recipe: learning_rate"),
+        ("loss=mse", "unknown loss 'mse'; here it is called 'squared_error'"),
+        ("loss=BCE", "unknown loss 'BCE'; here it is called 'log_loss'"),
+        ("device=gpu", "unknown device 'gpu'; here it is called 'cuda'"),
+        ("metrics=auc", "unknown metric 'auc'; here it is called 'roc_auc'"),
+    ],
+)
+def test_names_of_other_libraries_are_translated(folder: Path, change: str, said: str) -> None:
+    result = ortflex("train", "train.toml", change)
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+def test_an_option_that_is_a_key_elsewhere(folder: Path) -> None:
+    result = ortflex("train", "train.toml", "--lr=3")
+    assert result.exit_code == 2
+    assert "--lr is not an option but a key: write learning_rate=" in result.output
+
+
+def test_aliases_are_in_lower_case_and_name_nothing_else() -> None:
+    """An alias that were a plugin's name, or that two have, would say something wrong."""
+    for kind in KINDS:
+        seen: set[str] = set()
+        for name, plugin in plugins()[kind].classes():
+            aliases = getattr(plugin, "aliases", ())
+            assert all(a == a.lower() for a in aliases), name
+            assert not seen & set(aliases), name
+            assert not set(aliases) & set(plugins()[kind].names()), name
+            seen |= set(aliases)
+
+
+@pytest.mark.parametrize("name", ["Adam", "ADAM", "aDaM"])
+def test_capitals_are_accepted(name: str) -> None:
+    registry = plugins()["optimizers"]
+    assert registry.load(name) is registry.load("adam")
+    assert plugins().component("optimizers", {"name": name, "beta1": 0.5}).beta1 == 0.5
+    assert type(plugins().component("optimizers", "AdamW")).name == "adamw"
+
+
+# ---------------------------------------------------------------------- ortflex plugins
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_kind_lists_its_plugins_with_a_line_about_each(kind: str) -> None:
+    for word in (kind, kind.upper()):
+        assert kind_of(word) == kind
+    result = ortflex("plugins", kind)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    for name in plugins()[kind].names():
+        row = next(line for line in lines if line.startswith(f"{name} "))
+        assert len(row.split()) > 3
+        assert "no description" not in row
+    rows = json.loads(ortflex("plugins", kind, "--json").output)
+    assert {row["ask_for"] for row in rows} == set(plugins()[kind].names())
+
+
+@pytest.mark.parametrize(
+    "name", ["adam", "Adam", "huber", "warmup", "checkpoint", "csv", "early_stopping"]
+)
+def test_a_name_shows_its_parameters_with_defaults(name: str) -> None:
+    result = ortflex("plugins", name)
+    assert result.exit_code == 0, result.output
+    [registry] = [r for r in plugins() if r.kind in KINDS and name.lower() in r.names()]
+    schema = component_schema(registry.load(name))
+    assert schema
+    for field in schema:
+        row = next(s for s in result.output.splitlines() if s.startswith(f"{field['name']} "))
+        shown = "required" if field["required"] else str(field["default"])
+        assert shown in row
+        assert field["help"] in row
+
+
+def test_a_name_of_two_kinds_shows_both() -> None:
+    text = ortflex("plugins", "elastic").output
+    assert "elastic (loss, from ortflex" in text
+    assert "elastic (penalty, from ortflex" in text
+
+
+def test_unknown_names_are_translated_or_completed() -> None:
+    result = ortflex("plugins", "mse")
+    assert result.exit_code == 1
+    assert "here it is called 'squared_error'" in result.output
+    assert "did you mean 'adam'" in ortflex("plugins", "adm").output
+    with pytest.raises(PluginError, match="Known"):
+        plugins()["losses"].entry("zzzzz")
+
+
+# ---------------------------------------------------------------------- ortflex check
+
+
+def test_check_has_the_summary_first_and_the_rest_on_demand(folder: Path) -> None:
+    proto = models.linear()
+    unity = onnx.numpy_helper.from_array(np.array([2.0], np.float32), "unity")
+    proto.graph.initializer.append(unity)
+    proto.graph.node.append(onnx.helper.make_node("Mul", ["Y", "unity"], ["Z"], name="scale"))
+    proto.graph.output[0].name = "Z"
+    onnx.save(proto, "model.onnx")
+    short, long = ortflex("check", "model.onnx"), ortflex("check", "model.onnx", "--all")
+    assert short.exit_code == long.exit_code == 0
+    assert short.output.startswith("model.onnx: opset ")
+    assert "not trained: unity (" in short.output
+    assert "\ntrained: coef" not in short.output
+    assert "--all lists the other" in short.output
+    assert "\ntrained: coef" in long.output
+    for node in proto.graph.node:
+        row = [s for s in long.output.splitlines() if node.op_type in s.split()[1:2]]
+        assert row, node.op_type
+        assert not [s for s in short.output.splitlines() if node.op_type in s.split()[1:2]]
+
+
+def test_check_shows_the_nodes_that_stop_a_gradient(folder: Path) -> None:
+    proto = models.linear()
+    proto.graph.node.append(onnx.helper.make_node("Round", ["Y"], ["Z"], name="rounded"))
+    proto.graph.output[0].name = "Z"
+    onnx.save(proto, "model.onnx")
+    result = ortflex("check", "model.onnx")
+    assert result.exit_code == 1
+    assert "rounded" in result.output
+    assert "blocks coef, intercept" in result.output
+
+
+# ---------------------------------------------------------------------- csv
+
+
+def test_csv_without_a_header_is_the_same_table(tmp_path: Path) -> None:
+    rows = "1.5,2,7\n3,4,8\n5,6,9\n"
+    (tmp_path / "bare.csv").write_text(rows)
+    (tmp_path / "headed.csv").write_text("a,b,y\n" + rows)
+    bare = Csv(path=str(tmp_path / "bare.csv"), header=False, target="2").load()
+    headed = Csv(path=str(tmp_path / "headed.csv")).load()
+    np.testing.assert_array_equal(bare.inputs["X"], headed.inputs["X"])
+    np.testing.assert_array_equal(bare.labels["y"], headed.labels["y"])
+    chosen = Csv(path=str(tmp_path / "bare.csv"), header=False, target="0", columns=["2"]).load()
+    assert chosen.inputs["X"].ravel().tolist() == [7.0, 8.0, 9.0]
+
+
+@pytest.mark.parametrize("rows", ["0.0,0.0,1\n1,2,3\n", "0.5,0.25,1\n1,2,3\n"])
+def test_a_first_line_of_numbers_is_recognized(tmp_path: Path, rows: str) -> None:
+    """Two equal numbers were 'two columns of one name', others a list of 'known' columns."""
+    (tmp_path / "d.csv").write_text(rows)
+    with pytest.raises(DataError, match=r"line 1 has numbers only.* header = false") as caught:
+        Csv(path=str(tmp_path / "d.csv")).load()
+    assert "Known" not in str(caught.value)
+
+
+def test_errors_of_a_table_without_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("1,2,3\n4,5,6\n")
+    with pytest.raises(DataError, match='named 0 to 2: target = "2" is the last'):
+        Csv(path=str(path), header=False).load()
+    path.write_text("1,2,3\n4,5\n")
+    with pytest.raises(DataError, match="line 2: expected 3 fields as in line 1, got 2"):
+        Csv(path=str(path), header=False, target="0").load()
+    path.write_text("")
+    with pytest.raises(DataError, match="expected rows, found nothing"):
+        Csv(path=str(path), header=False).load()
+
+
+def test_a_header_of_words_is_none_of_that(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="no column 'y'; Known: a, b"):
+        Csv(path=str(tmp_path / "d.csv")).load()
+
+
+def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
+    np.savez("data.npz", x=np.zeros((4, 5)), labels=np.zeros((4, 1)))
+    result = ortflex("train", "train.toml")
+    assert result.exit_code == 1
+    assert "target names 'y', and there is no such array; Known: labels, x" in result.output
+    assert 'data = { path = …, target = "…" }' in result.output

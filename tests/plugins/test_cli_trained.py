@@ -1,0 +1,165 @@
+"""``ortflex predict`` and ``ortflex evaluate``: a run is used as it was trained, on its data or others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.runtime import require_runtime
+from tests.plugins.commands import ortflex, prepare
+from tests.training import regression
+
+RECIPE = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+metrics = ["rmse", "r2"]
+epochs = 3
+learning_rate = 0.05
+averaging = "ema"
+callbacks = ["checkpoint"]
+output = "run"
+"""
+X, Y = regression()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a finished run in ``run``."""
+    prepare(tmp_path, RECIPE)
+    monkeypatch.chdir(tmp_path)
+    result = ortflex("train", "train.toml")
+    assert result.exit_code == 0, result.output
+    return tmp_path
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    """What the trained file computes, by numpy in float64."""
+    weights = {
+        t.name: onnx.numpy_helper.to_array(t).astype(np.float64)
+        for t in onnx.load("run/trained.onnx").graph.initializer
+    }
+    return np.asarray(x.astype(np.float64) @ weights["coef"] + weights["intercept"])
+
+
+@pytest.mark.parametrize("ending", ["npz", "npy", "csv"])
+def test_predictions_are_those_of_the_trained_file(folder: Path, ending: str) -> None:
+    result = ortflex("predict", "run", "-o", f"out.{ending}")
+    assert result.exit_code == 0, result.output
+    assert "Y [40, 1] for 40 rows of the recipe's data" in result.output
+    if ending == "npz":
+        found = np.load("out.npz")["Y"]
+    elif ending == "npy":
+        found = np.load("out.npy")
+    else:
+        assert (folder / "out.csv").read_text().splitlines()[0] == "Y"
+        found = np.loadtxt("out.csv", delimiter=",", skiprows=1)[:, None]
+    np.testing.assert_allclose(found, expected(X), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_other_data_with_labels_or_without(folder: Path, kind: str, labelled: bool) -> None:
+    x, y = X[:7] + 1, Y[:7]
+    if kind == "npz":
+        np.savez("other.npz", X=x, **({"y": y} if labelled else {}))
+    else:
+        table = np.hstack([x, y]) if labelled else x
+        head = ",".join([*(f"x{k}" for k in range(5)), *(["y"] if labelled else [])])
+        np.savetxt("other.csv", table, delimiter=",", header=head, comments="", fmt="%.9g")
+    result = ortflex("predict", "run", f"other.{kind}", "-o", "out.npy")
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose(np.load("out.npy"), expected(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_recipe_stands_for_its_own_model(folder: Path) -> None:
+    assert ortflex("predict", "train.toml", "-o", "out.npy").exit_code == 0
+    start = {
+        t.name: onnx.numpy_helper.to_array(t) for t in onnx.load("model.onnx").graph.initializer
+    }
+    np.testing.assert_allclose(
+        np.load("out.npy"), X @ start["coef"] + start["intercept"], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_tensors_by_name_and_files_that_hold_one(folder: Path) -> None:
+    inner = onnx.load("run/trained.onnx").graph.node[0].output[0]
+    assert (
+        ortflex("predict", "run", "-o", "o.npz", "--tensor", "Y", "--tensor", inner).exit_code == 0
+    )
+    assert sorted(np.load("o.npz")) == sorted({"Y", inner})
+    if inner != "Y":
+        result = ortflex("predict", "run", "-o", "o.npy", "--tensor", "Y", "--tensor", inner)
+        assert "choose one with --tensor" in result.output
+
+
+def test_evaluate_prints_what_numpy_computes(folder: Path) -> None:
+    result = ortflex("evaluate", "run", "--json")
+    assert result.exit_code == 0, result.output
+    scores = json.loads(result.output)
+    error = expected(X) - Y
+    assert scores["loss"] == pytest.approx(float((error**2).mean()), rel=1e-5)
+    assert scores["rmse"] == pytest.approx(float(np.sqrt((error**2).mean())), rel=1e-5)
+    assert scores["data"].startswith("the recipe's data (")
+    np.savez("other.npz", X=X[:9], y=Y[:9])
+    lines = ortflex("evaluate", "run", "other.npz").output.splitlines()
+    assert lines[0].endswith("trained.onnx on other.npz")
+    assert [line.split()[0] for line in lines[1:]] == ["loss", "rmse", "r2"]
+    assert float(lines[1].split()[1]) == pytest.approx(float((error[:9] ** 2).mean()), rel=1e-4)
+
+
+def test_validation_data_of_the_recipe_are_the_default(folder: Path) -> None:
+    np.savez("held.npz", X=X[:9], y=Y[:9])
+    (folder / "train.toml").write_text(RECIPE + 'validation = "held.npz"\n')
+    scores = json.loads(ortflex("evaluate", "train.toml", "--json").output)
+    assert scores["data"].startswith("the recipe's validation (")
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_what_is_not_a_finished_run_is_refused(folder: Path, command: str) -> None:
+    (folder / "empty").mkdir()
+    for given, message in {
+        "run/trained.onnx": "is a model, which does not say how its data are read",
+        "empty": "is not the folder of a finished run: it has no recipe.toml",
+        "none.toml": "does not exist",
+    }.items():
+        result = ortflex(command, given)
+        assert result.exit_code == 1
+        assert message in result.output
+    result = ortflex(command, "run", "none.npz")
+    assert result.exit_code == 1
+    assert "none.npz' does not exist" in result.output
+
+
+def test_nothing_is_overwritten(folder: Path) -> None:
+    (folder / "out.npz").write_bytes(b"mine")
+    assert "exists and was not changed" in ortflex("predict", "run", "-o", "out.npz").output
+    assert (folder / "out.npz").read_bytes() == b"mine"
+    assert ortflex("predict", "run", "-o", "out.npz", "--force").exit_code == 0
+    assert "expected a file that ends with" in ortflex("predict", "run", "-o", "out.txt").output
+
+
+def test_class_labels_of_a_pipeline_are_strings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("skl2onnx")
+    from skl2onnx import to_onnx
+    from sklearn.linear_model import LogisticRegression
+
+    monkeypatch.chdir(tmp_path)
+    kinds = np.array(["no", "yes"])[(Y.ravel() > 0).astype(int)]
+    fitted = LogisticRegression().fit(X, kinds)
+    opset = min(require_runtime().max_opset, 18)
+    model = to_onnx(
+        fitted, X[:1], options={"zipmap": False}, target_opset=opset, black_op=["LinearClassifier"]
+    )
+    onnx.save(model, "model.onnx")
+    np.savez("data.npz", X=X, y=kinds)
+    Path("train.toml").write_text('model = "model.onnx"\ndata = "data.npz"\nloss = "log_loss"\n')
+    result = ortflex("predict", "train.toml", "-o", "out.npz")
+    assert result.exit_code == 0, result.output
+    np.testing.assert_array_equal(np.load("out.npz")["label"], fitted.predict(X))
