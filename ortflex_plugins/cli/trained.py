@@ -11,7 +11,6 @@ from ortflex_core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
-    from ortflex_core.data import Columns
     from ortflex_core.registry import Plugins
 
 
@@ -82,18 +81,26 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
     return path, parts.build("data", wanted)
 
 
-def features(made: Any) -> Columns | Any:
-    """The data of a source; columns of labels may be missing in them.
+def features(made: Any) -> Any:
+    """The inputs of a source; labels may be there or missing.
 
     Raises:
         DataError: they cannot be read, with labels or without.
     """
     import attrs
 
+    from ortflex_core.data import Columns
+
     try:
-        return made.load()
+        loaded = made.load()
     except DataError:
-        if hasattr(made, "target"):
-            with contextlib.suppress(DataError):
-                return attrs.evolve(made, target={}).load()
-        raise
+        if not hasattr(made, "target"):
+            raise
+        loaded = None
+        with contextlib.suppress(DataError):
+            loaded = attrs.evolve(made, target={}).load()
+        if loaded is None:
+            raise
+    if isinstance(loaded, Columns):
+        return attrs.evolve(loaded, labels={}, weights={})
+    return made  # read piece by piece

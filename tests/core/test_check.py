@@ -165,7 +165,7 @@ def test_an_operator_that_an_older_opset_has_a_kernel_for() -> None:
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     path = str(tmp_path / "model.onnx")
     onnx.save(models.mlp(), path)
-    shown = CliRunner().invoke(command, [path])
+    shown = CliRunner().invoke(command, [path, "--all"])
     assert shown.exit_code == 0
     assert "matmul1" in shown.output
     assert "6 parameters, 6 of them reached" in shown.output

@@ -100,7 +100,7 @@ backend = "trainig_agent"
     expect(rf"schedule\.schedule: unknown schedule 'cosin'; did you mean 'cosine'\? {known}")
     expect(r"penalty\.coef\*\.l3: unknown parameter; Known: l1, l2")
     expect(r"penalty\.intercept: unknown penalty 'l7'; .*")
-    expect(rf"device: unknown device 'gpu'; did you mean 'cpu'\? {known}")
+    expect("device: unknown device 'gpu'; here it is called 'cuda'")
     expect(rf"backend: unknown backend 'trainig_agent'; did you mean 'training_agent'\? {known}")
     expect(rf"data: the file or folder '{re.escape(str(folder / 'dta.npz'))}' does not exist")
     expect(rf"loss: unknown loss 'hubr'; did you mean 'huber'\? {known}")

@@ -159,7 +159,10 @@ def test_class_labels_of_a_pipeline_are_strings(
     )
     onnx.save(model, "model.onnx")
     np.savez("data.npz", X=X, y=kinds)
-    Path("train.toml").write_text('model = "model.onnx"\ndata = "data.npz"\nloss = "log_loss"\n')
+    Path("train.toml").write_text(
+        'model = "model.onnx"\ndata = "data.npz"\n'
+        'loss = {name = "log_loss", on = "probabilities", predicted = "probabilities"}\n'
+    )
     result = ortflex("predict", "train.toml", "-o", "out.npz")
     assert result.exit_code == 0, result.output
     np.testing.assert_array_equal(np.load("out.npz")["label"], fitted.predict(X))
