@@ -272,7 +272,7 @@ def _gradients(
             found = gradients(seeds, list(now.weights.values()), problem.rules)
     except NotDifferentiable as error:
         raise NotDifferentiable(
-            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
+            f"{error}. Do not train such parameters: params=['*', '!name']"
         ) from None
     buffers = {n: mode.updates.get(n, b) for n, b in now.buffers.items()}
     return dict(zip(now.weights, found, strict=True)), buffers

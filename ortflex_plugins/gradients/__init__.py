@@ -1,1 +1,1 @@
-"""Gradient rules: one entry an operator, one formula an argument."""
+"""Gradient rules: one entry per operator, one formula per argument."""

@@ -18,7 +18,7 @@ from ortflex_core.graph import Ops, Tensor
 
 @attrs.frozen
 class Activation:
-    """y = f(x), and f′ written with the value y."""
+    """y = f(x), and f′ as a function of y."""
 
     name: str
     alpha: float = 0.0
@@ -74,7 +74,7 @@ def activations(node: NodeView, default: Sequence[str], sides: int) -> list[Acti
     """The activations of all directions, one after another.
 
     Raises:
-        NoGradientRule: an unknown activation, or one without a slope of its value.
+        NoGradientRule: an unknown activation, or one whose slope is not a function of y.
     """
     texts = [n.decode() if isinstance(n, bytes) else n for n in node.activations or []]
     names = texts[: len(default) * sides] or [*default] * sides
@@ -83,7 +83,7 @@ def activations(node: NodeView, default: Sequence[str], sides: int) -> list[Acti
 
 
 def _activation(given: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
-    """One activation; each takes as many of the numbers that are left as it has parameters."""
+    """One activation; it takes its parameters from the remaining numbers."""
     name = _BY_NAME.get(given.lower())
     if name is None:
         raise NoGradientRule(f"with the activation {given!r}")

@@ -1,7 +1,7 @@
-"""The gradient rule of DeformConv: a convolution whose kernel reads at places of its own.
+"""The gradient rule of DeformConv: a convolution whose kernel reads at given offsets.
 
-What the kernel reads are columns [N, C · taps, windows], as in any convolution, each an image's
-value between its points, times the mask. Weights get the product of the cotangent with the columns;
+The kernel reads columns [N, C · taps, windows], as in any convolution; each is an interpolated
+value of the image, times the mask. Weights get the product of the cotangent with the columns;
 image, offsets and mask share the product with the weights.
 
 Source: Dai et al., "Deformable convolutional networks" (2017); Zhu et al., "Deformable ConvNets v2"
@@ -42,7 +42,7 @@ def deform_conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
             target = op.Concat(first, op.constant(list(rest)), axis=0)
         return op.Reshape(value, target)
 
-    # Each group of offsets is an image of its own: [N · groups, channels, places].
+    # Each group of offsets is a separate image: [N · groups, channels, places].
     places = [size_of(op, x, 2 + axis) for axis in range(len(sizes) - 2)]
     image = shaped(x, groups, channels, -1)
     samples = Samples(image, _taps(op, node, offset, sizes[2:], shaped, places), places)
@@ -51,7 +51,7 @@ def deform_conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     kernel = op.Reshape(weight, op.constant([node.group, rows, sizes[1] * taps]))
 
     def to_columns() -> Tensor:
-        """The cotangent of what the kernel reads, [N · groups, channels, taps · windows]."""
+        """The cotangent of the columns, [N · groups, channels, taps · windows]."""
         columns = op.MatMul(op.Transpose(kernel, perm=[0, 2, 1]), whole)
         return shaped(columns, groups, channels, -1)
 

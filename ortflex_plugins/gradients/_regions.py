@@ -1,7 +1,8 @@
 """Gradient rules of RoiAlign and MaxRoiPool, which read regions of images into grids of bins.
 
 All images side by side are [C, N · H · W], and the regions' places an index into that. The regions
-themselves get no gradient: in MaxRoiPool they are rounded, and in RoiAlign that is refused.
+themselves get no gradient: in MaxRoiPool they are rounded, and in RoiAlign a needed gradient is
+refused.
 
 Source: Girshick, "Fast R-CNN" (2015); He et al., "Mask R-CNN" (2017).
 """
@@ -20,7 +21,7 @@ from ortflex_plugins.gradients._taps import INT64, Tap, size_of
 
 
 def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The mean, or the largest, of samples on a grid in each bin; not by the regions."""
+    """The mean or maximum of samples on a grid in each bin; without a gradient of the regions."""
     if node.needs(1):
         raise NoGradientRule("by its regions (input rois)")
     x, regions, batch = node.inputs
@@ -48,7 +49,7 @@ def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _samples(op: Ops, node: NodeView, regions: Tensor, axis: int, size: Tensor) -> list[Tap]:
     """The two neighbours of every sample along one axis: [R, bins, samples]."""
     count = (node.output_height, node.output_width)[axis]
-    # A region is (x1, y1, x2, y2); the first axis of an image is y. Before opset 16 one way exists.
+    # A region is (x1, y1, x2, y2); the first axis of an image is y. Before opset 16 there is one mode.
     half = node.coordinate_transformation_mode == "half_pixel"
     first, last = (
         op.Gather(regions, op.constant(k), axis=1) * node.spatial_scale - (0.5 if half else 0.0)
@@ -63,12 +64,13 @@ def _samples(op: Ops, node: NodeView, regions: Tensor, axis: int, size: Tensor) 
         steps = op.constant(((np.arange(per) + 0.5) / per).astype(np.float32), regions.dtype)
         share: Tensor | float = 1.0 if largest else 1.0 / per
     else:
-        # As many samples as a bin is wide, so regions differ; the longest decides the shape.
+        # The number of samples is the width of a bin, which differs by region; the longest gives
+        # the shape.
         wanted = op.Ceil(length / float(count))
         some = op.Max(wanted, 1.0)
         every = op.Cast(op.ReduceMax(some, keepdims=0), to=INT64)
         index = op.Cast(op.Range(op.constant(0), every, op.constant(1)), to=regions.dtype)
-        # Of the largest a repeated sample changes nothing, in a mean it counts nothing.
+        # A repeated sample does not change a maximum; in a mean its weight is 0.
         steps = ((op.Min(index, some - 1) if largest else index) + 0.5) / some
         share = op.Cast(wanted > 0 if largest else index < wanted, to=regions.dtype)
         share = share if largest else share / some
@@ -87,7 +89,7 @@ def _samples(op: Ops, node: NodeView, regions: Tensor, axis: int, size: Tensor) 
 def _largest(
     op: Ops, x: Tensor, places: Sequence[Tensor], weights: Sequence[Tensor], g: Tensor
 ) -> Tensor:
-    """One of each bin's products weight · value has it all: the first of the largest."""
+    """The first of each bin's largest products weight · value gets the whole gradient."""
     # [R, h, w, all of the bin]
     at, by = (
         op.Concat(
@@ -99,7 +101,7 @@ def _largest(
 
 
 def max_roi_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The first of each bin's largest has it; the regions are rounded, so they get none."""
+    """The first maximum of each bin gets the gradient; the regions are rounded and get none."""
     x, regions = node.inputs
     sizes = [size_of(op, x, axis) for axis in (2, 3)]
     batch = op.Cast(op.Gather(regions, op.constant(0), axis=1), to=INT64)
@@ -121,7 +123,7 @@ def _bins(
 ) -> tuple[Tensor, Tensor]:
     """The places of each bin along one axis, [R, bins, longest], and which bins are empty.
 
-    A bin shorter than the longest has its last place several times.
+    A bin shorter than the longest repeats its last place.
     """
     count = node.pooled_shape[axis]
     scaled = [
@@ -143,7 +145,7 @@ def _bins(
 
 
 def _to_first(op: Ops, x: Tensor, places: Tensor, weights: Tensor | None, g: Tensor) -> Tensor:
-    """Cotangents ``g`` [C, R, h, w], put where the first of the largest of [R, h, w, all] lies."""
+    """Cotangents ``g`` [C, R, h, w], put at the first maximum of [R, h, w, all]."""
     side_by_side = op.Reshape(op.Transpose(x, perm=[1, 0, 2, 3]), op.constant([0, -1]))
     values = op.Gather(side_by_side, places, axis=1)
     if weights is not None:
@@ -166,11 +168,12 @@ def _flat(op: Ops, x: Tensor, values: Tensor) -> Tensor:
 
 
 def _added(op: Ops, x: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """``values`` [C, K] added up at ``index``, [K] or [C, K], in the shape of ``x``."""
+    """``values`` [C, K] summed at ``index``, [K] or [C, K], in the shape of ``x``."""
     turned = op.Transpose(x, perm=[1, 0, 2, 3])
     zeros = zeros_like(op, op.Reshape(turned, op.constant([0, -1])))
     if op.opset < 16:
-        # No operator adds at places yet; the product with a matrix of zeros and ones does.
+        # This opset has no operator that adds at places; a product with a matrix of zeros and ones
+        # does.
         every = op.Range(
             op.constant(0),
             op.Squeeze(op.Slice(op.Shape(zeros), [1], [2]), axes=[0]),

@@ -10,7 +10,7 @@ from ortflex_core.graph import Ops, Tensor, Trace, build
 
 Step = Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]
 
-# Values inside a subgraph may not carry the name of one outside.
+# Values inside a subgraph may not have the name of one outside.
 _PREFIX = "scan/"
 
 
@@ -68,7 +68,7 @@ def scan(
 
 
 def _isolate(body: onnx.GraphProto, outer: Mapping[str, Tensor]) -> None:
-    """Take the outer values out of a body's inputs, and give all values names of its own."""
+    """Remove the outer values from a body's inputs, and give all values new names."""
     kept = [i for i in body.input if i.name not in outer]
     del body.input[:]
     body.input.extend(kept)

@@ -20,9 +20,9 @@ _INT32 = onnx.TensorProto.INT32
 class Direction:
     """x [T, B, I]; w [gates · H, I]; r [gates · H, H]; y and before [T, B, H]; states [B, H].
 
-    ``before`` is the hidden state before each step, ``alive`` [T, B, 1] tells which steps lie
-    inside their sequence (None: all do). ``g_y``, ``g_h`` and ``g_c`` are the cotangents of y and
-    of the final states. ``peephole`` [3 · H] is an LSTM's, for its gates i, o, f.
+    ``before`` is the hidden state before each step, ``alive`` [T, B, 1] marks the steps inside
+    their sequence (None: all steps). ``g_y``, ``g_h`` and ``g_c`` are the cotangents of y and of
+    the final states. ``peephole`` [3 · H] is an LSTM's, for its gates i, o, f.
     """
 
     reverse: bool
@@ -67,7 +67,7 @@ def unflat(op: Ops, value: Tensor, like: Tensor, size: int) -> Tensor:
 
 
 def previous(op: Ops, values: Tensor, start: Tensor, reverse: bool) -> Tensor:
-    """What was there before each step: ``start`` at first, then the values one step earlier."""
+    """The value before each step: ``start`` at first, then the values one step earlier."""
     first = op.Unsqueeze(start, axes=[0])
     if values.shape is not None and values.shape[0] == 1:
         return first
@@ -122,7 +122,7 @@ def directions(op: Ops, node: NodeView, gates: int, gs: Sequence[Tensor | None])
             for g, o in zip(gs[1:], node.outputs[1:], strict=True)
         ]
         if alive is not None:
-            # What a sequence without any step ends with is 0, whatever it started with.
+            # The final state of a sequence without any step is 0, whatever its start.
             some = op.Unsqueeze(op.Greater(node.inputs[4], op.constant(0, _INT32)), axes=[0, 2])
             final = [None if g is None else op.Where(some, g, 0.0) for g in final]
         g_h, g_c = (*final, None, None)[:2]

@@ -1,6 +1,6 @@
 """Gradient rules of the Fourier transforms.
 
-Lengths and axes that are known while the graph is built become constants; the others are asked for
+Lengths and axes that are known while the graph is built become constants; the others are computed
 when it runs.
 """
 
@@ -20,10 +20,10 @@ _INT64 = onnx.TensorProto.INT64
 
 
 def dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The transform is y = F x with a symmetric F, and conj(F) g its way back.
+    """The transform is y = F x with a symmetric F, and its adjoint is conj(F) g.
 
-    conj(F) is the inverse transform without its 1/n. A half spectrum is what is left of the whole
-    one, a real signal has no imaginary part, and a signal shorter than the transform ends in zeros.
+    conj(F) is the inverse transform without its 1/n. A half spectrum is a part of the whole one, a
+    real signal has no imaginary part, and a signal shorter than the transform ends in zeros.
     """
     x, axis = node.inputs[0], _axis(node)
     if x.shape is None or axis is None:
@@ -50,7 +50,7 @@ def dft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _at_run_time(op: Ops, node: NodeView, whole: Tensor) -> Tensor:
-    """The same where the axis or a size is known only then."""
+    """The same if the axis or a size is known only at run time."""
     x, given = node.inputs[0], node.input(1)
     one = op.constant([-1])
     axis = node.input(2)
@@ -103,13 +103,13 @@ def _longer(op: Ops, x: Tensor, along: Tensor, count: Tensor) -> Tensor:
 
 
 def _to_half(op: Ops, spectrum: Tensor, axis: int, size: int, length: int) -> Tensor:
-    """The cotangent of half a spectrum that a real signal was made of.
+    """The cotangent of half a spectrum from which a real signal was computed.
 
-    The half that is not there is the mirror image of this one: what has an image counts twice.
+    The missing half is the mirror image of this one, so an element with an image counts twice.
     """
     if length // 2 + 1 != size:
         raise NoGradientRule(
-            f"of half a spectrum of {size} for {length} places, which onnxruntime has wrong,"
+            f"of half a spectrum of {size} for {length} places, which onnxruntime gets wrong,"
         )
     counts = np.full(size, 2.0 / length, np.float32)
     counts[[0, -1] if length % 2 == 0 else [0]] = 1.0 / length
@@ -155,7 +155,7 @@ def stft(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _frames(op: Ops, signal: Tensor, step: Tensor, length: int | Tensor) -> Tensor:
-    """[frame, place in it]: where in the signal that is."""
+    """The index in the signal of [frame, place in it]."""
     scalar = op.constant(np.array([], np.int64))
     zero, one = op.constant(0), op.constant(1)
     hop = op.Cast(op.Reshape(step, scalar), to=_INT64)

@@ -1,7 +1,7 @@
-"""Reading an image between its points, and the way back.
+"""Interpolation of an image between its points, and its adjoint.
 
-A point is read as a weighted sum over its neighbours, the taps; what was read with a weight gets
-its share of the cotangent with the same weight, added up by ScatterElements.
+A point is read as a weighted sum over its neighbours, the taps; each neighbour gets the cotangent
+times the same weight, summed by ScatterElements.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Samples:
         return list(product(*self.taps))
 
     def places(self, op: Ops) -> Tensor:
-        """Where they lie in the flattened image: [M, combinations · L]."""
+        """Their indices in the flattened image: [M, combinations · L]."""
         return joined(op, [_flat_place(op, taps, self.sizes) for taps in self.read])
 
     def neighbours(self, op: Ops) -> Tensor:
-        """What stands there, [M, C, combinations · L]."""
+        """The values there, [M, C, combinations · L]."""
         channels = op.Unsqueeze(size_of(op, self.image, 1), axes=[0])
         each = op.Concat(op.constant([1]), channels, op.constant([1]), axis=0)
         index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), each)
@@ -66,7 +66,7 @@ class Samples:
         return op.ReduceSum(apart, axes=[2], keepdims=0)
 
     def to_image(self, op: Ops, g: Tensor) -> Tensor:
-        """The image's cotangent, of that of the samples [M, C, L]."""
+        """The image's cotangent from that of the samples [M, C, L]."""
         weights = [times(t.weight for t in taps) for taps in self.read]
         parts = joined(op, [g if w == 1 else g * _over_channels(op, w) for w in weights])
         index = op.Expand(op.Unsqueeze(self.places(op), axes=[1]), op.Shape(parts))
@@ -74,7 +74,7 @@ class Samples:
         return op.ScatterElements(zeros, index, parts, axis=2, reduction="add")
 
     def to_points(self, op: Ops, g: Tensor) -> list[Tensor]:
-        """For each axis the cotangent [M, L] of where along it the samples lie."""
+        """For each axis the cotangent [M, L] of the positions of the samples."""
         every = op.Concat(*[g] * len(self.read), axis=2)
         pull = op.ReduceSum(self.neighbours(op) * every, axes=[1], keepdims=0)
         out = []
@@ -116,7 +116,7 @@ def times(factors: Iterable[Any]) -> Tensor | float:
 
 
 def joined(op: Ops, parts: Sequence[T]) -> T | Tensor:
-    """Side by side along the last axis; only a lone tap has a number for its weight."""
+    """Concatenated along the last axis; only the weight of a single tap is a number."""
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=-1)
 
 

@@ -1,7 +1,7 @@
-"""What convolutions and pooling share: where windows lie, and the way back from windows to places.
+"""Shared by convolutions and pooling: the positions of windows, and sums over windows.
 
 Window o on an axis covers the places o·stride + κ·dilation − begin, κ = 0 … kernel − 1. Sizes that
-are known while the graph is built become attributes; the others are asked for when it runs.
+are known while the graph is built become attributes; the others are computed when it runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def known(shape: Shape | None) -> Sizes | None:
 class Windows:
     """Windows over the places (``sizes``) of one tensor, ``counts`` of them on each axis.
 
-    None stands for what is known only when the graph runs.
+    None stands for sizes that are known only when the graph runs.
     """
 
     kernel: Sizes | None
@@ -59,7 +59,7 @@ class Windows:
 
     @property
     def spans(self) -> Sizes | None:
-        """How many places a window reaches over."""
+        """The number of places from the first to the last of a window."""
         if self.kernel is None:
             return None
         pairs = zip(self.kernel, self.dilations, strict=True)
@@ -159,7 +159,7 @@ def places(op: Ops, x: Tensor) -> Tensor:
 
 
 def spread(op: Ops, g: Tensor, weight: Tensor, at: Windows, x: Tensor, group: int = 1) -> Tensor:
-    """The adjoint of a correlation: every window of ``g`` adds its share to the places of ``x``."""
+    """The adjoint of a correlation: every window of ``g`` is added to its places in ``x``."""
     settings = {**at.settings, "group": group}
     if at.pads is not None and at.sizes is not None and at.counts is not None and at.spans:
         rows = zip(at.strides, at.counts, at.spans, at.pads, at.sizes, strict=True)
@@ -192,7 +192,7 @@ def _transposed(
 
 
 def slices(op: Ops, x: Tensor, at: Windows) -> Iterator[Tensor]:
-    """For each place κ of the kernel, row by row, what lies there in every window.
+    """For each element κ of the kernel, row by row, the values of all windows there.
 
     ``x`` has its padding already.
     """

@@ -1,7 +1,7 @@
 """Gradient rules of attention and of rotary position embedding.
 
-The standard defines both by simpler operators. The runtime computes them in one kernel; the way
-back goes through the definition, whose products are computed once more.
+The standard defines both by simpler operators. The runtime computes them in one kernel; the
+gradient goes through the definition, whose products are computed again.
 
 Source: Vaswani et al., "Attention is all you need" (2017); Su et al., "RoFormer" (2021).
 """
@@ -22,15 +22,15 @@ RULES = Rules()
 
 
 def _lowest(x: Tensor) -> float:
-    """Instead of −∞, so that a row in which all is masked has no 0/0: e^x of it is 0 as well."""
-    if x.dtype == onnx.TensorProto.BFLOAT16:  # which numpy's finfo does not know
+    """Instead of −∞, so that a fully masked row has no 0/0: e^x is 0 as well."""
+    if x.dtype == onnx.TensorProto.BFLOAT16:  # numpy's finfo does not have this type
         return -(2.0 - 2.0**-7) * 2.0**127
     return float(np.finfo(numpy_dtype(x.dtype)).min)
 
 
 @RULES.rule("Attention")
 def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """Not with nonpad_kv_seqlen, is_causal together with past keys, or by its output qk_matmul_output."""
+    """Not with nonpad_kv_seqlen, is_causal together with past keys, or a gradient of qk_matmul_output."""
     if node.input(6) is not None:
         raise NoGradientRule("with nonpad_kv_seqlen")
     if node.is_causal and node.input(4) is not None:
@@ -38,7 +38,7 @@ def _attention(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient
     if any((getattr(node, f"{side}_window_size") or -1) >= 0 for side in ("left", "right")):
         raise NoGradientRule("with a sliding window")
     if len(gs) > 3 and gs[3] is not None:
-        raise NoGradientRule("with a gradient that comes by its output qk_matmul_output")
+        raise NoGradientRule("with a gradient of its output qk_matmul_output")
     return node.through(_attention_outputs(op, node), *gs[:3])
 
 
@@ -67,7 +67,7 @@ def _attention_outputs(op: Ops, node: NodeView) -> list[Tensor]:
     scores = _masked(op, node, scores, q, keys)
     probabilities = op.Softmax(scores, axis=-1)
     if node.input(3) is not None:
-        # A query that sees nothing at all gets 0, and passes nothing on.
+        # A query whose keys are all masked gives 0, and has no gradient.
         blind = op.ReduceMax(scores, axes=[-1], keepdims=1) <= _lowest(scores)
         probabilities = op.Where(blind, 0.0, probabilities)
     y = op.MatMul(probabilities, _repeated(op, values, repeat))
@@ -84,7 +84,7 @@ def _known(x: Tensor, axis: int, otherwise: str) -> int:
 
 
 def _heads(op: Ops, x: Tensor, count: int | None) -> Tensor:
-    """[B, S, heads · n] as [B, heads, S, n]; four dimensions are that already."""
+    """[B, S, heads · n] as [B, heads, S, n]; a tensor of four dimensions has that shape already."""
     if x.rank == 4:
         return x
     if x.rank != 3 or not count:

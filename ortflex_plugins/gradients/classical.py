@@ -1,7 +1,7 @@
 """Gradient rules of the operators of ai.onnx.ml that scikit-learn's pipelines are converted to.
 
-Their numbers are attributes, so that none of them has a weight; a gradient passes through them to the
-weights before, such as those of a projection before a scaler, or of networks before a linear model.
+Their numbers are attributes, so they have no weights; a gradient passes through them to earlier
+weights, such as those of a projection before a scaler, or of networks before a linear model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _scaler(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Imputer", domain=ML)
 def _imputer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """What was replaced has no gradient."""
+    """A replaced element has no gradient."""
     x = node.inputs[0]
     hole = node.replaced_value_float
     replaced = op.IsNaN(x) if hole is None or np.isnan(hole) else op.Equal(x, float(hole))
@@ -54,7 +54,7 @@ def _imputer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Normalizer", domain=ML)
 def _normalizer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The rule of y = x / ‖x‖ of every row; a row of zeros stays one."""
+    """The rule of y = x / ‖x‖ of every row; a row of zeros stays zero."""
     [x] = node.inputs
     if x.shape is None:
         raise NoGradientRule("of a tensor of unknown rank")
@@ -77,6 +77,6 @@ def _linear(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _as(op: Ops, g: Tensor, node: NodeView) -> Tensor:
-    """These operators give float32, whatever they are given."""
+    """These operators return float32 for every input type."""
     x = node.inputs[0]
     return g if g.dtype == x.dtype else op.Cast(g, to=x.dtype)

@@ -1,10 +1,10 @@
 """Gradient rules of control flow: If, Loop and Scan.
 
-The way back is control flow again. Of an If it is the If of the two branches' gradients; of a Loop
-or Scan a Loop that goes through the iterations from the last to the first, computes each again from
-the values it began with, and carries the cotangents of the state and, summed up, those of the outer
-values that the body reads. What the iterations began with is kept as further scan outputs of the
-forward node, so a state must have the same shape in all iterations.
+Their gradients are control flow again. That of an If is the If of the two branches' gradients; that
+of a Loop or Scan is a Loop that runs the iterations from the last to the first, computes each again
+from its first values, and carries the cotangents of the state and the sums of those of the outer
+values that the body reads. The first values of all iterations are kept as further scan outputs of
+the forward node, so a state must have the same shape in all iterations.
 
 Source: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), chapter 12: the reversal of
 loops with one checkpoint an iteration.
@@ -36,7 +36,7 @@ def _body(node: NodeView, name: str) -> GraphProto:
 
 
 def _deterministic(trace: Trace, where: str) -> None:
-    """The way back computes the body again, so it has to compute the same."""
+    """Refuse random operators: the gradient computes the body again, with the same result."""
     for node in trace.nodes:
         if node.op_type in RANDOM and not _inactive(node.op_type, node.inputs):
             raise NoGradientRule(f"with the random operator {node.op_type} in its {where}")
@@ -66,7 +66,7 @@ def _named(name: str, attribute: AttributeProto) -> AttributeProto:
 
 @RULES.rule("If")
 def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """The If of the branches' gradients; nothing random in them."""
+    """The If of the branches' gradients; random operators are refused."""
     waiting = _waiting(node)
     seeds = {k: g for k, g in enumerate(gs) if g is not None and node.outputs[k].is_float}
     if not waiting or not seeds:
@@ -103,8 +103,8 @@ def _if(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
 class _Iteration:
     """How one iteration of a Loop or Scan reads and writes.
 
-    ``states`` are the places of the carried inputs, ``first`` is that of the body's inputs which
-    the first of them has; ``results`` that of the body's outputs.
+    ``states`` are the places of the carried inputs, ``first`` is the place of the first of them
+    among the body's inputs, ``results`` among its outputs.
     """
 
     states: range
@@ -118,7 +118,7 @@ class _Iteration:
 
 @RULES.rule("Loop")
 def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """A state has the same shape in all iterations; nothing random in the body."""
+    """A state needs the same shape in all iterations; random operators are refused."""
     count = max(0, len(node.inputs) - 2)
     shape = _Iteration(
         states=range(2, 2 + count),
@@ -131,7 +131,7 @@ def _loop(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
 
 @RULES.rule("Scan", since=9)
 def _scan(op: Ops, node: NodeView, *gs: Tensor | None) -> Sequence[Gradient]:
-    """Nothing random in the body."""
+    """Random operators in the body are refused."""
     scanned = node.num_scan_inputs
     count = len(node.inputs) - scanned
     written = len(node.outputs) - count
@@ -162,7 +162,7 @@ def _reversed(
     read = [s for s in shape.slices if node.needs(s[0])]
     sub = Sub(node.trace, node.captures)
     inside = sub.op
-    # Everything that is there when the forward loop has been made larger.
+    # The names of the outer values, after the forward loop was extended.
     stacks: dict[int, Tensor] = {}
     length = sub.later(f"{sub.prefix}length", _INT64, ())
     iteration = sub.formal(_INT64, ())
@@ -231,7 +231,7 @@ def _reversed(
 
 
 def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:
-    """The sizes of a state that are those of its first and of its last value."""
+    """The sizes of a state that its first and its last value share."""
     first: Shape | None = node.inputs[shape.states[k]].shape
     last = node.outputs[k].shape or ()
     if first is None or len(first) != len(last):
@@ -240,7 +240,7 @@ def _common(node: NodeView, shape: _Iteration, k: int) -> Shape:
 
 
 def _in_place(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Tensor:
-    """Slices in the order of the way back as they lie in the scanned input."""
+    """Slices of the reversed loop in the order of the scanned input."""
     ordered = stack
     if not back:
         ordered = op.Slice(stack, starts=[-1], ends=[-_END], axes=[0], steps=[-1])
@@ -256,7 +256,7 @@ def _in_place(op: Ops, stack: Tensor, like: Tensor, axis: int, back: bool) -> Te
 def _keep(
     op: Ops, node: NodeView, shape: _Iteration, wanted: Sequence[int]
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Let the forward node also write what its iterations began with: their number, the states."""
+    """Let the forward node also return the first values of its iterations: number and states."""
     trace, body = node.trace, GraphProto()
     body.CopyFrom(_body(node, "body"))
     label = f"kept{len(trace.nodes)}/"

@@ -32,8 +32,8 @@ from ortflex_plugins.gradients._windows import (
 
 RULES = Rules()
 
-# Elements of all windows side by side: below the first, starting nodes costs more than arithmetic;
-# from the second on they no longer fit into a cache.
+# Elements of all windows side by side: below the first limit starting nodes costs more than
+# arithmetic; from the second on they no longer fit into a cache.
 _TINY = 1 << 14
 _LARGE = 1 << 20
 _MANY_CHANNELS = 16
@@ -94,7 +94,7 @@ def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         back = op.Conv(whole, weight, **settings)
         more = node.output_padding or ()
         if any(p >= s for p, s in zip(more, at.strides, strict=False)):
-            # The padding has room for windows that X does not have.
+            # The padding may have room for more windows than X has.
             axes = list(at.axes)
             back = op.Slice(back, [0] * len(axes), op.Slice(dims(op, x), [2], [END]), axes)
         return back
@@ -126,7 +126,7 @@ def _transposed_windows(node: NodeView, y: Tensor, x: Tensor, kernel: Sizes | No
     sizes = (node.output_shape or [o * s for o, s in zip(counts, strides, strict=True)])[-n:]
     rows = zip(counts, strides, found.spans, more, sizes, strict=True)
     totals = [max(s * (o - 1) + extra + span - size, 0) for o, s, span, extra, size in rows]
-    # SAME_UPPER puts the larger half last; everything else, no auto_pad included, first.
+    # SAME_UPPER puts the larger half last; otherwise, also without auto_pad, it is first.
     pads = tuple(halves(t, node.auto_pad != "SAME_UPPER") for t in totals)
     return attrs.evolve(found, pads=pads, sizes=tuple(int(s) for s in sizes))
 
@@ -203,6 +203,6 @@ def _swapped(op: Ops, x: Tensor, g: Tensor, weight: Tensor, at: Windows, group: 
     axes = list(at.axes)
     ends = at.kernel if at.kernel is not None else op.Slice(dims(op, weight), [2], [END])
     if at.sizes is None or set(at.strides) != {1}:
-        # Places that no window covers have made further columns.
+        # Places that no window covers give additional columns.
         every = op.Slice(every, [0] * n, ends if isinstance(ends, Tensor) else list(ends), axes)
     return op.Transpose(every, perm=front)

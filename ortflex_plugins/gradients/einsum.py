@@ -78,7 +78,7 @@ def _operand(op: Ops, node: NodeView, equation: Equation, g: Tensor, k: int) -> 
     out: Tensor = g
     if text != f"{equation.result}->{found}" or found != equation.result:
         out = op.Einsum(g, *tensors, equation=text)
-    # A letter of this input alone was summed: every element along it counts alike.
+    # A letter of this input alone was summed: every element along it has the same gradient.
     seen: set[str] = set()
     inserted = []
     for axis, letter in enumerate(mine):

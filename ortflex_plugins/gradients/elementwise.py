@@ -72,7 +72,7 @@ def _square(x: Tensor) -> Tensor:
 
 
 def _bell(op: Ops, x: Tensor) -> Tensor:
-    """The derivative of the error function, 2/√π·exp(−x²), its factor inside the power."""
+    """The derivative of the error function, 2/√π·exp(−x²), with the factor inside the exponent."""
     return op.Exp(math.log(2 / math.sqrt(math.pi)) - x * x)
 
 
@@ -139,7 +139,7 @@ def _mul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if x is y:
         return [lambda: (2 * g) * x, None]
     if node.trace.shortcuts is not None and _is_error_of(y, x):
-        # t·(erf(t) + c) in one: what comes by the second factor is x's, too.
+        # t·(erf(t) + c) at once: the gradient of the second factor also belongs to x.
         return [lambda: g * (y + x * _bell(op, x)), None]
     return [lambda: g * y, lambda: g * x]
 
@@ -184,13 +184,13 @@ def _pow_base(op: Ops, g: Tensor, x: Tensor, e: Tensor, y: Tensor) -> Tensor:
     power = op.Cast(e, to=x.dtype)
     if value is not None and value != 0:
         return (power * g) * op.Pow(x, power - 1)
-    # 0·x^−1 is not a number at 0, but x^0 is constant there too.
+    # 0·x^−1 is NaN at 0, but x^0 is constant there too.
     safe = op.Where(op.Equal(power, 0.0), 1.0, power - 1)
     return (power * g) * op.Pow(x, safe)
 
 
 def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
-    """The gradient g y ln x; 0 at x = 0, where the limit is 0 for e > 0; not a number for x < 0."""
+    """The gradient g y ln x; 0 at x = 0, where the limit is 0 for e > 0; NaN for x < 0."""
     x, e = node.inputs
     slope = (g * node.outputs[0]) * op.Log(op.Where(op.Equal(x, 0.0), 1.0, x))
     return op.Cast(slope, to=e.dtype)
@@ -199,13 +199,14 @@ def _pow_exponent(op: Ops, node: NodeView, g: Tensor) -> Tensor:
 @RULES.rule("Mod")
 def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """The gradient by y is −k for x mod y = x − k y, and 0 where the result is not a finite number."""
-    # k = (x − (x − k y)) / y is a whole number that stays where it is.
+    # k = (x − (x − k y)) / y is an integer that is locally constant.
     x, y = node.inputs
     z = node.outputs[0]
 
     def to_divisor() -> Tensor:
         times = op.Round((z - x) / y)
-        # z − z is NaN for NaN and ∞. With a NaN here, 0 · NaN spreads to a divisor that others share.
+        # z − z is NaN for NaN and ∞. A NaN here would reach a divisor that other elements share, as
+        # 0 · NaN.
         return g * op.Where(op.Equal(z - z, 0.0), times, 0.0)
 
     return [_passed(op, g, node, 0), to_divisor]
@@ -213,7 +214,7 @@ def _mod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Max", "Min")
 def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Ties are shared evenly."""
+    """Equal extrema share the gradient evenly."""
     if len(node.inputs) == 1:
         return [g]
     if len(node.inputs) == 2:
@@ -229,7 +230,7 @@ def _extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Clip")
 def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Inside the bounds and on them x counts; elsewhere the bound does that took its place."""
+    """The gradient goes to x inside the bounds and on them, elsewhere to the bound."""
     y, low, high = node.outputs[0], node.input(1), node.input(2)
     inside = op.Equal(node.inputs[0], y)
 

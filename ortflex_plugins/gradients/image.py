@@ -21,7 +21,7 @@ _KEPT = (
     *("mode", "nearest_mode"),
 )
 _BY_SCALE = ("half_pixel", "asymmetric")
-"""Places that follow from the scale alone, and not from the sizes."""
+"""Modes in which places follow from the scale alone, not from the sizes."""
 _REPEATS = {
     ("asymmetric", "floor"),
     *(
@@ -30,14 +30,14 @@ _REPEATS = {
         for rounded in ("round_prefer_floor", "round_prefer_ceil")
     ),
 }
-"""Nearest neighbours of these kinds repeat each element when the scale is a whole number."""
+"""With these modes nearest neighbours repeat each element if the scale is an integer."""
 
 
 @RULES.rule("Resize", since=11)
 def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """Every axis is a product with a matrix, and Resize of the identity is that matrix.
 
-    Regions and scales move where the weights are read. Nearest neighbours change in jumps only.
+    Regions and scales change the interpolation weights. Nearest neighbours change in jumps only.
     """
     x, y = node.inputs[0], node.outputs[0]
     for index, name in ((1, "roi"), (2, "scales")):
@@ -58,7 +58,7 @@ def _resize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _stays(node: NodeView) -> bool:
-    """Whether nothing changes its size: onnxruntime then copies, whatever the scales."""
+    """Whether no size changes: onnxruntime then copies, whatever the scales."""
     x, y = node.inputs[0], node.outputs[0]
     sizes = None if x.shape is None or y.shape is None else known(x.shape)
     return sizes is not None and sizes == known(y.shape)
@@ -75,7 +75,7 @@ def _axes(node: NodeView) -> list[int]:
 
 
 def _given(node: NodeView, index: int) -> Tensor | None:
-    """An optional input; an empty tensor stands for none, too."""
+    """An optional input; None also for an empty tensor."""
     tensor: Tensor | None = node.input(index)
     return None if tensor is None or tensor.shape == (0,) else tensor
 
@@ -105,7 +105,7 @@ def _repeats(node: NodeView) -> list[int] | None:
 
 
 def _resized(node: NodeView) -> list[int]:
-    """The axes along which anything changes, as far as the graph's builder can tell."""
+    """The axes that may change, from what is known while the graph is built."""
     x, y = node.inputs[0], node.outputs[0]
     scales, crops = _given(node, 2), _crops(node)
     found = []
@@ -114,7 +114,7 @@ def _resized(node: NodeView) -> list[int]:
         same = size is not None and y.shape is not None and y.shape[axis] == size
         if scales is not None:
             same = scales.constant is not None and float(scales.constant[k]) == 1
-        # Runtimes have linear and cubic kernels for images only, not for what is before them.
+        # Runtimes have linear and cubic kernels for spatial axes only, not for batch and channels.
         outside = node.mode != "nearest" and x.rank > 2 and axis == 0
         if not (outside or (same and not (crops and _cropped(node, k)))):
             found.append(axis)
@@ -130,7 +130,7 @@ def _cropped(node: NodeView, k: int) -> bool:
 
 
 def _kept_aspect(node: NodeView) -> bool:
-    """Whether one scale for all axes is derived from sizes that it does not fit, as far as is known."""
+    """Whether one scale for all axes is derived from sizes that do not fit it, if that is known."""
     policy, sizes = node.keep_aspect_ratio_policy, _given(node, 3)
     if policy in (None, "stretch") or sizes is None:
         return False
@@ -155,8 +155,8 @@ def _kept_aspect(node: NodeView) -> bool:
 def _matrix_of_scale(op: Ops, node: NodeView, axis: int) -> Tensor:
     """The matrix of an axis whose new size is rounded from the common scale.
 
-    Scales alone round down, so the last element is repeated after the end, where it is read from
-    anyway, and what is too long is cut off.
+    Scales alone round down, so the last element is repeated after the end, where reads are clamped
+    anyway, and the surplus is cut off.
     """
     x, rank = node.inputs[0], max(2, node.inputs[0].rank)
     axes = op.constant(_axes(node))
@@ -210,7 +210,7 @@ def _matrix(op: Ops, node: NodeView, axis: int) -> Tensor:
 
 
 def _region(op: Ops, node: NodeView, k: int, rank: int) -> Tensor:
-    """What is cut out along the last of ``rank`` axes."""
+    """The region along the last of ``rank`` axes."""
     roi, half = node.inputs[1], len(_axes(node))
     ends = [op.Cast(op.Gather(roi, op.constant([j])), to=FLOAT) for j in (k, k + half)]
     none = [op.constant(np.full(rank - 1, v, np.float32)) for v in (0, 1)]
@@ -227,7 +227,7 @@ def _may_stay(node: NodeView, k: int, axis: int) -> bool:
 
 
 def _matrix_beside(op: Ops, node: NodeView, k: int, axis: int) -> Tensor:
-    """The matrix of an axis next to one that grows: without growth, onnxruntime copies."""
+    """The matrix of an axis next to one that grows: onnxruntime copies if no axis grows."""
     x, y, scales = node.inputs[0], node.outputs[0], node.inputs[2]
     count = _sizes(op, x, axis)
     unit = op.Cast(
@@ -293,7 +293,7 @@ def _space_to_depth(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("CenterCropPad")
 def _center_crop_pad(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """What was cut off comes back as zeros and the other way round, at the same places."""
+    """Cropped elements come back as zeros, and padding is cropped, at the same places."""
     x = node.inputs[0]
     target = dims(op, x)
     if node.axes is not None:

@@ -1,6 +1,6 @@
 """Gradient rules of the operators that read or write at given places.
 
-A place read twice gets both cotangents, so the way back adds: ScatterND and ScatterElements do
+A place that is read twice gets the sum of both cotangents: ScatterND and ScatterElements do
 that from opset 16 on, :func:`~ortflex_core.autodiff.put_back` everywhere.
 """
 
@@ -70,7 +70,7 @@ def _gather_nd(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("ScatterElements", "ScatterND")
 def _scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Without a reduction, places written twice have no defined value: nothing is owed to them."""
+    """Without a reduction, places that are written twice have no defined value, and no gradient."""
     data, _, updates = node.inputs
     y, reduction = node.outputs[0], node.reduction or "none"
     if reduction == "mul":
@@ -87,7 +87,7 @@ def _scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _written(op: Ops, node: NodeView, data: Tensor, updates: Tensor, reduction: str) -> Tensor:
-    """The node's places in ``data``, written as it writes them."""
+    """Write to ``data`` at the node's places, in the node's mode."""
     settings = {"axis": node.axis} if node.op_type == "ScatterElements" else {}
     if reduction != "none":
         settings["reduction"] = reduction
@@ -96,14 +96,14 @@ def _written(op: Ops, node: NodeView, data: Tensor, updates: Tensor, reduction: 
 
 
 def _read(op: Ops, node: NodeView, data: Tensor) -> Tensor:
-    """What stands in ``data`` at the node's places, one for each update."""
+    """The values of ``data`` at the node's places, one for each update."""
     if node.op_type == "ScatterElements":
         return op.GatherElements(data, node.inputs[1], axis=node.axis)
     return op.GatherND(data, node.inputs[1])
 
 
 def _scatter_product(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Every factor owes the product of the others, which zeros among them do not spoil."""
+    """The gradient of a factor is the product of the others, which is right with zeros, too."""
     data, _, updates = node.inputs
     zero = op.Equal(updates, 0.0)
     nonzero = op.Where(zero, 1.0, updates)
@@ -122,7 +122,7 @@ def _scatter_product(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _scatter_extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Ties are shared evenly."""
+    """Equal extrema share the gradient evenly."""
     data, _, updates = node.inputs
     y = node.outputs[0]
     kept = op.Cast(op.Equal(data, y), to=g.dtype)
@@ -133,7 +133,7 @@ def _scatter_extreme(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("OneHot")
 def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Only the two values vary: off gets what lies outside the ones, on what lies on them."""
+    """The gradient of the on-value is the sum over the ones, that of the off-value over the rest."""
     index, depth = node.inputs[:2]
     whole = full(op, g, node.outputs[0])
 
@@ -148,7 +148,7 @@ def _one_hot(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Range")
 def _range(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Element k is start + k·delta; the limit decides only how many there are."""
+    """Element k is start + k·delta; the limit only gives their number."""
     whole = full(op, g, node.outputs[0])
 
     def to_delta() -> Tensor:

@@ -16,7 +16,7 @@ _INT64 = onnx.TensorProto.INT64
 
 
 class _Picked:
-    """What a negative log likelihood takes of its scores: one class a row, times its weight.
+    """The terms of a negative log likelihood: the score of one class a row, times its weight.
 
     Scores are [N, C, …], labels [N, …]; the loss of a row is −w_t x_t with t its label, and the
     mean is Σ l / Σ w_t over the rows that are not ignored.
@@ -60,7 +60,7 @@ class _Picked:
         return -(self.share(g) * self.weights)
 
     def to_weight(self, g: Tensor) -> Tensor:
-        """−Σ g x over the rows of each class; a mean also owes −L for each weight."""
+        """−Σ g x over the rows of each class; a mean also gives −L for each weight."""
         rows = -self.scores
         if self.node.reduction == "mean":
             rows = rows - self.node.outputs[0]

@@ -53,7 +53,7 @@ def _matmul(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
     def to_b() -> Tensor:
         if _is_swapped(right):
-            # B = Cᵀ: what C is owed is dYᵀ A, and the transpositions of B and of its gradient meet.
+            # B = Cᵀ: the gradient of C is dYᵀ A; the transpositions of B and of its gradient cancel.
             product = _swapped(op, _transposed_times(op, dy, left, right))
         else:
             product = _transposed_times(op, left, dy, right)

@@ -1,4 +1,4 @@
-"""Gradient rules of the operators that normalise: batch, layer, group, instance and their kin.
+"""Gradient rules of the operators that normalise: batch, layer, group, instance and similar ones.
 
 Most compute y = scale · x̂ + bias with x̂ = (x − μ) r, where r is one over the deviation. With h the
 cotangent of x̂ and means over the normalised axes, dx = r (h − mean h − x̂ mean(h x̂)).
@@ -74,7 +74,7 @@ def _batch(
 def _batch_of_its_own(
     op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
 ) -> Sequence[Gradient]:
-    """Training mode: mean and variance are those of the batch; Y knows no running statistics."""
+    """Training mode: mean and variance are those of the batch; Y does not depend on running statistics."""
     x, scale = node.inputs[:2]
     wide = op.Cast(whole, to=scale.dtype)
     x_hat, r = _standardized(op, op.Cast(x, to=scale.dtype), axes, node.epsilon)
@@ -91,7 +91,7 @@ def _batch_of_its_own(
 def _batch_of_known(
     op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
 ) -> Sequence[Gradient]:
-    """Inference mode: mean and variance are inputs like any other."""
+    """Inference mode: mean and variance are ordinary inputs."""
     x, scale, bias, mean, variance = node.inputs
     r = op.Reciprocal(op.Sqrt(variance + node.epsilon))
     factor = op.Cast(scale, to=r.dtype) * r
@@ -140,8 +140,8 @@ def _layer(op: Ops, node: NodeView, g: Tensor | None, *stash: Tensor | None) -> 
     whole = full(op, g, node.inputs[0])
     floats = x.dtype == node.stash_type == onnx.TensorProto.FLOAT
     if floats and node.input(2) is not None:
-        # The operator hands out what it computed anyway. Without a bias, an optimizer of
-        # onnxruntime 1.16 takes the process down when these outputs are used.
+        # The operator returns these values anyway. Without a bias, an optimizer of onnxruntime 1.16
+        # crashes the process when these outputs are used.
         _, mean, r = node.more_outputs(3)
         x_hat = (x - mean) * r
     else:
@@ -170,7 +170,7 @@ def _trailing(node: NodeView, x: Tensor) -> list[int]:
 
 @RULES.rule("RMSNormalization")
 def _rms(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """As above with 1/r² = mean x² + ε, but nothing is centered: y = scale · x r."""
+    """As above with 1/r² = mean x² + ε, but without centering: y = scale · x r."""
     x, scale = node.inputs
     axes = _trailing(node, x)
     whole = full(op, g, node.inputs[0])
@@ -200,7 +200,7 @@ def _instance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("GroupNormalization", since=21)
 def _group(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """From opset 21 on; the form before it, one scale a group, is withdrawn by the standard."""
+    """From opset 21 on; the standard withdrew the earlier form with one scale a group."""
     x, scale = node.inputs[:2]
     rank = _rank(x)
     whole = full(op, g, x)
@@ -235,7 +235,7 @@ def _mean_variance(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """For y = x / ‖x‖: dx = (g − n Σ g y) / ‖x‖ with n = sign x for p = 1 and y for p = 2.
 
-    A vector of zeros stays one and passes nothing.
+    A vector of zeros stays zero and has no gradient.
     """
     x, y, axis = node.inputs[0], node.outputs[0], [node.axis]
     # Not ReduceL1, for which older runtimes have no float64.
@@ -265,7 +265,7 @@ def _lrn(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _window(op: Ops, x: Tensor, rank: int, before: int, after: int) -> Tensor:
-    """For every channel the sum of those around it."""
+    """For every channel the sum over its neighbours."""
     if before + after == 0:
         return x
     others = [0] * (rank - 2)

@@ -1,4 +1,4 @@
-"""Gradient rules of pooling: the largest, the mean and the p-norm of windows, or of everything."""
+"""Gradient rules of pooling: maximum, mean and p-norm of windows, or of all places."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _windows(node: NodeView) -> Windows:
             at.sizes, at.counts, at.strides, at.pads, strict=True
         ):
             if (count - 1) * stride >= size + before:
-                # Inference counts such a window up to opset 21; runtimes do, or do not.
+                # Shape inference counts such a window up to opset 21; runtimes differ.
                 raise NoGradientRule(
                     "with ceil_mode and a window that begins after the last row, which counts in some "
                     "runtimes only. Write the operator at opset 22, or pads instead of ceil_mode"
@@ -42,7 +42,7 @@ def _windows(node: NodeView) -> Windows:
 
 @RULES.rule("MaxPool", since=8)
 def _max_pool(op: Ops, node: NodeView, g: Tensor, _: Tensor | None = None) -> Sequence[Gradient]:
-    """All of a window's gradient goes to the first of its largest, as Indices and torch have it."""
+    """A window's gradient goes to its first maximum, as in Indices and in torch."""
     x, at = node.inputs[0], _windows(node)
     whole = full(op, g, node.outputs[0])
     if at.tiles and x.dtype == FLOAT and len(node.outputs) == 1:
@@ -58,17 +58,17 @@ def _max_pool(op: Ops, node: NodeView, g: Tensor, _: Tensor | None = None) -> Se
 
 
 def _first_largest(op: Ops, node: NodeView, g: Tensor, at: Windows) -> Tensor:
-    """Without Indices, whose kernel takes 15 times as long: windows that tile can be blown up.
+    """Without Indices, whose kernel takes 15 times as long: windows that tile can be upsampled.
 
-    Every largest element gets a number, higher the earlier it comes; the highest of the window is
-    the first. The numbers of equal elements differ, so that exactly one is chosen.
+    Every maximum gets a number, the higher the earlier it occurs; the highest number of a window
+    marks the first maximum. The numbers of equal elements differ, so that exactly one is chosen.
     """
     assert at.kernel is not None
     assert at.counts is not None
     x, y = node.inputs[0], node.outputs[0]
     numbers = np.arange(flat(at.kernel), 0, -1, dtype=np.float32).reshape(at.kernel)
     rank = op.constant(np.tile(numbers, at.counts))
-    # Products with 0 and 1, which take half as long as choosing.
+    # Products with 0 and 1 take half as long as Where.
     candidates = op.Cast(op.Equal(x, _enlarged(op, y, at)), to=FLOAT) * rank
     first = op.MaxPool(candidates, kernel_shape=list(at.kernel), strides=list(at.strides))
     chosen = op.Equal(candidates, _enlarged(op, first, at))
@@ -87,7 +87,7 @@ def _enlarged(op: Ops, value: Tensor, at: Windows) -> Tensor:
         "nearest_mode": "floor",
     }
     settings = {name: onnx.helper.make_attribute(name, v) for name, v in how.items()}
-    # Inference does not see that a batch of unknown size stays what it is.
+    # Shape inference does not keep a batch of unknown size.
     kind = [(value.dtype, (*value.shape[:2], *at.sizes))]
     return value.trace.node("Resize", [value, None, scales], settings, types=kind)[0]
 
@@ -98,7 +98,7 @@ def _over_windows(op: Ops, g: Tensor, at: Windows, x: Tensor) -> Tensor:
     if at.tiles and x.dtype == FLOAT:
         return _enlarged(op, g, at)
     ones = op.constant(np.ones((1, 1, *at.kernel), np.float32), x.dtype)
-    # Channels are independent: each is a sample of its own.
+    # Channels are independent: each is treated as a sample.
     if at.counts is not None:
         alone = op.Reshape(g, op.constant([-1, 1, *at.counts]))
     else:
@@ -108,7 +108,7 @@ def _over_windows(op: Ops, g: Tensor, at: Windows, x: Tensor) -> Tensor:
 
 @RULES.rule("AveragePool", since=7)
 def _average_pool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Every place of a window gets dY / count; padding counts or not, but gets nothing."""
+    """Every place of a window gets dY / count; padding may count, but has no gradient."""
     x, at = node.inputs[0], _windows(node)
     return [_over_windows(op, full(op, g, node.outputs[0]) * _weight(op, node, at), at, x)]
 
@@ -125,8 +125,8 @@ def _weight(op: Ops, node: NodeView, at: Windows) -> Tensor | float:
         inside = op.constant(inside, x.dtype)
     if not node.count_include_pad:
         return op.Reciprocal(inside)
-    # How much padding a window counts that reaches beyond it is for the kernel to say: its means
-    # of ones are inside / count.
+    # The kernel decides how much padding a window beyond the end counts: its means of ones are
+    # inside / count.
     one = op.Reshape(op.constant(1.0, x.dtype), op.constant([1] * (2 + len(at.kernel))))
     shape = op.Concat(op.constant([1, 1]), places(op, x), axis=0)
     settings = {"kernel_shape": node.kernel_shape, "strides": node.strides, "pads": node.pads}
@@ -187,7 +187,7 @@ def _global_lp(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("MaxUnpool")
 def _max_unpool(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Every element was written to its place in the flattened output, and is read from there."""
+    """Every element was written to its place in the flattened output; its gradient is read from there."""
     x, indices = node.inputs[:2]
     line = op.Reshape(full(op, g, node.outputs[0]), op.constant([-1]))
     return [reshape_like(op, op.Gather(line, indices), x), None, None]

@@ -1,6 +1,6 @@
-"""Gradient rules of quantization: rounding lets a gradient straight through, saturation stops it.
+"""Gradient rules of quantization: rounding passes a gradient straight through, saturation stops it.
 
-Quantized values are whole numbers that stand for real ones, so that a pair of QuantizeLinear and
+Quantized values are integers that stand for real numbers, so that a pair of QuantizeLinear and
 DequantizeLinear passes the gradient on where x / scale + zero lies in the range of the type, and
 the scale learns from the error of rounding.
 
@@ -41,7 +41,7 @@ def _spread(op: Ops, node: NodeView, values: Tensor) -> Tensor:
     if x.rank is None or scale.rank is None:
         raise NoGradientRule("with an input of unknown rank")
     if node.block_size:
-        # Dequantized ones are the scales, wherever they belong.
+        # DequantizeLinear of ones gives the scales in the right places.
         one = op.Expand(op.constant(1, TensorProto.INT8), dims(op, x))
         return op.DequantizeLinear(one, values, axis=node.axis, block_size=node.block_size)
     trailing = list(range(1, x.rank - node.axis % x.rank)) if _per_axis(node) else []
@@ -102,5 +102,5 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("DynamicQuantizeLinear")
 def _dynamic(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
-    """The range is that of x, so that nothing saturates; it is held while x moves."""
+    """The range is that of x, so nothing saturates; it is treated as a constant."""
     return [None if g is None else full(op, g, node.outputs[0]) / node.outputs[1]]

@@ -1,7 +1,7 @@
-"""Gradient rules of RNN, GRU and LSTM: what happened is computed again from Y, then run backwards.
+"""Gradient rules of RNN, GRU and LSTM: the forward pass is computed again from Y, then reversed.
 
-Y has the hidden state of every step, so all gates come out of two matrix products over all steps
-at once. Only the adjoints have to go step by step, in a Scan whose body is a product and a few
+Y has the hidden state of every step, so all gates follow from two matrix products over all steps at
+once. Only the adjoints are computed step by step, in a Scan whose body is a product and a few
 elementwise operators.
 
 Source: Werbos, "Backpropagation through time" (1990); Hochreiter and Schmidhuber, "Long short-term
@@ -26,7 +26,7 @@ RULES = Rules()
 
 @attrs.frozen
 class _Adjoints:
-    """Cotangents of one direction: of what x and h add to the gates, of R and of the start."""
+    """Cotangents of one direction: of the terms of x and h in the gates, of R and of the start."""
 
     from_x: Tensor
     from_h: Tensor
@@ -89,7 +89,7 @@ def _stack(op: Ops, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _held(op: Ops, raw: Tensor, clip: float | None) -> tuple[Tensor, Tensor | None]:
-    """What goes into an activation, and a mask of what counts: 0 where ``clip`` took its place."""
+    """The input of an activation, and a mask: 0 where ``clip`` replaced the input."""
     if clip is None:
         return raw, None
     inside = op.Cast(op.LessOrEqual(op.Abs(raw), clip), to=raw.dtype)
@@ -113,7 +113,7 @@ def _product(op: Ops, x: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Both biases in one; there are two or none."""
+    """The sum of both biases, if there are any."""
     return None if a is None or b is None else a + b
 
 
@@ -167,7 +167,7 @@ def _rnn(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Ad
 def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _Adjoints:
     """Gates in the order i, o, f, c; c ← f c + i g and h = o tanh c.
 
-    Peepholes add p ∘ c to what i and f see, and p ∘ (the new c) to what o sees. With input_forget
+    Peepholes add p ∘ c to the inputs of i and f, and p ∘ (the new c) to that of o. With input_forget
     f is 1 − i.
     """
     n, (gate, to_g, to_h), clip = s.hidden, chosen[:3], node.clip
@@ -179,7 +179,7 @@ def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _A
         g, g_slope = _activated(op, to_g, raw_g, clip)
         f = 1 - i if node.input_forget else f
         keep = f if s.alive is None else op.Where(s.alive, f, 1.0)
-        # The hidden states do not tell the cell's.
+        # The cell states do not follow from the hidden states.
         _, (c,) = scan(_cell_step, [s.c0], [keep, s.masked(op, i * g)], {}, backwards=s.reverse)
         c_before = previous(op, c, s.c0, s.reverse)
     else:
@@ -210,7 +210,7 @@ def _lstm(op: Ops, node: NodeView, s: Direction, chosen: list[Activation]) -> _A
         keep = 1 - i if node.input_forget else f
     tanh_c = to_h.value(op, c)
     to_c = o * to_h.slope(op, tanh_c)
-    # What dc, dh and dc are multiplied with on their way to i, o and f.
+    # The factors of dc, dh and dc in the cotangents of i, o and f.
     if node.input_forget:
         seen = op.Concat(g - c_before, tanh_c, zeros_like(op, g), axis=-1)
     else:
@@ -284,7 +284,7 @@ def _gru_reset_after(
 def _gru_reset_before(
     op: Ops, s: Direction, chosen: list[Activation], clip: float | None
 ) -> _Adjoints:
-    """With n = tanh(x W′ + (r ∘ H₋) R′ + b): the reset's adjoint waits for that of n."""
+    """With n = tanh(x W′ + (r ∘ H₋) R′ + b): the adjoint of the reset gate needs that of n."""
     n = s.hidden
     biases = _sum(s.input_bias, s.hidden_bias)
     from_x = unflat(op, _product(op, s.x, s.w, biases), s.x, 3 * n)

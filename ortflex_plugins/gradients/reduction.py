@@ -1,7 +1,7 @@
 """Gradient rules of reductions and of the operators that normalise along an axis.
 
-A reduction's cotangent gets its lost axes back as axes of size 1 and then broadcasts: it is never
-expanded here.
+The reduced axes of a cotangent are restored with size 1, so that it broadcasts: it is not expanded
+here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _axes(node: NodeView) -> Any:
 
 
 def _keep(op: Ops, node: NodeView, value: Tensor) -> Tensor:
-    """A value of the output's shape (or smaller), its reduced axes put back with size 1."""
+    """A value of the output's shape (or smaller), with its reduced axes restored as size 1."""
     x, y, axes = node.inputs[0], node.outputs[0], _axes(node)
     if node.keepdims == 1 or axes == [] or value.rank == 0:
         return value
@@ -43,7 +43,7 @@ def _keep(op: Ops, node: NodeView, value: Tensor) -> Tensor:
         return op.Reshape(value, op.constant([], _INT64))
     if isinstance(axes, list):
         return op.Unsqueeze(ranked(op, value, y), axes=axes)
-    # The axes are unknown yet, but a reduction that keeps them has the shape.
+    # The axes are unknown, but a reduction that keeps them has the right shape.
     return op.Reshape(full(op, value, y), op.Shape(_again(op, node, "ReduceSum", x)))
 
 
@@ -59,7 +59,7 @@ def _again(op: Ops, node: NodeView, op_type: str, value: Tensor) -> Tensor:
 
 
 def _count(op: Ops, node: NodeView, dtype: int) -> Tensor | float:
-    """How many elements go into one of the output's."""
+    """The number of elements that are reduced to one."""
     x, y, axes = node.inputs[0], node.outputs[0], _axes(node)
     if x.shape is not None and not isinstance(axes, Tensor):
         sizes = x.shape if axes is None else [x.shape[a] for a in axes]
@@ -78,7 +78,7 @@ _REDUCTIONS: Mapping[str, Formula] = {
     "ReduceL1": lambda op, n, g, x, y: g * op.Sign(x),
     "ReduceL2": lambda op, n, g, x, y: g / op.Where(op.Equal(y, 0.0), 1.0, y) * x,
     "ReduceLogSum": lambda op, n, g, x, y: g * op.Exp(-y),
-    # Where all is masked by −∞ there is no difference: nothing passes, as e^−∞ is 0.
+    # Where every element is −∞ the difference is NaN: the gradient is 0, as e^−∞ is 0.
     "ReduceLogSumExp": lambda op, n, g, x, y: (
         g * op.Exp(x - op.Where(op.Equal(y, -math.inf), 0.0, y))
     ),
@@ -89,7 +89,7 @@ _REDUCTIONS: Mapping[str, Formula] = {
 
 
 def _extreme(op: Ops, node: NodeView, g: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Ties are shared evenly."""
+    """Equal extrema share the gradient evenly."""
     mask = op.Cast(op.Equal(x, y), to=x.dtype)
     return g / _again(op, node, "ReduceSum", mask) * mask
 
@@ -120,7 +120,7 @@ for _name, _formula in _REDUCTIONS.items():
 
 @RULES.rule("Softmax", since=13)
 def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """A row that is masked everywhere counts as 0 where a Where after it drops its NaN."""
+    """A fully masked row counts as 0 if a later Where replaces its NaN."""
     y = node.outputs[0]
     if _dropped(node):
         y = op.Where(op.IsNaN(y), 0.0, y)
@@ -129,9 +129,9 @@ def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _dropped(node: NodeView) -> bool:
-    """Whether a later node asks where the output is NaN, or takes only a part of it.
+    """Whether a later node tests the output for NaN, or selects a part of it.
 
-    Everywhere else a NaN of the output is one of the model's, and nothing is spent on it.
+    Otherwise a NaN of the output belongs to the model, and is not treated.
     """
     reached = {id(node.outputs[0])}
     for other in node.trace.nodes:

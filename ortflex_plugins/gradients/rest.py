@@ -1,7 +1,7 @@
-"""Gradient rules of what fits in no other family: signals, determinants, selections, caches.
+"""Gradient rules of the remaining operators: signals, determinants, selections, caches.
 
-Also declared here: the operators through which no gradient passes, because what they take or give
-are strings, images, whole numbers or choices.
+Also declared here: the operators without a gradient, because their inputs or outputs are strings,
+images, integers or choices.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _cumprod(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     way = {"exclusive": node.exclusive, "reverse": node.reverse}
     back = {"exclusive": node.exclusive, "reverse": 1 - node.reverse}
     zero = op.Equal(x, 0.0)
-    # Products after the first zero are 0 whatever comes, but for what that zero itself is owed.
+    # Products after the first zero are constant 0, except for the gradient of that zero itself.
     count = op.CumSum(op.Cast(zero, to=x.dtype), axis, reverse=node.reverse)
     first = op.And(zero, op.Equal(count, 1.0))
     filled = op.Where(zero, 1.0, x)
@@ -78,7 +78,7 @@ def _compress(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("Unique")
 def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
-    """Of equal elements the first one is owed all: it is the one that stands in the output."""
+    """Of equal elements the first one gets the whole gradient, as the output contains it."""
     if g is None:
         return [None]
     x, first = node.inputs[0], node.more_outputs(2)[1]
@@ -92,7 +92,7 @@ def _unique(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Seq
 
 @RULES.rule("ReverseSequence")
 def _reverse_sequence(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """Turned twice, everything is where it was."""
+    """The reversal is its own inverse."""
     whole = full(op, g, node.outputs[0])
     axes = {"batch_axis": node.batch_axis, "time_axis": node.time_axis}
     return [op.ReverseSequence(whole, node.inputs[1], **axes), None]
@@ -100,7 +100,7 @@ def _reverse_sequence(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 @RULES.rule("TensorScatter")
 def _tensor_scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
-    """The cache owes nothing where it was written over; the update is read where it was written."""
+    """The cache has no gradient where it was overwritten, and the update has it there."""
     cache, update, starts = node.inputs[0], node.inputs[1], node.input(2)
     whole = full(op, g, node.outputs[0])
     rank = update.rank
@@ -127,7 +127,7 @@ def _tensor_scatter(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _cofactors(op: Ops, x: Tensor) -> Tensor:
-    """Those of matrices of unknown size, by row i and column j.
+    """The cofactors of matrices of unknown size, by row i and column j.
 
     Each is the determinant of the matrix in which row i is 1 in column j and 0 in the others.
     """

@@ -50,7 +50,7 @@ def _grid_sample(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
 
 def _denormalized(op: Ops, value: Tensor, size: Tensor, corners: int) -> tuple[Tensor, Tensor]:
-    """Where −1 … 1 lies on an axis, and the scale."""
+    """The position of −1 … 1 on an axis, and the scale."""
     number = op.Cast(size, to=value.dtype)
     if corners:
         scale = (number - 1) * 0.5
@@ -85,7 +85,7 @@ def _cubic(op: Ops, rest: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _placed(op: Ops, node: NodeView, tap: Tap, size: Tensor) -> Tap:
-    """A tap whose place lies inside, as the padding mode has it."""
+    """A tap whose place is moved inside by the padding mode."""
     if node.padding_mode == "border":
         return Tap(op.Max(op.Min(tap.place, size - 1), 0), tap.weight, tap.slope)
     if node.padding_mode == "reflection":

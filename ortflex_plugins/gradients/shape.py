@@ -70,7 +70,9 @@ def _concat(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     if len(node.inputs) == 1:
         return [g]
     if g.rank == 0 or (g.shape is not None and g.rank == y.rank and g.shape[axis] == 1):
-        return [g] * len(node.inputs)  # The same along the axis: every part may have it all.
+        return [g] * len(
+            node.inputs
+        )  # The cotangent is constant along the axis: every part may have all of it.
     lengths = [_length(op, x, axis) for x in node.inputs]
     whole = full(op, g, y)
     wanted = [k for k in range(len(lengths)) if node.needs(k)]

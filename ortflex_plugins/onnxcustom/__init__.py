@@ -1,7 +1,7 @@
 """The training part of the older package onnxcustom, by its names, on ortflex.
 
 It has the names, arguments and formulas of the older package on the same graphs, sessions and backends;
-nothing else imports it. The module paths that its documentation names are there, too:
+nothing else imports it. It also has the module paths of that package:
 ``ortflex_plugins.onnxcustom.training.optimizers``, ``….training.optimizers_partial`` and
 ``….utils.orttraining_helper``.
 

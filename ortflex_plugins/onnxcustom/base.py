@@ -47,7 +47,7 @@ def save_graphs(
                 name = name.replace(long, short)
             path = os.path.join(folder, name)
             if os.path.exists(path):
-                warnings.warn(f"{path!r} exists already and is written over", stacklevel=3)
+                warnings.warn(f"{path!r} exists already and is overwritten", stacklevel=3)
             with open(path, "wb") as file:
                 file.write(content)
             saved[key] = path
@@ -97,7 +97,7 @@ class BaseLearningOnnx(BaseOnnxClass):
     """
 
     def __init__(self) -> None:
-        # By the id of onnxruntime's binding, which each of them keeps alive.
+        # By the id of onnxruntime's binding, which each Binder keeps alive.
         self.binders_: dict[int, Binder] = {}
         self.built_: tuple[Any, ...] | None = None
 
@@ -109,14 +109,12 @@ class BaseLearningOnnx(BaseOnnxClass):
         Args:
             opset: of the standard operators.
             device: an ``OrtDevice`` or its string.
-            args: what else the class needs.
+            args: further arguments of the class.
 
         Raises:
-            NotImplementedError: here; every class has its own.
+            NotImplementedError: the class does not define it.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__}.build_onnx_function must be written by the class"
-        )
+        raise NotImplementedError(f"{type(self).__name__}.build_onnx_function is not implemented")
 
     def _sessions(self, device: Any, program: Program, bindings: int) -> tuple[Any, list[Any]]:
         """A session and some bindings of it; equal programs share a session."""
@@ -132,18 +130,18 @@ class BaseLearningOnnx(BaseOnnxClass):
         return found
 
     def _binder(self, bind: Any, sess: Any = None) -> Binder:
-        """The caching binder of what ``session.io_binding()._iobinding`` gave."""
+        """The caching binder of an ``_iobinding`` from ``session.io_binding()``."""
         if id(bind) not in self.binders_:
             self.binders_[id(bind)] = Binder(sess, type(self).__name__, bind)
         binder = self.binders_[id(bind)]
-        if binder.session is None:  # something was bound before the session was known
+        if binder.session is None:  # the binder was made before the session
             binder.session = getattr(sess, "_sess", sess)
         return binder
 
     # ------------------------------------------------------------------ bindings
 
     def clear_binding_inputs(self, name: str, bind: Any, cache: bool = False) -> None:
-        """Take back all inputs of a binding; with ``cache`` only if ``name`` is bound."""
+        """Unbind all inputs of a binding; with ``cache`` only if ``name`` is bound."""
         if not cache or name in self._binder(bind):
             self._binder(bind).forget()
 
@@ -160,10 +158,10 @@ class BaseLearningOnnx(BaseOnnxClass):
 
         Args:
             name: of the input.
-            bind: what ``session.io_binding()._iobinding`` returns.
+            bind: ``session.io_binding()._iobinding``.
             c_ortvalue: an ``OrtValue``, or an array where the graph runs on the CPU.
-            device: where it is.
-            cache: bind nothing if the same pointer is bound already, in the same shape and type.
+            device: the device of the value.
+            cache: do nothing if the same pointer is bound already, in the same shape and type.
             flat: bind the value's memory as a vector: graphs for weights of any rank take vectors.
 
         Raises:
@@ -176,7 +174,7 @@ class BaseLearningOnnx(BaseOnnxClass):
         if isinstance(value, np.ndarray):
             if ort_device_to_string(place) != "cpu":
                 raise ProviderError(
-                    f"{name!r}: an array can be bound on the CPU only, the device is "
+                    f"{name!r}: an array can be bound on the CPU only; the device is "
                     f"{ort_device_to_string(place)!r}; use numpy_to_ort_value(array, device)"
                 )
             value = np.asarray(value, order="C")

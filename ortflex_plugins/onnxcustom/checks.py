@@ -1,4 +1,4 @@
-"""What arguments of the older API must be, said before anything is computed with them."""
+"""Checks of the arguments of the older API, before anything is computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_model(onx: Any, name: str = "model_onnx") -> None:
     """Refuse everything but a model in memory.
 
     Raises:
-        TypeError: say, the path of a file.
+        TypeError: anything else, for example the path of a file.
     """
     if not isinstance(onx, ModelProto):
         raise TypeError(
@@ -54,23 +54,23 @@ def check_number(name: str, value: Any, *, least: float = 0.0, beyond: bool = Fa
 
 
 def check_names(name: str, value: Any) -> None:
-    """The names of weights, one at least.
+    """The names of weights, at least one.
 
     Raises:
-        TypeError: a single text, whose letters would be taken for names.
-        ValueError: none.
+        TypeError: a single string, whose letters would be taken for names.
+        ValueError: an empty list.
     """
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name}: expected a list of names, got {value!r}")
     if not list(value):
-        raise ValueError(f"{name}: expected the name of an initializer at least, got none")
+        raise ValueError(f"{name}: expected at least one name of an initializer, got none")
 
 
 def fitted(array: Any, spec: TensorSpec, what: str) -> Array:
     """An array in the type and shape of an input.
 
     Raises:
-        DataError: no rows, another shape, text, or values that are not finite.
+        DataError: no rows, another shape, strings, or values that are not finite.
     """
     if hasattr(array, "toarray"):
         raise DataError(f"{what} is a sparse matrix, expected an array: {what}.toarray()")

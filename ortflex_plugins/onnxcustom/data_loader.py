@@ -21,8 +21,8 @@ class OrtDataLoader:
     """Batches of ``batch_size`` consecutive rows; ⌈rows / batch_size⌉ of them are one iteration.
 
     With ``random_iter`` each begins at a random row (``numpy.random``'s global state), else they
-    follow one another, and the last one is moved back so that it is whole. Where there are no more
-    rows than ``batch_size``, all of them are the one batch.
+    follow one another, and the last one is moved back so that it is whole. If there are at most
+    ``batch_size`` rows, they are the only batch.
 
     Args:
         X: features, [rows, …].
@@ -30,10 +30,10 @@ class OrtDataLoader:
         sample_weight: None, or [rows] or [rows, 1].
         batch_size: rows a batch; 0 for all.
         device: a string or an ``OrtDevice``.
-        random_iter: whether batches begin anywhere.
+        random_iter: whether batches begin at random rows.
 
     Raises:
-        DataError: lengths that differ.
+        DataError: different numbers of rows.
 
     >>> X, y = np.zeros((10, 3), np.float32), np.arange(10.0)
     >>> loader = OrtDataLoader(X, y, batch_size=4, random_iter=False)
@@ -121,13 +121,13 @@ class OrtDataLoader:
             yield 0, rows
             return
         last, count = rows - size, -(-rows // size)
-        # As many numbers as one by one, and the same ones.
+        # The same numbers as drawn one by one.
         random = np.random.randint(0, last + 1, count).tolist() if self.random_iter else None
         for k in range(count):
             yield min(k * size, last) if random is None else random[k], size
 
     def iter_numpy(self) -> Iterator[tuple[Array, ...]]:
-        """Batches as arrays that look at the data.
+        """Batches as views of the data.
 
         Raises:
             DataError: the device is not the CPU.
@@ -148,12 +148,12 @@ class OrtDataLoader:
             yield tuple(self._put(array[start : start + size]) for array in self.data_np)
 
     def iter_bind(self, bind: Any, names: Sequence[str]) -> Iterator[int]:
-        """Bind each batch's rows where they lie, without a copy; yields their number.
+        """Bind each batch's rows without a copy; yields their number.
 
         Args:
-            bind: something with onnxruntime's ``bind_input(name, device, dtype, shape, pointer)``.
+            bind: an object with onnxruntime's ``bind_input(name, device, dtype, shape, pointer)``.
             names: of the inputs for X, y and, where there are any, weights; one more at the end is
-                taken for the learning rate and left alone.
+                that of the learning rate, and is not bound.
 
         Raises:
             DataError: another number of names.

@@ -58,12 +58,12 @@ def onnx_derivative(
         inputs: inputs to differentiate by; None for all of float type.
         options: see :class:`DerivativeOptions`.
         loss: with ``Loss``: the output to differentiate.
-        label: with ``Loss``: tensors that are not differentiated by.
-        path_name: with ``Loss``: where the model is written to.
+        label: with ``Loss``: inputs without a gradient.
+        path_name: with ``Loss``: the file to write.
 
     Raises:
-        TypeError: ``options`` is something else.
-        ConfigError: options or arguments that do not go together.
+        TypeError: ``options`` is not a DerivativeOptions.
+        ConfigError: options or arguments that exclude each other.
         ModelError, NoGradientRule, NotDifferentiable: as :func:`ortflex_core.gradient_model`.
 
     >>> import onnx.parser
@@ -123,7 +123,7 @@ def _of_loss(
     assert path_name is not None
     outputs = [o.name for o in onx.graph.output]
     if loss not in outputs:
-        raise ConfigError(f"loss: {loss!r} is no output of the model; {suggest(loss, outputs)}")
+        raise ConfigError(f"loss: {loss!r} is not an output of the model; {suggest(loss, outputs)}")
     labels = {label} if isinstance(label, str) else set(label)
     by = [n for n in ([inputs] if isinstance(inputs, str) else inputs) if n not in labels]
     made = _named(gradient_model(onx, by, [loss]))
@@ -155,7 +155,7 @@ def _drop(model: ModelProto, names: Iterable[str]) -> None:
 
 
 def _insert(model: ModelProto, seeds: Iterable[str], nodes: Iterable[NodeProto]) -> None:
-    """Put nodes that make the seeds between what they read and what reads the seeds."""
+    """Insert the nodes of the seeds after the nodes that they read and before those that read them."""
     late = set(seeds)
     before: list[NodeProto] = []
     after: list[NodeProto] = []
@@ -192,7 +192,7 @@ def _fill(model: ModelProto, seeds: list[str]) -> None:
 
 
 def _arrange(model: ModelProto, kept: list[str]) -> None:
-    """Gradients first, then the outputs that are kept."""
+    """Gradients first, then the kept outputs."""
     outputs = {o.name: o for o in model.graph.output}
     names = [n for n in outputs if n.endswith("_grad")] + kept
     del model.graph.output[:]

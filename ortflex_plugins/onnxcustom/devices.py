@@ -1,4 +1,4 @@
-"""Devices: between strings, onnxruntime's ``OrtDevice``, and the core's devices."""
+"""Devices as strings, as onnxruntime's ``OrtDevice``, and as the core's devices."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NAMES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}
 
 @functools.cache
 def this_runtime() -> Runtime:
-    """The runtime of this environment, checked once: the check takes its time."""
+    """The runtime of this environment, checked once, because the check is slow."""
     return require_runtime()
 
 
 @functools.cache
 def _native() -> Any:
-    """The C layer of onnxruntime, after the check that it can be imported at all."""
+    """The C layer of onnxruntime, after the check that it can be imported."""
     this_runtime()
     from onnxruntime.capi import _pybind_state
 
@@ -34,7 +34,7 @@ def _native() -> Any:
 
 @functools.cache
 def plugins() -> Plugins:
-    """What is installed, looked for once: the older API asks at every turn."""
+    """The installed plugins, listed once, because the older API needs them often."""
     return Plugins.discover()
 
 
@@ -117,14 +117,14 @@ def numpy_to_ort_value(array: Array, device: Any = None) -> Any:
 
 
 def borrowed(array: Array) -> Any:
-    """An ``OrtValue`` that looks at an array's memory: keep the array as long."""
+    """An ``OrtValue`` on an array's memory; the caller keeps the array alive."""
     return _native().OrtValue.ortvalue_from_numpy(array, get_ort_device("cpu"))
 
 
 def own_values(vector: Any) -> list[Any]:
-    """The values of an ``OrtValueVector``, each its own.
+    """The values of an ``OrtValueVector``, as separate objects.
 
-    Iterating gives references instead, which show other values after the next run.
+    Iterating returns references instead, whose values change with the next run.
     """
     return [vector[k] for k in range(len(vector))]
 

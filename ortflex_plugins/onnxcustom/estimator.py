@@ -1,4 +1,4 @@
-"""What both optimizers share: parameters as scikit-learn wants them, pickling, the trained model."""
+"""Shared by both optimizers: parameters in scikit-learn's form, pickling, the trained model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BaseEstimator(BaseOnnxClass):
         device: a string or an ``OrtDevice``.
     """
 
-    _select: dict[str, Callable[[Any], Any]] = {  # noqa: RUF012  (what parameters are made into)
+    _select: dict[str, Callable[[Any], Any]] = {  # noqa: RUF012  (attributes made from parameters)
         "learning_rate": BaseLearningRate.select,
         "device": get_ort_device,
     }
@@ -41,7 +41,7 @@ class BaseEstimator(BaseOnnxClass):
         self.device = get_ort_device(device)
 
     def build_onnx_function(self) -> None:
-        """Make what depends on the parameters."""
+        """Make the attributes that depend on the parameters."""
 
     def get_params(self, deep: bool = False) -> dict[str, Any]:
         """The constructor's arguments; the device as a string."""
@@ -52,7 +52,7 @@ class BaseEstimator(BaseOnnxClass):
         """Change arguments of the constructor.
 
         Raises:
-            ValueError: an unknown name, or a value that the constructor would refuse, too.
+            ValueError: an unknown name, or a value that the constructor refuses.
         """
         known = [name for name, _ in self._get_param_names()]
         for name in params:
@@ -66,7 +66,7 @@ class BaseEstimator(BaseOnnxClass):
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks its estimators: y is needed."""
+        """The tags of scikit-learn: y is required."""
         from sklearn.utils import InputTags, Tags, TargetTags
 
         return Tags(
@@ -81,10 +81,12 @@ class BaseEstimator(BaseOnnxClass):
     weights_to_train: Sequence[str]
 
     def _check_parameters(self) -> None:
-        """Refuse what cannot be; a fraction of the iterations becomes a number of them."""
+        """Refuse invalid parameters; a fraction of the iterations becomes a number."""
         check_model(self.model_onnx)
         check_names("weights_to_train", self.weights_to_train)
-        check_count("batch_size", self.batch_size, 1, "; the number of rows takes them all at once")
+        check_count(
+            "batch_size", self.batch_size, 1, "; the number of rows makes one batch of them"
+        )
         check_count("max_iter", self.max_iter, 0)
         every: Any = self.validation_every
         if isinstance(every, float) and 0 < every < 1:
@@ -132,7 +134,7 @@ def both_or_none(X: Any, y: Any) -> bool:
     """Whether there are validation data.
 
     Raises:
-        DataError: features without labels, or the other way round.
+        DataError: features without labels, or labels without features.
     """
     if (X is None) != (y is None):
         raise DataError("X_val and y_val belong together: one of them is None")

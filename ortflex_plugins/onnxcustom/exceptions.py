@@ -14,8 +14,8 @@ class EvaluationError(OrtflexError, RuntimeError):
 
 
 class ProviderError(OrtflexError, RuntimeError):
-    """An array of the host is bound to a graph that runs elsewhere."""
+    """An array of the host is bound to a graph that runs on another device."""
 
 
 class ConvergenceWarning(UserWarning):
-    """What :class:`ConvergenceError` says, where the training goes on (``exc=False``)."""
+    """The warning in place of :class:`ConvergenceError` if the training continues (``exc=False``)."""

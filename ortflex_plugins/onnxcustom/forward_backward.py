@@ -27,25 +27,25 @@ _log = logging.getLogger("ortflex")
 class OrtGradientForwardBackward:
     """A model whose weights are inputs, and its gradients; :meth:`new_instance` runs it.
 
-    By onnxruntime's TrainingAgent where it is and has the gradients right, else by the gradient
-    graph of the fused backend.
+    onnxruntime's TrainingAgent runs it if it is installed and has the right gradients, else the
+    gradient graph of the fused backend.
 
     Args:
         onnx_model: the model.
         weights_to_train: names of float initializers, in the alphabet's order, which must be that
             of the initializers; None for all (see :func:`onnx_rename_weights`).
-        input_names, output_names: of the model; None, or all of them.
-        class_name: of the class that :meth:`new_instance` makes an object of.
-        sess_options, provider_options, run_options, graph_builder_config: must be None: the
-            sessions are the core's.
+        input_names, output_names: those of the model; None or all of them.
+        class_name: the name of the class of :meth:`new_instance`.
+        sess_options, provider_options, run_options, graph_builder_config: must be None: the core
+            makes the sessions.
         providers: None, ``"cpu"``, ``"cuda"``, or names of execution providers.
         device_index: of a GPU.
-        enable_logging: tell the logger ``onnxcustom`` what is done.
-        debug: refuse to run without all inputs being of the types that the model has.
+        enable_logging: log every action to the logger ``onnxcustom``.
+        debug: refuse inputs of other types than the model's.
 
     Raises:
         ModelError: names that do not exist, or another order.
-        ConfigError: unknown providers, or one of the options that are not taken.
+        ConfigError: unknown providers, or an unsupported option.
 
     >>> import onnx.parser
     >>> model = onnx.parser.parse_model(
@@ -86,7 +86,7 @@ class OrtGradientForwardBackward:
         for name, value in others.items():
             if value is not None:
                 raise ConfigError(
-                    f"{name}: sessions are made by the core, which takes no such option"
+                    f"{name}: the core makes the sessions and does not take this option"
                 )
             setattr(self, name, None)
         check_model(onnx_model, "onnx_model")
@@ -174,7 +174,7 @@ class OrtGradientForwardBackward:
 
 
 class OrtGradientForwardBackwardFunction:
-    """Forward and backward of one model; several forward passes may wait for their backward pass.
+    """Forward and backward of one model; several forward passes may be open.
 
     Made by :meth:`OrtGradientForwardBackward.new_instance`.
     """
@@ -200,7 +200,7 @@ class OrtGradientForwardBackwardFunction:
 
     @property
     def saved_tensors(self) -> list[Any]:
-        """What the last forward pass for training was given.
+        """The inputs of the last forward pass for training.
 
         Raises:
             RuntimeError: there was none.
@@ -232,8 +232,8 @@ class OrtGradientForwardBackwardFunction:
         """The outputs.
 
         Args:
-            inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue`` objects, or an
-                ``OrtValueVector``.
+            inputs: values of the model's inputs, then of the weights: arrays, ``OrtValue`` objects,
+                or an ``OrtValueVector``.
             training: keep what :meth:`backward` needs.
             forward_outputs_cache: not used; outputs have memory of their own.
 
@@ -257,12 +257,12 @@ class OrtGradientForwardBackwardFunction:
         if training:
             self.states_.append(saved)
             self.saved_tensors_ = [b.value() for b in feeds.values()]
-            if self._function.reuses:  # the backward pass uses their memory for something else
+            if self._function.reuses:  # the backward pass reuses their memory
                 outputs = {n: b.copied(self._function.device) for n, b in outputs.items()}
         return own_vector([outputs[n].value() for n in self._output_names])
 
     def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:
-        """Gradients of inputs and weights of the last forward pass that waits.
+        """Gradients of inputs and weights of the last open forward pass.
 
         Args:
             grad_outputs: the gradient of every output.
@@ -272,11 +272,11 @@ class OrtGradientForwardBackwardFunction:
             An ``OrtValueVector``, in the order of :meth:`forward`'s inputs.
 
         Raises:
-            RuntimeError: no forward pass for training waits.
+            RuntimeError: no forward pass for training is open.
             DataError: another number of gradients, or another shape.
         """
         if not self.states_:
-            raise RuntimeError("no forward pass waits: call forward(…, training=True) first")
+            raise RuntimeError("no forward pass is open: call forward(…, training=True) first")
         seeds = self._buffers(grad_outputs, self._output_names, "grad_outputs")
         if self._logger is not None:
             self._logger.debug("[%s.backward]", type(self).__name__)
@@ -288,7 +288,7 @@ class OrtGradientForwardBackwardFunction:
 
 
 def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunction:
-    """The model by TrainingAgent where it is installed and can run it, else by our gradient graph."""
+    """The model on TrainingAgent if it is installed and can run it, else our gradient graph."""
     model = Model(onx)
     outputs = [o.name for o in model.outputs if o.dtype in FLOATS]
     read = {n for node in model.ancestors(outputs) for n in reads(node)}
@@ -300,7 +300,7 @@ def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunct
     try:
         if this_runtime().has_training_agent:
             return OnnxFunction(model, engine=_AGENT, **options)
-    except OrtflexError as error:  # operators that it gets wrong, or has no gradient of
+    except OrtflexError as error:  # operators with a wrong gradient or none
         _log.info("TrainingAgent cannot run the model, the gradient graph does: %s", error)
     return OnnxFunction(model, **options)
 

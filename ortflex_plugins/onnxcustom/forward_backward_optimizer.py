@@ -1,4 +1,4 @@
-"""Descent on a model whose loss, penalty and update are graphs beside it."""
+"""Descent on a model whose loss, penalty and update are separate graphs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _SGD = "SGDOptimizer"
 class OrtGradientForwardBackwardOptimizer(OrtValueState):
     """Stochastic gradient descent by forward and backward passes of a model.
 
-    For every batch: predictions p; the loss Σ w·l(p, y) and its gradient, divided by nothing; the
-    penalty's shrinking of the weights; then the update of ``learning_rate`` with rate/batch_size.
-    The rate changes once an iteration, which is ⌈rows/batch_size⌉ batches (:class:`OrtDataLoader`).
+    For every batch: predictions p; the loss Σ w·l(p, y) and its gradient, without a division; the
+    penalty's change of the weights; then the update of ``learning_rate`` with rate/batch_size. The
+    rate changes once an iteration, which is ⌈rows/batch_size⌉ batches (:class:`OrtDataLoader`).
 
     Args:
         model_onnx: a model with one input and one output.
@@ -48,16 +48,16 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         batch_size: rows a batch.
         learning_rate: a learning rate, its name, or a number.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or an ``OrtDevice``.
-        warm_start: go on from the weights of the last :meth:`fit`, at first from the file's;
+        warm_start: start from the weights of the last :meth:`fit`, at first from the file's;
             otherwise from normal random numbers (``numpy.random``'s global state).
         verbose: 1 for a progress bar.
         validation_every: iterations between validations; below 1 a fraction of ``max_iter``.
         learning_loss: a loss, or its name.
-        enable_logging: tell the logger ``onnxcustom`` what is done.
+        enable_logging: log every action to the logger ``onnxcustom``.
         weight_name: of the loss graph's input with sample weights; :meth:`fit` takes them in any
             case.
         learning_penalty: a penalty, its name, or None.
-        exc: raise an error where the loss is not finite any more; else warn and go on.
+        exc: raise an error if the loss is no longer finite; else warn and continue.
 
     Attributes:
         train_losses_: per iteration, the mean over its batches of (loss + penalty)/batch_size, as
@@ -76,7 +76,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
     Source: the class of this name in onnxcustom.
     """
 
-    _select = {  # noqa: RUF012  (what parameters are made into)
+    _select = {  # noqa: RUF012  (attributes made from parameters)
         **OrtValueState._select,
         "learning_loss": BaseLearningLoss.select,
         "learning_penalty": BaseLearningPenalty.select,
@@ -133,7 +133,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         outputs = self.model_onnx.graph.output
         if len(outputs) != 1:
             raise ModelError(
-                f"the model should have one output, it has {', '.join(o.name for o in outputs)}"
+                f"the model should have one output, but has {', '.join(o.name for o in outputs)}"
             )
         return TensorSpec.from_proto(outputs[0])
 
@@ -157,13 +157,13 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         """The model's forward and backward passes."""
         if self.training_optimizer_name != _SGD:
             raise NotSupported(
-                f"training_optimizer_name: {self.training_optimizer_name!r}; there is {_SGD!r} only. "
-                "Other optimizers are ortflex_core.Trainer's"
+                f"training_optimizer_name: expected {_SGD!r}, got {self.training_optimizer_name!r}. "
+                "ortflex_core.Trainer has other optimizers"
             )
         known = {t.name for t in self.model_onnx.graph.initializer}
         inputs = [i.name for i in self.model_onnx.graph.input if i.name not in known]
         if len(inputs) != 1:
-            raise ModelError(f"the model should have one input, it has {', '.join(inputs)}")
+            raise ModelError(f"the model should have one input, but has {', '.join(inputs)}")
         self._output()
         kind, _, index = ort_device_to_string(self.device).partition(":")
         self.train_session_ = OrtGradientForwardBackward(
@@ -197,7 +197,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
 
         Raises:
             DataError: data that do not fit the model.
-            ConvergenceError: the loss is not finite any more, and ``exc``.
+            ConvergenceError: the loss is no longer finite, and ``exc`` is True.
         """
         self._create()
         if sample_weight is not None:
@@ -221,7 +221,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         return self
 
     def _start(self) -> None:
-        """The weights that training begins with, and velocities of 0."""
+        """The first weights, and velocities of 0."""
         names = list(self.weights_to_train)
         values = [self.train_session_.get_initializer(n) for n in names]
         arrays = [np.asarray(v) for v in values]
@@ -245,7 +245,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             if graph is None
             else {i.name: numpy_dtype(i.type.tensor_type.elem_type) for i in graph.graph.input}
         )
-        # What shape labels have is known from the first predictions.
+        # The first predictions show the shape of the labels.
         label = TensorSpec("label", onnx_dtype(kinds.get("X1", given.numpy)), None)
         weighting = TensorSpec("weight", onnx_dtype(kinds.get("X2", given.numpy)), None)
         labels = fitted(y, label, "y")
@@ -261,7 +261,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             )
 
     def _updating(self) -> WholeUpdate | None:
-        """All weights' update in one graph, if nobody has written an update of their own."""
+        """The update of all weights in one graph, if no class overrides the update."""
         if not together(self.learning_rate, self.learning_penalty):
             return None
         velocities = self.get_state("grad") if self.needs_grad else []
@@ -293,7 +293,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
             slopes = [gradients[len(gradients) - len(weights) + k] for k in range(len(weights))]
             cost = float(loss.numpy().item())
             if self.exc:
-                self._finite(cost, losses)  # before the weights are gone, too
+                self._finite(cost, losses)  # before the weights are not finite, either
             if whole is None:
                 self._update(weights, slopes)
             else:
@@ -310,7 +310,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         return float(np.mean(losses))
 
     def _update(self, weights: list[Any], slopes: list[Any]) -> None:
-        """One weight after the other, by whatever the parts' classes say."""
+        """Update one weight after the other, by the methods of penalty and learning rate."""
         velocities = self.get_state("grad") if self.needs_grad else [None] * len(weights)
         for k, (weight, slope) in enumerate(zip(weights, slopes, strict=True)):
             self.learning_penalty.update_weights(k, self.device, weight)
@@ -331,7 +331,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         warnings.warn(text, ConvergenceWarning, stacklevel=2)
         return float("nan")
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ results
 
     def _evaluation(self, loader: OrtDataLoader) -> float:
         """The loss of the validation data, divided by their rows."""
@@ -371,7 +371,7 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
         return -float(self.losses(X, y, sample_weight).sum() / len(X))
 
     def _function(self) -> OrtGradientForwardBackwardFunction:
-        """The model's passes; made anew where only the weights are there (after unpickling)."""
+        """The model's passes; made again if only the weights exist (after unpickling)."""
         self.get_state()
         if not hasattr(self, "train_function_"):
             self._create()

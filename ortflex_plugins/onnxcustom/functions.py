@@ -29,10 +29,10 @@ _VECTOR = ("elements",)
 
 @attrs.frozen(kw_only=True)
 class ClippedLogLoss(Loss):
-    """Log loss on raw scores, by way of clipped probabilities.
+    """Log loss on raw scores, with clipped probabilities.
 
-    ``p = clip(1 / (1 + exp(−s)), eps, 1 − eps)``, ``l = −(1 − y)·log(1 − p) − y·log(p)``, and as
-    gradient ``p − y``, also where the clip holds p.
+    ``p = clip(1 / (1 + exp(−s)), eps, 1 − eps)``, ``l = −(1 − y)·log(1 − p) − y·log(p)``, and the
+    gradient ``p − y``, also where p is clipped.
 
     Raises:
         ValueError: ``eps`` is not in (0, ½).
@@ -63,7 +63,7 @@ class ClippedLogLoss(Loss):
 
 
 def new_trace(opset: int) -> Trace:
-    """An empty graph at an opset, or at the nearest one that formulas and runtime know."""
+    """An empty graph at an opset, or at the nearest one that formulas and runtime support."""
     return Trace({"": max(OLDEST_OPSET, min(opset, this_runtime().max_opset))})
 
 

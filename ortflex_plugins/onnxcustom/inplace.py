@@ -1,4 +1,4 @@
-"""Updates in place: a graph writes beside a tensor, and what it wrote is then put in its place.
+"""Updates in place: a graph writes to other memory, which is then copied over the tensor.
 
 Binding an output over its own input gives wrong results where another node still reads it.
 """
@@ -24,7 +24,7 @@ class Scratch:
 
     @contextmanager
     def beside(self, place: int, **targets: Any) -> Iterator[dict[str, Value]]:
-        """Fresh memory for each of ``targets``; at the end its content is copied over them."""
+        """Other memory for each of ``targets``; at the end its content is copied over them."""
         held = {name: self._held(place, name, plain(value)) for name, value in targets.items()}
         yield {name: fresh for name, (_, _, fresh, _, _) in held.items()}
         for _, target, fresh, there, here in held.values():
@@ -38,7 +38,7 @@ class Scratch:
         held = self._kept.get((place, name))
         if held is None or held[0] != key:
             fresh = self._device.empty(tuple(target.shape()), numpy_dtype(target.element_type()))
-            # Views cost more than the copy, so they are kept with what they look at.
+            # Views cost more than the copy, so they are kept with their memory.
             there, here = self._device.view(target), self._device.view(fresh)
             held = self._kept[place, name] = (key, target, fresh, there, here)
         return held

@@ -1,4 +1,4 @@
-"""Losses of the older API: what a batch costs, and the gradient by the predictions."""
+"""Losses of the older API: the cost of a batch, and the gradient by the predictions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _WEIGHT = "weight"
 class BaseLearningLoss(BaseLearningOnnx):
     """A loss: Σ w·l over a batch and its gradient, one graph; w·l of every row, another.
 
-    A class of one's own has a ``component()``: a loss of the core, whose formula is compiled.
+    A derived class has a ``component()``: a loss of the core, whose formula is compiled.
     """
 
     factor = 1.0
-    """What the sum and its gradient are multiplied with; the scores of rows are not."""
+    """The factor of the sum and its gradient, but not of the scores of rows."""
     label_type: int = TensorProto.FLOAT
     """ONNX element type of the labels; floats take the predictions' type."""
 
@@ -40,9 +40,9 @@ class BaseLearningLoss(BaseLearningOnnx):
         """The formula.
 
         Raises:
-            NotImplementedError: here; every class has its own.
+            NotImplementedError: the class does not define it.
         """
-        raise NotImplementedError(f"{type(self).__name__}.component must be written by the class")
+        raise NotImplementedError(f"{type(self).__name__}.component is not implemented")
 
     def build_onnx_function(
         self, opset: int, device: Any, weight_name: str | None, dtype: Any = np.float32
@@ -67,7 +67,7 @@ class BaseLearningLoss(BaseLearningOnnx):
         self.loss_score_onnx_ = program.proto()
         self.loss_score_sess_, [self.loss_score_sess_bind_] = self._sessions(device, program, 1)
         self.weight_name_ = weight_name
-        # What stands for the weights where there are none.
+        # The weights if none are given.
         self.ones_ = core_device(device).put(np.ones(1, dtype))
 
     def _run(
@@ -114,7 +114,7 @@ class BaseLearningLoss(BaseLearningOnnx):
         return self._run(sess, bind, ["Y"], device, (expected, predicted, weight))[0]
 
     def check_labels(self, labels: Array) -> None:
-        """Refuse labels that the formula does not know; by itself it takes all of them.
+        """Refuse labels that the formula does not take; by default all are accepted.
 
         Raises:
             DataError: see the class.
@@ -215,7 +215,7 @@ class NegLogLearningLoss(BaseLearningLoss):
 
     Args:
         eps: where probabilities are clipped.
-        probability_function: from scores to probabilities; ``"sigmoid"`` is the one there is.
+        probability_function: from scores to probabilities; only ``"sigmoid"``.
 
     Raises:
         ValueError: another probability function.
@@ -242,10 +242,10 @@ class NegLogLearningLoss(BaseLearningLoss):
         return ClippedLogLoss(eps=self.eps)
 
     def check_labels(self, labels: Array) -> None:
-        """Refuse other classes than 0 and 1.
+        """Refuse classes other than 0 and 1.
 
         Raises:
-            DataError: the class, and its row.
+            DataError: names the class and its row.
         """
         others = np.argwhere((labels != 0) & (labels != 1))
         if len(others):

@@ -1,4 +1,4 @@
-"""Penalties of the older API: what weights cost, and how that shrinks them."""
+"""Penalties of the older API: the cost of weights, and how they shrink."""
 
 from __future__ import annotations
 
@@ -14,27 +14,21 @@ from ortflex_plugins.onnxcustom.inplace import Scratch
 
 
 class BaseLearningPenalty(BaseLearningOnnx):
-    """A penalty: it is added to the loss, and moves the weights before the learning rate does."""
+    """A penalty: it is added to the loss, and changes the weights before the learning rate does."""
 
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
     ) -> None:
         """Make the graphs for ``n_tensors`` weights."""
-        raise NotImplementedError(
-            f"{type(self).__name__}.build_onnx_function must be written by the class"
-        )
+        raise NotImplementedError(f"{type(self).__name__}.build_onnx_function is not implemented")
 
     def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
         """The loss with the penalty of all weights, as an ``OrtValue``."""
-        raise NotImplementedError(
-            f"{type(self).__name__}.penalty_loss must be written by the class"
-        )
+        raise NotImplementedError(f"{type(self).__name__}.penalty_loss is not implemented")
 
     def update_weights(self, n_bind: int, device: Any, statei: Any) -> Any:
-        """Move the weight number ``n_bind`` in place, and return it."""
-        raise NotImplementedError(
-            f"{type(self).__name__}.update_weights must be written by the class"
-        )
+        """Change the weight number ``n_bind`` in place, and return it."""
+        raise NotImplementedError(f"{type(self).__name__}.update_weights is not implemented")
 
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningPenalty:
@@ -72,7 +66,7 @@ class NoLearningPenalty(BaseLearningPenalty):
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
     ) -> None:
-        """Nothing to make."""
+        """No graph is needed."""
 
     def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
         """The loss as it is."""
@@ -133,7 +127,7 @@ class ElasticLearningPenalty(BaseLearningPenalty):
 
         Raises:
             RuntimeError: :meth:`build_onnx_function` was not called.
-            ValueError: another number of weights than it was told.
+            ValueError: another number of weights than it was built for.
         """
         sess, bind = self._need("penalty_sess_"), self._need("penalty_sess_bind_")
         given = (loss, *weights)

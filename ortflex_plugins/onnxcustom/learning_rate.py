@@ -22,10 +22,10 @@ _SCHEDULES = ("invscaling", "optimal", "constant")
 
 
 class BaseLearningRate(BaseLearningOnnx):
-    """The rate of an iteration, and what it does to the weights."""
+    """The rate of an iteration, and the update of the weights."""
 
     def _missing(self, what: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__}.{what} must be written by the class")
+        return NotImplementedError(f"{type(self).__name__}.{what} is not implemented")
 
     def build_onnx_function(
         self, opset: int, device: Any, n_tensors: int, dtype: Any = np.float32
@@ -38,17 +38,17 @@ class BaseLearningRate(BaseLearningOnnx):
         raise self._missing("init_learning_rate")
 
     def update_learning_rate(self, t: int) -> BaseLearningRate:
-        """Go on to the rate after iteration ``t``."""
+        """Set the rate after iteration ``t``."""
         raise self._missing("update_learning_rate")
 
     @property
     def value(self) -> float:
-        """The rate of now."""
+        """The current rate."""
         raise self._missing("value")
 
     @property
     def needs_grad(self) -> bool:
-        """Whether the update keeps something of past gradients (a velocity)."""
+        """Whether the update keeps a velocity."""
         raise self._missing("needs_grad")
 
     def update_weights(
@@ -125,7 +125,7 @@ class LearningRateSGD(BaseLearningRate):
 
     Raises:
         ValueError: no such schedule, or a number out of range.
-        TypeError: no number.
+        TypeError: not a number.
 
     >>> LearningRateSGD(1e-3, learning_rate="constant").loop(2).__next__()
     0.001
@@ -156,7 +156,7 @@ class LearningRateSGD(BaseLearningRate):
 
     @property
     def value(self) -> float:
-        """The rate of now.
+        """The current rate.
 
         Raises:
             RuntimeError: :meth:`init_learning_rate` was not called.
@@ -171,7 +171,7 @@ class LearningRateSGD(BaseLearningRate):
         return False
 
     def init_learning_rate(self) -> LearningRateSGD:
-        """Start the time: the rate is ``eta0``."""
+        """Start: the rate is ``eta0``."""
         self.eta0_ = self.value_ = self.eta0
         if self.learning_rate == "optimal":
             typical = math.sqrt(1 / math.sqrt(self.alpha))
@@ -181,7 +181,7 @@ class LearningRateSGD(BaseLearningRate):
         return self
 
     def update_learning_rate(self, t: int) -> LearningRateSGD:
-        """Go on to the rate after iteration ``t``."""
+        """Set the rate after iteration ``t``."""
         if self.learning_rate == "optimal":
             self.value_ = self.optimal_fact_ / (self.alpha * (self.optimal_init_ + t))
         elif self.learning_rate == "invscaling":
@@ -195,7 +195,7 @@ class LearningRateSGD(BaseLearningRate):
         return axpy_program(opset, dtype)
 
     def _numbers(self, batch_size: int) -> dict[str, float]:
-        """What the graph reads beside tensors."""
+        """The scalars that the graph reads."""
         return {"alpha": -self.value / batch_size}
 
     def build_onnx_function(
@@ -208,7 +208,7 @@ class LearningRateSGD(BaseLearningRate):
         made_for = {"onnx": program.proto(), "sess": made, "sess_binds": binds}
         vars(self).update({f"{self._graph}_{kind}_": value for kind, value in made_for.items()})
         place = core_device(device)
-        # In the graphs' type; always the same memory, so that it is bound once.
+        # In the type of the graphs, always in the same memory, so that it is bound once.
         self.scalars_ = {name: place.put(np.zeros(1, dtype)) for name in ("alpha", "beta")}
         self.writers_ = {name: Scalar(place, value) for name, value in self.scalars_.items()}
         self.scratch_ = Scratch(place)
@@ -256,9 +256,9 @@ class LearningRateSGDNesterov(LearningRateSGD):
     those of :class:`LearningRateSGD`.
 
     Args:
-        eta0, alpha, power_t, learning_rate: as there.
-        momentum: how much velocity is kept, from 0 on.
-        nesterov: whether the weight moves on by the next step's velocity.
+        eta0, alpha, power_t, learning_rate: as for :class:`LearningRateSGD`.
+        momentum: the fraction of the velocity that is kept, >= 0.
+        nesterov: whether the weight also moves by the next step's velocity.
 
     >>> LearningRateSGDNesterov(1e-3).needs_grad
     True

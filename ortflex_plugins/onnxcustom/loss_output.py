@@ -43,10 +43,10 @@ def add_loss_output(
     """A model with its loss: inputs X, label and perhaps weights, outputs loss [1, 1] and prediction.
 
     loss = Σ_i w_i·l_i + Σ_k (l1_k·Σ|W_k| + l2_k·Σ W_k²), with l = e² (``"squared_error"``,
-    ``"l2"``), ``|e|`` (``"absolute_error"``, ``"l1"``), ``l1_weight·|e| + l2_weight·e²`` (``"elastic"``), e
-    being prediction − label. ``"log"`` takes two columns of probabilities and int64 labels 0 and 1
-    of shape [rows, 1]: p = clip(p, eps, 1 − eps), divided by its sum over the columns,
-    l = −(1 − y)·log(p_0) − y·log(p_1); its loss is the *mean* of w·l.
+    ``"l2"``), ``|e|`` (``"absolute_error"``, ``"l1"``), ``l1_weight·|e| + l2_weight·e²``
+    (``"elastic"``), e being prediction − label. ``"log"`` takes two columns of probabilities and
+    int64 labels 0 and 1 of shape [rows, 1]: p = clip(p, eps, 1 − eps), divided by its sum over the
+    columns, l = −(1 − y)·log(p_0) − y·log(p_1); its loss is the *mean* of w·l.
 
     Args:
         onx: the model; it is not changed.
@@ -73,7 +73,7 @@ def add_loss_output(
     >>> [i.name for i in graph.input], [o.name for o in graph.output]
     (['X', 'label', 'weight'], ['loss', 'Y'])
 
-    Source: the function of this name in onnxcustom; what differs is in docs/howto/from-onnxcustom.md.
+    Source: the function of this name in onnxcustom; differences are in docs/howto/from-onnxcustom.md.
     """
     if score_name not in _SCORES:
         raise ConfigError(f"score_name: {score_name!r}; {suggest(str(score_name), _SCORES)}")
@@ -110,7 +110,7 @@ def _output(onx: ModelProto, index: int | str | None) -> ValueInfoProto:
         raise TypeError(f"output_index: expected a place or a name, got {index!r}")
     if isinstance(index, str):
         if index not in names:
-            raise ConfigError(f"output_index: {index!r} is no output; {suggest(index, names)}")
+            raise ConfigError(f"output_index: {index!r} is not an output; {suggest(index, names)}")
         index = names.index(index)
     if not -len(names) <= index < len(names):
         raise ConfigError(f"output_index: expected a place or a name among {names}, got {index!r}")
@@ -195,7 +195,9 @@ def _penalties(onx: ModelProto, penalty: Mapping[str, Any]) -> dict[str, Any]:
     out = {}
     for name, given in penalty.items():
         if name not in known:
-            raise ConfigError(f"penalty: {name!r} is no float initializer; {suggest(name, known)}")
+            raise ConfigError(
+                f"penalty: {name!r} is not a float initializer; {suggest(name, known)}"
+            )
         factors = {"l2": given} if isinstance(given, int | float) else dict(given)
         spec = {"name": "elastic", "l1": 0.0, "l2": 0.0}
         spec |= {key: float(value or 0) for key, value in factors.items()}
@@ -204,7 +206,7 @@ def _penalties(onx: ModelProto, penalty: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge(onx: ModelProto, added: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Append the nodes of a graph; all names that are its own get a prefix."""
+    """Append the nodes of a graph; the names that it defines get a prefix."""
     graph = onx.graph
     outer = {i.name for i in added.input}
     renamed: dict[str, str] = {name: name for name in outer} | dict(names)

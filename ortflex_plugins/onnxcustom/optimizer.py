@@ -1,4 +1,4 @@
-"""Descent on a model that has its loss inside."""
+"""Descent on a model that contains its loss."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _SGD = "SGDOptimizer"
 
 
 class NotSupported(Unsupported, NotImplementedError):
-    """What the older API raises NotImplementedError for."""
+    """The error that the older API raises as a NotImplementedError."""
 
 
 class OrtGradientOptimizer(BaseEstimator):
     """Stochastic gradient descent on a model with a loss (:func:`add_loss_output`).
 
     w ← w − rate/batch_size · ∂loss/∂w for every batch, the loss being a sum over the batch; the
-    rate changes once an iteration, which is ⌈rows/batch_size⌉ batches (:class:`OrtDataLoader`). By
-    onnxruntime's TrainingSession where it is and has the gradients right, else by one fused graph.
+    rate changes once an iteration, which is ⌈rows/batch_size⌉ batches (:class:`OrtDataLoader`).
+    onnxruntime's TrainingSession runs it if it is installed and has the right gradients, else one
+    fused graph.
 
     Args:
-        model_onnx: the model; its inputs are X, label, and the weights of samples where there are.
+        model_onnx: the model; its inputs are X, label and, if there are any, sample weights.
         weights_to_train: names of float initializers.
         loss_output_name: the output to minimize, of one element.
         max_iter: iterations.
@@ -48,7 +49,7 @@ class OrtGradientOptimizer(BaseEstimator):
         batch_size: rows a batch.
         learning_rate: a learning rate without velocity, its name, or a number.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or an ``OrtDevice``.
-        warm_start: go on from the weights of the last :meth:`fit`, at first from the file's;
+        warm_start: start from the weights of the last :meth:`fit`, at first from the file's;
             otherwise from normal random numbers (``numpy.random``'s global state).
         verbose: 1 for a progress bar.
         validation_every: iterations between validations; below 1 a fraction of ``max_iter``.
@@ -61,7 +62,7 @@ class OrtGradientOptimizer(BaseEstimator):
             step.
         validation_losses_: loss/rows of the validation data, with the weights as they were then.
         trained_coef_: the weights by name, as arrays.
-        train_session_: what trains.
+        train_session_: the engine.
 
     Raises:
         NotImplementedError: a learning rate with velocity.
@@ -107,7 +108,7 @@ class OrtGradientOptimizer(BaseEstimator):
         self.build_onnx_function()
 
     def build_onnx_function(self) -> None:
-        """Check that the learning rate is one that the graph of a step has."""
+        """Check that the graph of a step can have the learning rate."""
         if self.learning_rate.needs_grad:
             raise NotSupported(
                 f"{type(self).__name__} keeps no velocity, {type(self.learning_rate).__name__} needs "
@@ -130,14 +131,14 @@ class OrtGradientOptimizer(BaseEstimator):
         Args:
             X: features.
             y: labels, [rows] or [rows, columns].
-            sample_weight: one a row, where the model has an input for them, and only there.
+            sample_weight: one a row, if and only if the model has an input for them.
             X_val: features to validate with.
             y_val: their labels.
-            use_numpy: not used; every batch is copied to where the graphs read it.
+            use_numpy: not used; every batch is copied into the buffers of the graphs.
 
         Raises:
             DataError: data that do not fit the model.
-            ConvergenceError: the loss is not finite any more.
+            ConvergenceError: the loss is no longer finite.
         """
         start = self.get_state() if self.warm_start and self._is_fitted() else None
         self._check_model()
@@ -167,14 +168,14 @@ class OrtGradientOptimizer(BaseEstimator):
     def _check_model(self) -> None:
         if self.training_optimizer_name != _SGD:
             raise NotSupported(
-                f"training_optimizer_name: {self.training_optimizer_name!r}; there is {_SGD!r} only. "
-                "Other optimizers are ortflex_core.Trainer's"
+                f"training_optimizer_name: expected {_SGD!r}, got {self.training_optimizer_name!r}. "
+                "ortflex_core.Trainer has other optimizers"
             )
         check_weights(self.model_onnx, list(self.weights_to_train), ordered=False)
         outputs = [o.name for o in self.model_onnx.graph.output]
         if self.loss_output_name not in outputs:
             raise ModelError(
-                f"loss_output_name: {self.loss_output_name!r} is no output of the model; "
+                f"loss_output_name: {self.loss_output_name!r} is not an output of the model; "
                 f"{suggest(self.loss_output_name, outputs)}. add_loss_output(model) adds a loss"
             )
 
@@ -197,7 +198,7 @@ class OrtGradientOptimizer(BaseEstimator):
         inputs = [i for i in self.model_onnx.graph.input if i.name not in known]
         if len(inputs) not in (2, 3):
             raise ModelError(
-                "the model should have the inputs X, label and perhaps sample weights, it has "
+                "the model should have the inputs X, label and perhaps sample weights, but has "
                 f"{', '.join(i.name for i in inputs)}"
             )
         return [TensorSpec.from_proto(i) for i in inputs]
@@ -210,7 +211,7 @@ class OrtGradientOptimizer(BaseEstimator):
                 "add_loss_output(model, weight_name='weight')"
             )
         if not weighted and len(names) == 3:
-            raise DataError(f"the model asks for sample weights ({names[2]!r}), got none")
+            raise DataError(f"the model requires sample weights ({names[2]!r}), got none")
         if weighted and self.sample_weight_name in names[:2]:
             raise ConfigError(
                 f"sample_weight_name: {self.sample_weight_name!r} is one of the other inputs"
@@ -240,7 +241,7 @@ class OrtGradientOptimizer(BaseEstimator):
             losses.append(loss / len(batch[0]))
         return float(np.mean(losses))
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ results
 
     def _validation(self, X: Any, y: Any, weight: Any = None) -> dict[str, Array]:
         specs = self._specs()
@@ -284,7 +285,7 @@ class OrtGradientOptimizer(BaseEstimator):
         return hasattr(self, "train_session_") or hasattr(self, "trained_coef_")
 
     def _compiled(self) -> Steps:
-        """What trains; made anew where only the weights are there (after unpickling)."""
+        """The engine; made again if only the weights exist (after unpickling)."""
         if not hasattr(self, "train_session_"):
             state = self.get_state()
             steps = self._create(self.batch_size)
@@ -324,7 +325,7 @@ class OrtGradientOptimizer(BaseEstimator):
         self.trained_coef_ = self.get_state()
 
     def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
-        """The model with the weights of now; or another one, such as that without the loss.
+        """The model with the current weights; or another one, such as that without the loss.
 
         Raises:
             AttributeError: nothing was trained yet.

@@ -52,8 +52,8 @@ class OrtValueState(BaseEstimator):
         """Replace the weights, by copies.
 
         Args:
-            state: arrays or ``OrtValue`` objects, as :meth:`get_full_state` or :meth:`get_state` give them,
-                or by name.
+            state: arrays or ``OrtValue`` objects, as :meth:`get_full_state` or :meth:`get_state`
+                give them, or by name.
             check_trained: refuse before :meth:`fit`.
             kind: ``"weight"``, or ``"grad"`` for the velocities.
             zero: zeros of their shapes instead.
@@ -97,7 +97,7 @@ class OrtValueState(BaseEstimator):
         return dict(zip(self.weights_to_train, self.get_state(), strict=True))
 
     def get_trained_onnx(self, model: ModelProto | None = None) -> ModelProto:
-        """The model (or another one with such initializers) with the weights of now.
+        """The model (or another one with these initializers) with the current weights.
 
         Raises:
             AttributeError: nothing was trained yet.

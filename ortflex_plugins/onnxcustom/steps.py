@@ -1,4 +1,4 @@
-"""Steps of descent on a model that has its loss inside, by the engines that the Trainer trains with."""
+"""Steps of descent on a model that contains its loss, by the engines of the Trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("ortflex")
 
 @attrs.frozen(kw_only=True)
 class LossInside(Loss):
-    """The loss of a model that computes it: its output is what is minimized.
+    """The loss of a model that computes it: its output is minimized.
 
     >>> LossInside().describe()
     {'name': 'loss_inside'}
@@ -55,14 +55,14 @@ class LossInside(Loss):
 class Steps:
     """A model with a loss of one element, and its weights in an engine; a step at a time.
 
-    By TrainingSession where it is installed and has the gradients right, else by the fused step.
+    TrainingSession runs it if it is installed and has the right gradients, else the fused step.
 
     Args:
         onx: the model.
         weights: names of the initializers to train.
         loss: the output to minimize.
         label: an input of the model that has one row a sample.
-        device: where the weights are.
+        device: the device of the weights.
         batch_size: rows of a batch.
     """
 
@@ -109,7 +109,7 @@ class Steps:
         return loss
 
     def evaluate(self, data: Mapping[str, Array], output: str | None = None) -> Array:
-        """The loss (or another tensor) of some data, with the weights of now.
+        """The loss (or another tensor) of some data, with the current weights.
 
         Raises:
             GraphError: onnxruntime refuses the data.
@@ -140,13 +140,13 @@ class Steps:
         write_bytes(Path(f"{path}.training.onnx"), self._step().SerializeToString())
 
     def _step(self) -> ModelProto:
-        """A whole step in standard operators, whichever engine trains."""
+        """A whole step in standard operators, for any engine."""
         return step_program(self._problem, rows=self._problem.batch_size).proto()
 
     def save_onnx_graph(
         self, folder: Any, prefix: str | None = None, suffix: str | None = None
     ) -> dict[str, Any]:
-        """Save the graph of a step, and the model with the weights of now, which evaluates."""
+        """Save the graph of a step, and the model with the current weights, which evaluates."""
         evaluation = with_weights(self._onx, self.get_state())
         graphs = {"training_onnx_": self._step(), "evaluation_onnx_": evaluation}
         return save_graphs(type(self).__name__, graphs, folder, prefix, suffix)
@@ -157,7 +157,7 @@ def _batch(data: Mapping[str, Array]) -> Batch:
 
 
 def _engine(problem: Problem, device: Device) -> tuple[str, Engine]:
-    """The first backend that can train a problem; the last one says why it cannot."""
+    """The first backend that can train a problem; the error has the reason of the last one."""
     runtime = this_runtime()
     for spec in _BACKENDS:
         backend: Backend = plugins().component("backends", spec, "backend")

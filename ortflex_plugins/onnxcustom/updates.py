@@ -1,4 +1,4 @@
-"""All weights moved by one graph: what penalty and learning rate do one weight at a time."""
+"""The update of all weights by penalty and learning rate in one graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ortflex_plugins.onnxcustom.learning_rate import (
 
 
 def together(rate: BaseLearningRate, penalty: BaseLearningPenalty) -> bool:
-    """Whether both are of our own classes; a class derived from them may do something else."""
+    """Whether both are of our own classes; a derived class may override the update."""
     rates, penalties = (
         (LearningRateSGD, LearningRateSGDNesterov),
         (NoLearningPenalty, ElasticLearningPenalty),
@@ -35,14 +35,14 @@ def together(rate: BaseLearningRate, penalty: BaseLearningPenalty) -> bool:
 class WholeUpdate:
     """New weights and velocities of all parameters, and the penalty of the old ones, in one run.
 
-    Weights are in two versions that swap: what one step wrote, the next one reads.
+    Weights are in two versions that swap: the next step reads what one step wrote.
 
     Args:
         rate, penalty: see :func:`together`.
         weights: at the start; they become the second version's memory.
-        velocities: the same, or none.
+        velocities: the same for velocities; empty without them.
         opset: of the graph.
-        device: where all that is.
+        device: the device of all tensors.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class WholeUpdate:
 
     @property
     def weights(self) -> list[Value]:
-        """The weights of now."""
+        """The current weights."""
         return self.versions[self.current]
 
     def penalty(self) -> float:
-        """What the last step's weights cost before it."""
+        """The penalty of the weights before the last step."""
         return self._read.read() if self._elastic else 0.0
 
     def run(self, gradients: Sequence[Value], batch_size: int) -> None:
-        """Move all weights along their gradients."""
+        """Update all weights by their gradients."""
         binder = self._binders[self.current]
         for k, gradient in enumerate(gradients):
             binder.input(f"G{k}", gradient)

@@ -1,4 +1,4 @@
-"""The initializers of a model: which are trained, in which order, under which names."""
+"""The initializers of a model: the trained ones, their order and their names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def get_train_initializer(onx: ModelProto) -> OrderedDict[str, tuple[Array, Tens
 
 
 def onnx_rename_weights(onx: ModelProto) -> ModelProto:
-    """Put ``I0_``, ``I1_``, … before the initializers' names: their order is then the alphabet's.
+    """Put ``I0_``, ``I1_``, … before the initializers' names: their order is then alphabetical.
 
     The model is changed in place and returned. The numbers have as many digits as the number of
     initializers.
@@ -61,7 +61,7 @@ def onnx_rename_weights(onx: ModelProto) -> ModelProto:
 
 
 def rename_tensors(graph: GraphProto, renamed: Mapping[str, str]) -> None:
-    """Give tensors of a graph other names, in its subgraphs too, unless these hide the name.
+    """Rename tensors of a graph, also in subgraphs that do not redefine the name.
 
     Raises:
         ModelError: one of the new names is taken.
@@ -92,23 +92,23 @@ def _names(graph: GraphProto) -> set[str]:
 
 
 def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
-    """Refuse names of weights that are no float initializers; ``ordered``: in another order, too.
+    """Refuse names that are not float initializers; with ``ordered``, another order, too.
 
     Raises:
-        ModelError: the name, what there is, and what to do.
+        ModelError: names the initializer, the alternatives and the next step.
     """
     known = get_train_initializer(onx)
     for name in names:
         if name not in known:
             raise ModelError(
-                f"weights_to_train: {name!r} is no float initializer of the model; "
+                f"weights_to_train: {name!r} is not a float initializer of the model; "
                 f"{suggest(name, known)}"
             )
     if len(set(names)) != len(names):
         raise ModelError(f"weights_to_train: a name is given twice in {names}")
     if ordered and (sorted(names) != names or [n for n in known if n in names] != names):
         raise ModelError(
-            f"weights_to_train: {names} should be in the alphabet's order and in that of the model's "
+            f"weights_to_train: {names} should be in alphabetical order and in that of the model's "
             f"initializers, {[n for n in known if n in names]}; call onnx_rename_weights(model) "
             "first, and use the new names"
         )

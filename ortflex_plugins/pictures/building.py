@@ -15,20 +15,20 @@ SMALL = 24
 _PORTS = 3
 _ENDS = 6
 _PARTS = ("forward", "loss", "backward", "penalty", "update")
-# Of a folded part that holds several kinds, the one that matters most.
+# The kinds in order of importance: a folded part has the most important one inside.
 _RANK = ("no rule", "trainable", "passes", "not differentiable", "frozen")
 
 
 @attrs.frozen(kw_only=True)
 class Op:
-    """An operator: its box, the tensors it reads and makes, and what makes it equal to another."""
+    """An operator: its box, its inputs and outputs, and the key by which operators are equal."""
 
     item: Item
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     token: Hashable = None
     size: int = 1
-    """How many operators it stands for."""
+    """The number of operators in it."""
 
 
 @attrs.frozen
@@ -55,13 +55,13 @@ def level(
     if not fold:
         return _connected(ops, inputs, outputs)
     wanted = [end.tensor for end in outputs]
-    # As in the file, and as the outputs need them: blocks are together in at least one of them.
+    # The order of the file, and that of the outputs' needs: in one of them blocks are contiguous.
     orders = [_by_part(ops), _by_part(_sorted(ops, wanted))]
     return _connected(min((_grouped(o, wanted) for o in orders), key=len), inputs, outputs)
 
 
 def _by_part(ops: Sequence[Op]) -> list[Op]:
-    """The parts of a training step one after the other, as far as an order of execution allows."""
+    """The parts of a training step one after the other, if an order of execution allows it."""
     return _sorted(sorted(ops, key=lambda op: _part(op) or 0), [])
 
 
@@ -70,7 +70,7 @@ def _part(op: Op) -> int:
 
 
 def _sorted(ops: Sequence[Op], first: Iterable[str]) -> list[Op]:
-    """An order of execution: of what the tensors ``first`` need, then of the rest."""
+    """An order of execution: first the nodes that the tensors ``first`` need, then the rest."""
     makers = {name: k for k, op in enumerate(ops) for name in op.outputs}
     done: set[int] = set()
     order: list[Op] = []
@@ -145,11 +145,11 @@ def _leaves(name: str, start: int, stop: int, readers: Mapping[str, set[int]]) -
 def folded(
     title: str, shown: Sequence[Op], everything: Sequence[Op], leaving: Sequence[str]
 ) -> Item:
-    """A box that stands for ``everything`` and has ``shown`` inside; ``leaving`` are its results."""
+    """A box for ``everything`` with ``shown`` inside; ``leaving`` are its results."""
     made = {name for op in shown for name in op.outputs}
     reads = list(dict.fromkeys(n for op in shown for n in op.inputs if n not in made))
     if len(reads) > _PORTS:
-        # Too many to draw: the boxes say themselves what they read.
+        # Too many to draw: the boxes list their inputs.
         shown = [
             attrs.evolve(
                 op,
@@ -191,7 +191,7 @@ def _summary(block: Sequence[Op]) -> str:
 
 
 def _bundled(ops: Sequence[Op], outputs: Sequence[End]) -> list[End]:
-    """The outputs; many of one box, such as all new weights, as one."""
+    """The outputs; many outputs of one box, such as all new weights, are one."""
     makers = {n: k for k, op in enumerate(ops) for n in op.outputs}
     together: dict[int, list[End]] = {}
     for k, end in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""Small charts as SVG: lines over epochs, shares of a whole, two histograms on one another."""
+"""Small charts as SVG: lines over epochs, fractions of a whole, two overlaid histograms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lines(series: Mapping[str, Numbers], *, x: str = "epoch", log: bool | None =
     """Lines over 1, 2, …; gaps where there is no number.
 
     Args:
-        series: the values of each line; None and what is not finite is left out.
+        series: the values of each line; None and values that are not finite are left out.
         x: what the horizontal axis counts.
         log: a logarithmic axis; by default where the values span more than two decades.
     """
@@ -49,7 +49,7 @@ def lines(series: Mapping[str, Numbers], *, x: str = "epoch", log: bool | None =
 
 
 def shares(parts: Mapping[str, float], colors: Mapping[str, str], unit: str) -> str:
-    """Horizontal bars, each with its value and its share of the whole."""
+    """Horizontal bars, each with its value and its fraction of the whole."""
     whole = sum(parts.values()) or 1.0
     most = max(parts.values(), default=1.0) or 1.0
     out = []
@@ -66,8 +66,8 @@ def shares(parts: Mapping[str, float], colors: Mapping[str, str], unit: str) -> 
 
 
 def histograms(low: float, high: float, before: Sequence[int], after: Sequence[int]) -> str:
-    """How values lay before and after, over the same bins: an area, and a line."""
-    # At least four, so that the ticks are whole.
+    """The distributions of values before and after, over the same bins: an area and a line."""
+    # At least four, so that the ticks are integers.
     scale = _Scale(0.0, float(max([*before, *after, 4])), False)
     out = [*_legend(("before", "after")), *_y_axis(scale)]
     for k, (counts, color) in enumerate(zip((before, after), _COLORS, strict=False)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _POINTS = 72 / 100  # a unit of the layout, in points of a figure with 100 units an inch
 _MOST = 14_000  # pixels a side: what viewers open
-_LONGEST = 32_000  # and what the most of them open, where the other side is short
+_LONGEST = 32_000  # and what most of them open if the other side is short
 
 
 def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
@@ -57,7 +57,7 @@ def figure(drawing: Drawing, kinds: list[str], title: str) -> Figure:
 
 
 def resolution(width: float, height: float) -> float:
-    """Pixels an inch: two a unit, or fewer where that would be too many, while text can be read.
+    """Pixels an inch: two a unit, or fewer if that would be too many, as long as text is legible.
 
     >>> resolution(10, 10), resolution(5, 100), resolution(5, 300)
     (200.0, 140.0, 80.0)
@@ -74,7 +74,7 @@ def png(made: Figure) -> bytes:
     out = io.BytesIO()
     FigureCanvasAgg(made)
     with warnings.catch_warnings():
-        # Of letters that the font lacks, it says so for each; a box stands in their place.
+        # matplotlib warns of each letter that the font lacks, and draws a box for it.
         warnings.filterwarnings("ignore", "Glyph", UserWarning)
         made.savefig(out, format="png", dpi=resolution(*made.get_size_inches()))
     return out.getvalue()
@@ -120,7 +120,7 @@ def _box(axes: Any, box: Box, dx: float, dy: float) -> None:
             )
         )
     at = y + place.PAD + 6
-    # A dollar sign in a name is no formula.
+    # A dollar sign in a name does not begin a formula.
     plain = {"va": "center", "parse_math": False, "clip_on": True}
     axes.text(
         box.x + dx, at, box.title, ha="center", fontsize=12 * _POINTS, fontweight="bold", **plain

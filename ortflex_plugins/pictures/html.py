@@ -1,4 +1,4 @@
-"""Pages: one file each, nothing from outside, every text of a file escaped."""
+"""Pages: one file each that loads nothing, with every string escaped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def page(title: str, body: str, *, note: str = "") -> str:
 
 
 def text(value: str, limit: int = 300) -> str:
-    """Any text as HTML can hold it."""
+    """A string, escaped for HTML."""
     return escape(clean(value, limit))
 
 
@@ -67,7 +67,7 @@ def _legend(level: Level) -> str:
 
 
 def _level(drawing: Drawing) -> dict[str, Any]:
-    """What page.js needs to place the boxes again: orders, sizes, and where they were."""
+    """The data from which page.js places the boxes again: orders, sizes and positions."""
     number = {id(box): k for k, box in enumerate(drawing.boxes)}
     return {
         "layers": [[number[id(b)] for b in layer] for layer in drawing.layers],

@@ -1,4 +1,4 @@
-"""Where the boxes go: layers from top to bottom, as in Sugiyama's method, and nothing but Python.
+"""The positions of boxes: layers from top to bottom, as in Sugiyama's method, in plain Python.
 
 Layers by longest paths, orders by barycenters (Sugiyama, Tagawa and Toda 1981), coordinates by
 isotonic regression: in every layer the positions nearest to the neighbours' mean that keep the
@@ -28,7 +28,7 @@ _TITLE, _CHIP = 34, 36
 
 @attrs.define(eq=False)
 class Box:
-    """A place in a layer: an item, or (``item`` is None) where a long edge passes through."""
+    """A place in a layer: an item, or (``item`` is None) a point of a long edge."""
 
     item: Item | None
     layer: int
@@ -74,7 +74,7 @@ def width(text: str, size: float = FONT) -> float:
     >>> width("MatMul") < width("MatMul of A and B")
     True
     """
-    # CJK and such are twice as wide as Latin letters.
+    # Letters such as CJK are twice as wide as Latin ones.
     return size * sum(1.05 if ord(c) > 0x2E80 else 0.62 if c.islower() else 0.7 for c in text)
 
 
@@ -114,7 +114,7 @@ def layout(level: Level, *, unfold: bool = False) -> Drawing:
 
 
 def _layers(level: Level) -> list[int]:
-    """Longest paths from the top; then everything that has room moves down to what it feeds."""
+    """Longest paths from the top; then boxes with room move down towards their readers."""
     above: list[list[int]] = [[] for _ in level.items]
     below: list[list[int]] = [[] for _ in level.items]
     for a, b in level.edges:
@@ -124,7 +124,7 @@ def _layers(level: Level) -> list[int]:
     for k in range(len(depth)):
         depth[k] = max((depth[a] + 1 for a in above[k]), default=0)
     for k in reversed(range(len(depth))):
-        # Only where that lengthens no edge on the other side.
+        # Only if that does not lengthen an edge on the other side.
         if below[k] and len(above[k]) <= len(below[k]):
             depth[k] = min(depth[b] for b in below[k]) - 1
     return depth
@@ -194,7 +194,7 @@ def _order(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> Non
 def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> None:
     for layer in layers:
         spread(layer, [0.0] * len(layer))
-    # One side at a time makes straight lines; both at once keep what is long from drifting away.
+    # One side at a time makes straight lines; both together keep long chains from drifting.
     long = len(layers) > _LONG
     for sweep in range(2 * _SWEEPS):
         down = sweep % 2 == 0
@@ -209,7 +209,7 @@ def _across(layers: list[list[Box]], above: Neighbours, below: Neighbours) -> No
 
 
 def _islands(boxes: Sequence[Box], edges: Sequence[Sequence[Box]]) -> dict[int, int]:
-    """For every box the number of the connected part it is in, the largest first."""
+    """For every box the number of its connected component, the largest first."""
     root = {id(box): id(box) for box in (*boxes, *(b for way in edges for b in way))}
 
     def top(k: int) -> int:
@@ -228,7 +228,7 @@ def _islands(boxes: Sequence[Box], edges: Sequence[Sequence[Box]]) -> dict[int, 
 
 
 def _together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
-    """Move what is not connected to what is on its left as near to it as the widths allow."""
+    """Move every component as near to those on its left as the widths allow."""
     for number in range(1, max(islands.values(), default=0) + 1):
         room, ends, own = [], [], []
         for layer in layers:
@@ -239,7 +239,7 @@ def _together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
             if here and left:
                 room.append(here[0].x - here[0].w / 2 - left[-1].x - left[-1].w / 2 - GAP_X)
         start = min(b.x - b.w / 2 for b in own)
-        # Where they share no layer they may lie below one another, but not further left.
+        # Components without a common layer may lie below one another, but not further left.
         shift = min([*room, start - min(ends, default=start)])
         for box in own:
             box.x -= shift
@@ -249,7 +249,7 @@ def spread(layer: Sequence[Box], goals: Sequence[float]) -> None:
     """Centres as near to the goals as the order and the widths allow, in least squares.
 
     minimise Σ (x_k − goal_k)² with x_{k+1} − x_k ≥ (w_k + w_{k+1}) / 2 + gap: isotonic regression,
-    by pooling adjacent violators. Where long edges pass they weigh more, and stay straight.
+    by pooling adjacent violators. Points of long edges weigh more, so that these stay straight.
     """
     offset, blocks = 0.0, []
     offsets = []

@@ -1,4 +1,4 @@
-"""What a report shows beyond the History, measured while a training runs and without changing it."""
+"""Measurements of a training for its report, which do not change the training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Measures:
     The gradient's norm, of loss and penalty by all parameters before clipping, is that of the first
     batch of the data with the weights at each epoch's end. The time of each part of a step is
     onnxruntime's, node by node, on the graph of ``ortflex graph --training``, which nothing fuses:
-    compare the parts with one another and not with the time of an epoch.
+    compare the parts with one another, not with the time of an epoch.
 
     >>> from ortflex_plugins.pictures.measure import Measures
     >>> Measures().content()["epochs"]
@@ -55,7 +55,7 @@ class Measures:
 
     @hook
     def train_start(self, trainer: Trainer) -> None:
-        """Keep the weights, and prepare what measures."""
+        """Keep the weights, and prepare the measurements."""
         self._before = trainer.get_state()
         why = self._prepare(trainer)
         if why:
@@ -88,7 +88,7 @@ class Measures:
 
     @hook
     def epoch_end(self, trainer: Trainer, record: Mapping[str, float]) -> None:
-        """Take down the epoch."""
+        """Record the epoch."""
         whole = time.perf_counter() - self._started
         self._epochs.append(
             {
@@ -137,7 +137,7 @@ class Measures:
 
     @hook
     def exception(self) -> None:
-        """A training that was interrupted ends at once."""
+        """Measure nothing more after an interrupt."""
         self._failed = True
 
     @hook
@@ -149,11 +149,11 @@ class Measures:
         try:
             feeds, values = self._feeds(trainer, self._step.program)
             self._parts = profiled(self._step, feeds, values)
-        except Exception as error:  # onnxruntime's own are made in C++; the training is done
+        except Exception as error:  # any of onnxruntime; the training is finished
             self._notes.append(f"no times of parts: {error}")
 
     def content(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Everything as values of JSON."""
         return {
             "epochs": self._epochs,
             "parts": self._parts,
@@ -166,7 +166,7 @@ class Measures:
 
 
 def histogram(name: str, before: Array, after: Array) -> dict[str, Any]:
-    """How the values of a weight lie before and after, counted in the same bins.
+    """Histograms of a weight before and after, over the same bins.
 
     >>> made = histogram("w", np.zeros(3), np.ones(3))
     >>> made["before"][0], made["after"][-1], made["low"], made["high"]
@@ -176,7 +176,7 @@ def histogram(name: str, before: Array, after: Array) -> dict[str, Any]:
     high = float(max(before.max(initial=0), after.max(initial=0)))
     if low == high:
         low, high = low - 0.5, high + 0.5
-    # As many bins as there is something to see in.
+    # As many bins as the number of values allows.
     bins = min(BINS, max(8, round(2 * before.size**0.5)))
     counts = [np.histogram(a.astype(np.float64), bins, (low, high))[0] for a in (before, after)]
     return {

@@ -1,4 +1,4 @@
-"""The parts of a training step: forward, loss, backward, penalty and update, as each node has it."""
+"""The parts of a training step: forward, loss, backward, penalty and update, by node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ortflex_core.programs import (
 )
 
 PRODUCER = "ortflex"
-"""What our graphs say made them (``ortflex_core.graph.program``)."""
+"""The producer name of our graphs (``ortflex_core.graph.program``)."""
 NORM = Port("value", of="norm")
 """The norm of all gradients together, among the outputs of a step."""
 
@@ -39,7 +39,7 @@ class Step:
 
 
 def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
-    """One training step on ``rows`` rows as the formulas say it, before any pass makes it smaller.
+    """One training step on ``rows`` rows as the formulas define it, before simplifications.
 
     ``ortflex_core.programs.step`` makes the graph that backends run: it computes the same.
 
@@ -86,7 +86,7 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
 def parts_of(proto: ModelProto) -> list[str] | None:
     """The part of every node of a graph that a backend uses; None for other graphs.
 
-    Our graphs have it at every node (``trace.part``). onnxruntime's own graph has a YieldOp between
+    Our graphs record it at every node (``trace.part``). onnxruntime's own graph has a YieldOp between
     its forward and its backward pass.
     """
     nodes = list(proto.graph.node)
@@ -98,7 +98,7 @@ def parts_of(proto: ModelProto) -> list[str] | None:
 
 
 def _recorded(nodes: Sequence[NodeProto]) -> list[str]:
-    """What nodes say; those that say nothing copy a value from step to step."""
+    """The recorded parts; nodes without one copy a value from step to step."""
     return [node.doc_string if node.doc_string in PARTS else "update" for node in nodes]
 
 

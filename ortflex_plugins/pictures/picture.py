@@ -1,4 +1,4 @@
-"""Graphs as pictures: what users call."""
+"""Graphs as pictures: the functions for users."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Picture:
     """A graph, ready to be drawn.
 
     Attributes:
-        title: what it is of.
+        title: the name of the graph.
         level: its boxes and edges.
-        unfold: show in SVG and PNG what is inside folded boxes; in HTML a reader decides.
-        note: what could not be found out, or nothing.
+        unfold: show the content of folded boxes in SVG and PNG; in HTML a reader opens them.
+        note: missing information, or "".
     """
 
     title: str
@@ -68,7 +68,7 @@ class Picture:
         return figures.figure(drawing, self.level.kinds(), self.title)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture; the suffix says as what.
+        """Write the picture; the suffix gives the format.
 
         Raises:
             ConfigError: the suffix is not .svg, .html or .png; or PNG without matplotlib.
@@ -90,7 +90,7 @@ class Picture:
         return target
 
     def _repr_html_(self) -> str:
-        """What notebooks and the gallery show."""
+        """The HTML that notebooks and the gallery show."""
         return self.svg()
 
 
@@ -111,15 +111,16 @@ def draw(
 
     Args:
         model: a path, bytes, a ModelProto, a Model, or a Program.
-        loss: what it will be trained with, as for Trainer.
-        params: what of it, as for Trainer; of a graph that training uses, the names of weights.
+        loss: the loss of the training, as for Trainer.
+        params: the trained parameters, as for Trainer; for a graph that training uses, the names of
+            weights.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
-        unfold: show what is inside folded boxes.
+        unfold: show the content of folded boxes.
         title: instead of the file's name.
-        plugins: where gradient rules are found.
+        plugins: the plugins with the gradient rules.
 
     Raises:
-        ModelError: the file is missing or no ONNX model.
+        ModelError: the file is missing or not an ONNX model.
 
     >>> from onnx import parser
     >>> model = parser.parse_model('''<ir_version: 8, opset_import: ["": 17]>
@@ -137,13 +138,13 @@ def draw(
         marks = _training_marks(proto, parts, chosen or ())
     else:
         try:
-            # From its file where there is one: tensors of many gigabytes stay in it.
+            # From its file, if there is one: large tensors stay in it.
             source = model if isinstance(model, Model | str | os.PathLike) else proto
             marks = _checked(as_model(source, False), proto, loss, chosen, plugins)
         except OrtflexError as error:
             if loss is not None or params is not None:
                 raise
-            note = f"without the colours of what can be trained: {clean(str(error))}"
+            note = f"without the colours of trained operators: {clean(str(error))}"
             marks = Marks()
     return Picture(title=heading, level=reading.read(proto, marks, fold), unfold=unfold, note=note)
 
@@ -156,8 +157,8 @@ def draw_step(
 ) -> Picture:
     """Draw one training step of a Trainer: forward, loss, backward, penalty and update.
 
-    Nothing is compiled and no data are needed: where none were seen yet, labels are of the kind
-    that each loss asks for.
+    Nothing is compiled and no data are needed: without data, labels have the form that each loss
+    expects.
 
     Raises:
         NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
@@ -173,7 +174,7 @@ def draw_step(
         step = step_of(now, rows)
     except NotDifferentiable as error:
         raise NotDifferentiable(
-            f"{error}. Leave such parameters out of what is trained: params=['*', '!name']"
+            f"{error}. Do not train such parameters: params=['*', '!name']"
         ) from None
     proto = step.program.proto()
     marks = Marks(
@@ -198,7 +199,7 @@ def _proto(model: Any) -> tuple[ModelProto, str]:
 
 
 def _training_marks(proto: ModelProto, parts: list[str], params: Iterable[str]) -> Marks:
-    """What inputs say that they are, and what the caller knows to be trained."""
+    """The roles of inputs from the graph, and the trained parameters from the caller."""
     inputs = {value.name for value in proto.graph.input}
     return Marks(
         kinds=parts,
@@ -225,7 +226,7 @@ def _checked(
     report = check_model(model, loss, params, plugins=plugins)
     trained = frozenset(c.name for c in report.choices if c.trained)
     nodes = report.nodes
-    # A check goes through the graph with functions inlined: in the order in which we meet its nodes.
+    # A check walks the graph with functions inlined, in the order in which this loop visits nodes.
     same = [n.op_type for n in model.internal.graph.node] == list(_executed(proto))
     types = {n: str(model.value(n)) for n in model.producers}
     if same:

@@ -1,4 +1,4 @@
-"""ONNX graphs into what a picture shows of them."""
+"""ONNX graphs as levels of boxes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ortflex_plugins.pictures.scene import Chip, Item, Level, describe
 
 @attrs.frozen(kw_only=True)
 class Marks:
-    """What is known of a graph beyond its file.
+    """Further information about a graph.
 
     Attributes:
         kinds: the kind of every node, in the order in which functions are executed; or empty.
-        reasons: why it is of that kind.
+        reasons: the reason for that kind.
         trained: the names of trained parameters.
         slots: the names of optimizer state.
         types: tensors as strings, ``h: float32[N, 8]``.
@@ -39,7 +39,7 @@ def read(proto: ModelProto, marks: Marks, fold: bool | None = None) -> Level:
 
     Args:
         proto: the model; functions are folded boxes.
-        marks: what else is known.
+        marks: further information.
         fold: fold repeated blocks; by default in graphs of more than 24 operators.
     """
     return _Reader(proto, marks, fold).whole()
@@ -112,7 +112,7 @@ class _Reader:
 
     def _call(self, node: NodeProto, function: FunctionProto, own: tuple[Chip, ...]) -> Item:
         given = dict(zip(function.input, node.input, strict=False))
-        # Weights handed in are shown inside where they are read.
+        # Weights passed to a function are shown inside it, at their readers.
         chips = {
             name: self._chip(self.initializers[outer])
             for name, outer in given.items()
@@ -125,7 +125,7 @@ class _Reader:
         return attrs.evolve(item, chips=(*item.chips, *mine), tip=tip)
 
     def _bodies(self, bodies: Sequence[GraphProto], chips: Mapping[str, Chip]) -> Level:
-        """The bodies of control flow side by side; their nodes have no marks of their own."""
+        """The bodies of control flow side by side; their nodes have no marks."""
         ops: list[Op] = []
         ends: tuple[list[End], list[End]] = [], []
         for k, body in enumerate(bodies):

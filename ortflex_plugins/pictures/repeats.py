@@ -1,4 +1,4 @@
-"""Repeated blocks of a graph, found by what they do and not by what they are called."""
+"""Repeated blocks of a graph, recognized by their operators, not by their names."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Repeat:
 
 
 def repeats(tokens: Sequence[Hashable], makers: Sequence[Sequence[int]]) -> list[Repeat]:
-    """Runs of equal blocks that do not overlap, those that save most first found.
+    """Runs of equal blocks that do not overlap, chosen by how many operators they save.
 
-    Two blocks are equal if their operators are, one by one, and read from their own block and from
-    the one before it alike. What comes from outside may differ.
+    Two blocks are equal if their operators are equal one by one and read the same places of their
+    own block and of the block before. Inputs from outside may differ.
 
     Args:
-        tokens: what each operator is, in an order of execution.
+        tokens: the key of each operator, in an order of execution.
         makers: for every operator and input the operator that makes it, −1 if none does.
 
     >>> repeats("aXYXYXYb", [[-1], [0], [1], [2], [3], [4], [5], [6]])

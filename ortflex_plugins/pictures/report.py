@@ -22,11 +22,11 @@ _LONGEST = 100_000  # characters of a recipe
 def report(folder: Path) -> str:
     """The page of a folder that ``ortflex train`` wrote; it refers to nothing outside.
 
-    What is missing is left out: the measures, where matters were not measured; the graph, where the
-    model is gone. Every text of a file is escaped.
+    Missing parts are left out: measures that were not taken, or the graph if the model does not
+    exist any more. Every string is escaped.
 
     Raises:
-        ConfigError: it is no run folder, or one of its files is broken.
+        ConfigError: it is not a run folder, or one of its files is broken.
     """
     if not (folder / "recipe.toml").is_file():
         raise ConfigError(
@@ -125,7 +125,7 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
             figures.append(_figure(f"Validation: {shown}", charts.lines({shown: column})))
     if history.get("rate"):
         figures.append(_figure("Learning rate", charts.lines({"rate": history["rate"]}, log=False)))
-    # A training that went on from a checkpoint has measured its later epochs only.
+    # A training that continued from a checkpoint measured its later epochs only.
     measured = {e.get("epoch"): e for e in measures.get("epochs", ()) if isinstance(e, dict)}
     epochs = [measured.get(k, {}) for k in history.get("epoch", ())]
     norms = _column(epochs, "gradient_norm")
@@ -194,7 +194,7 @@ def _graph(folder: Path) -> str:
         recipe = Recipe.load(folder / "recipe.toml")
         chosen = {"loss": recipe.loss, "params": recipe.params}
         models = [folder / "trained.onnx", folder / "last_good.onnx", Path(recipe.model)]
-    except OrtflexError:  # a plugin of then is not installed here: drawn without its colours
+    except OrtflexError:  # a plugin of that training is not installed here: drawn without colours
         models = [folder / "trained.onnx", folder / "last_good.onnx"]
     path = next((p for p in models if p.is_file()), None)
     if path is None:
@@ -211,7 +211,7 @@ def _graph(folder: Path) -> str:
 
 
 def _recipe(recipe: str) -> str:
-    """What is set, without the comments."""
+    """The settings, without comments."""
     lines = [line for line in recipe[:_LONGEST].splitlines() if line and line[0] != "#"]
     return "<h2>Recipe</h2><pre>" + "\n".join(html.text(line, 2000) for line in lines) + "</pre>"
 

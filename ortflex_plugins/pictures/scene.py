@@ -34,7 +34,7 @@ CHIPS = ("parameter", "constant", "slot", "host", "far")
 
 
 def clean(text: str, limit: int = 300) -> str:
-    r"""Text that any file can hold and any screen can show: no control characters, not too long.
+    r"""A string for files and screens: without control characters, and not too long.
 
     >>> clean("a" * 30 + "/weight", 16)
     'aaaaaaaa…/weight'
@@ -67,7 +67,7 @@ class Item:
 
     @property
     def round(self) -> bool:
-        """Whether it is no operator but an end of the graph."""
+        """Whether it is an input or output of the graph."""
         return self.kind == "io"
 
 
@@ -79,7 +79,7 @@ class Level:
     edges: tuple[tuple[int, int], ...]
 
     def kinds(self) -> list[str]:
-        """Every kind in it, folded parts included, in the order of :data:`COLORS`."""
+        """Every kind in it, including folded parts, in the order of :data:`COLORS`."""
         found: set[str] = set()
         pending = [self]
         while pending:

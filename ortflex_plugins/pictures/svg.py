@@ -37,7 +37,7 @@ def svg(drawing: Drawing, kinds: Sequence[str], title: str) -> str:
 
 
 def text(value: str, limit: int = 300) -> str:
-    """Any text as XML can hold it."""
+    """A string, escaped for XML."""
     return escape(clean(value, limit), {'"': "&quot;"})
 
 

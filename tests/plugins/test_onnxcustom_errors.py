@@ -67,7 +67,7 @@ def test_only_sgd(way: str) -> None:
 def test_data_that_do_not_fit() -> None:
     with pytest.raises(DataError, match="the model has no input for it"):
         trainer("inside").fit(X, Y, W)
-    with pytest.raises(DataError, match="asks for sample weights"):
+    with pytest.raises(DataError, match="requires sample weights"):
         trainer("inside", weighted=True).fit(X, Y)
     with pytest.raises(DataError, match="X has 33 rows, y has 32"):
         trainer("beside").fit(X, Y[1:])
@@ -108,14 +108,14 @@ def test_models_that_do_not_fit() -> None:
     mlp = models.mlp((3, 2, 1))
     with pytest.raises(ModelError, match="onnx_rename_weights"):
         OrtGradientForwardBackwardOptimizer(mlp, sorted(api.get_train_initializer(mlp))).fit(X, Y)
-    with pytest.raises(ValueError, match="'A' is no float initializer"):
+    with pytest.raises(ValueError, match="'A' is not a float initializer"):
         OrtGradientForwardBackwardOptimizer(mlp, ["A"]).fit(X, Y)
     with pytest.raises(ModelError, match="should have the inputs X, label"):
         OrtGradientOptimizer(mlp, ["W1"], loss_output_name="Y").fit(X, Y)
     with pytest.raises(ModelError, match="add_loss_output"):
         OrtGradientOptimizer(mlp, ["W1"]).fit(X, Y)
     heads = models.two_headed()
-    with pytest.raises(ModelError, match="should have one input, it has left, right"):
+    with pytest.raises(ModelError, match="should have one input, but has left, right"):
         OrtGradientForwardBackwardOptimizer(heads, ["shared"]).fit(X, Y)
 
 
@@ -130,7 +130,7 @@ def test_models_that_do_not_fit() -> None:
         ("max_iter", 2.5, "max_iter: expected an integer >= 0, got 2.5"),
         ("validation_every", 0, "validation_every: expected an integer >= 1, got 0, or a fraction"),
         ("weights_to_train", "coef", "weights_to_train: expected a list of names, got 'coef'"),
-        ("weights_to_train", [], "weights_to_train: expected the name of an initializer at least"),
+        ("weights_to_train", [], "weights_to_train: expected at least one name of an initializer"),
         ("model_onnx", "model.onnx", r"expected an onnx.ModelProto, got str; onnx.load\(path\)"),
         ("learning_rate", {"name": "SGD"}, r"unknown learning rate \{'name': 'SGD'\}; Known: "),
         ("learning_rate", -0.1, "eta0: expected a number >= 0, got -0.1"),
@@ -283,7 +283,7 @@ def test_several_passes_wait_and_outputs_outlive_the_way_back() -> None:
 
 def test_forward_and_backward_say_what_is_missing() -> None:
     instance = OrtGradientForwardBackward(models.linear(3)).new_instance()
-    with pytest.raises(RuntimeError, match="no forward pass waits"):
+    with pytest.raises(RuntimeError, match="no forward pass is open"):
         instance.backward([Y])
     with pytest.raises(DataError, match=r"inputs: expected 3 \(X, coef, intercept\), got 1"):
         instance.forward([X])

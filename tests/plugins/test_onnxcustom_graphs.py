@@ -263,9 +263,9 @@ def test_loss_output_says_what_is_wrong() -> None:
         add_loss_output(model, "elastic", l1_wait=0.1)
     with pytest.raises(ConfigError, match=r"which of the outputs \['amount', 'scores'\]"):
         add_loss_output(models.two_headed())
-    with pytest.raises(ConfigError, match="'score' is no output; did you mean 'scores'"):
+    with pytest.raises(ConfigError, match="'score' is not an output; did you mean 'scores'"):
         add_loss_output(models.two_headed(), output_index="score")
-    with pytest.raises(ConfigError, match="'koef' is no float initializer; did you mean 'coef'"):
+    with pytest.raises(ConfigError, match="'koef' is not a float initializer; did you mean 'coef'"):
         add_loss_output(model, penalty={"koef": 0.1})
     with pytest.raises(ModelError, match="a tensor 'coef' already"):
         add_loss_output(model, weight_name="coef")

@@ -1,4 +1,4 @@
-"""The optimizer whose step the runtime owns, at its module path of the older package."""
+"""The optimizer of models that contain their loss, at its module path of the older package."""
 
 from ortflex_plugins.onnxcustom.optimizer import (
     OrtGradientOptimizer,
