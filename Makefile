@@ -10,9 +10,9 @@ help:
 	@echo "make demo      fine-tune a classifier on handwritten digits"
 	@echo "make test      the tests with each runtime, ruff and mypy, and a table at the end"
 	@echo "make test-all  the slow tests too"
-	@echo "make bench     microseconds a step, beside torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
+	@echo "make bench     microseconds a step, compared with torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
 	@echo "make lint types"
-	@echo "make package   the wheel and the source distribution, in .nox/dist, checked and tried"
+	@echo "make package   the wheel and the source distribution, in .nox/dist, checked and tested"
 	@echo "make docs      the site, in docs/_build/html; its examples run"
 	@echo "make clean     remove the environments"
 

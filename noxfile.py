@@ -1,4 +1,4 @@
-"""One environment per runtime: they all install the import name `onnxruntime`.
+"""One environment per runtime, since all of them install the import name `onnxruntime`.
 
 `make test` calls this; by hand, `nox --list`, and for instance
 `nox --session "tests(agent)" -- tests/core -k runtime`.
@@ -27,7 +27,7 @@ DIST = ROOT / ".nox" / "dist"
 EXAMPLE_PLUGIN = ROOT / "tests" / "fixtures" / "ortflex_example"
 
 # An oracle of the tests and a peer of the benchmarks. Always installed by pip: uv resolves torch
-# together with its CUDA packages, several gigabytes, where pip takes a wheel that is at hand.
+# together with its CUDA packages, several gigabytes, where pip takes a local wheel.
 TORCH = "torch==2.13.0"
 
 nox.needs_version = ">=2024.4.15"
@@ -43,7 +43,7 @@ class Environment(NamedTuple):
     python: str
     with_torch: bool
     sample: str = "8"
-    """Every which case of the tables of gradients is asked here; 1 is all of them."""
+    """The fraction 1/n of the cases of the gradient tables that run here; 1 runs all."""
     pins: tuple[str, ...] = ()
     """Requirements on top of the extra: the version of the runtime, where it is not the newest."""
     more: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ ENVIRONMENTS = {
     # Later versions of pyarrow want numpy 2.
     "session": Environment("session", "3.11", with_torch=True, pins=("pyarrow<23",)),
     "agent": Environment("agent", "3.11", with_torch=True),
-    # What the callbacks write is read here by those they write it for.
+    # The packages that read the files of callbacks.
     "stock": Environment(
         "stock", "3.11", with_torch=True, sample="1", pins=("tensorboard",), more=("mlflow",)
     ),
     "stock-3.13": Environment("stock", "3.13", with_torch=False, sample="16"),
-    # What torch knows better is asked above; here it is whether older runtimes compute the same.
+    # Comparisons with torch run above; this tests whether older runtimes compute the same.
     "stock-1.23": Environment(
         "stock", "3.11", with_torch=False, sample="16", pins=("onnxruntime==1.23.*",)
     ),
@@ -70,19 +70,19 @@ ENVIRONMENTS = {
 
 
 def find_python(version: str) -> str | None:
-    """Return an interpreter of this version that really starts; pyenv's shims may not."""
+    """Return an interpreter of this version that starts; shims of pyenv may not."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates = [
         shutil.which(f"python{version}"),
         *sorted(map(str, pyenv.glob(f"versions/{version}*/bin/python{version}"))),
-        # Windows has no python3.11, only the one that runs this.
+        # Windows has no python3.11, only the interpreter that runs this.
         sys.executable,
     ]
     ask = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     for candidate in filter(None, candidates):
         answer = subprocess.run([candidate, "-c", ask], capture_output=True, text=True, check=False)
         if answer.returncode == 0 and answer.stdout.startswith(f"{version} "):
-            # What a shim starts, not the shim.
+            # The interpreter that a shim starts, not the shim.
             return answer.stdout.split(maxsplit=1)[1].strip()
     return None
 
@@ -94,7 +94,7 @@ PYTHONS = {
 
 
 def session_for(kind: str, name: str, python: str) -> Any:
-    """Return the decorator of a session; where its Python is missing, it needs no environment."""
+    """Return the decorator of a session; if its Python is missing, it needs no environment."""
     path = PYTHONS[python]
     backend = None if path else "none"
     return nox.session(name=f"{kind}({name})", python=path, venv_backend=backend, tags=[kind])
@@ -103,7 +103,7 @@ def session_for(kind: str, name: str, python: str) -> Any:
 def prepare(
     session: nox.Session, *extras: str, with_torch: bool = False, pins: tuple[str, ...] = ()
 ) -> None:
-    """Install the project with these extras, unless it is; start afresh if dependencies changed."""
+    """Install the project with these extras if needed; make a new environment if dependencies changed."""
     wanted = _digest(*extras, *pins, TORCH if with_torch else "")
     stamp = Path(session.virtualenv.location) / "ortflex.stamp"
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -130,10 +130,10 @@ def _digest(*parts: str) -> str:
 
 @contextmanager
 def reported(name: str) -> Iterator[Path]:
-    """Have a line in the table for this session, whatever becomes of it.
+    """Write a line of the table for this session, even if it fails.
 
-    Until the block ends well, or the tests write their own report, the line says that it failed.
-    How long it took, with the making of the environment, is in it, too.
+    Until the block succeeds, or the tests write their own report, the line says that it failed. It
+    also has the duration, including that of making the environment.
     """
     REPORTS.mkdir(parents=True, exist_ok=True)
     path = REPORTS / f"{name}.json"
@@ -149,7 +149,7 @@ def reported(name: str) -> Iterator[Path]:
 
 
 def one_line(name: str, outcome: str, reason: str = "") -> dict[str, Any]:
-    """Return the report of something that counts as one test."""
+    """Return the report of a session that counts as one test."""
     return {
         "runtime": name,
         "python": "",
@@ -187,11 +187,11 @@ def package(session: nox.Session) -> None:
         files = sorted(map(str, DIST.iterdir()))
         session.run("python", "-m", "twine", "check", "--strict", *files)
         session.run("python", "tests/distributions.py", *files)
-        # Nothing of the tools may stand in for a dependency that is missing.
+        # No package of the tools may replace a missing dependency.
         session.virtualenv.reuse_existing = False
         session.virtualenv.create()
         session.install(f"{next(DIST.glob('*.whl'))}[stock]")
-        # In a folder from where the checkout cannot be imported.
+        # In a folder from which the checkout cannot be imported.
         place = session.create_tmp()
         session.chdir(place)
         session.run("python", str(ROOT / "tests" / "first_run.py"))
@@ -218,7 +218,7 @@ for name, environment in ENVIRONMENTS.items():
             if EXAMPLE_PLUGIN.is_dir():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
             if environment.sample == "1" and any("slow or" in each for each in session.posargs):
-                # Guides mutants; where there is no wheel of it, its test is skipped.
+                # It guides mutants; without a wheel of it, its test is skipped.
                 session.install("--only-binary", "atheris", "atheris", success_codes=[0, 1, 2])
             # Python's own limit (pyproject.toml) may wait for a lock that native code holds.
             limit = 7300 if any("slow or" in each for each in session.posargs) else 330
@@ -233,9 +233,10 @@ for name, environment in ENVIRONMENTS.items():
                         "ORTFLEX_TEST_SAMPLE", environment.sample
                     ),
                     "ORTFLEX_TEST_SILENCE": str(limit + 300),
-                    # One thread a worker: two would fight for the same cores.
+                    # One thread a worker: two would compete for the same cores.
                     "OMP_NUM_THREADS": "1",
-                    # Without bytecode, each worker and each process of a test compiles all anew.
+                    # Without bytecode, each worker and each process of a test compiles everything
+                    # again.
                     "PYTHONDONTWRITEBYTECODE": "",
                     "PYTHONPYCACHEPREFIX": str(ROOT / ".nox" / "bytecode"),
                 },
@@ -246,7 +247,7 @@ for name in ("agent", "session"):
 
     @session_for("bench", name, ENVIRONMENTS[name].python)
     def run_benchmarks(session: nox.Session, name: str = name) -> None:
-        """Microseconds a step of every backend, beside torch and scikit-learn."""
+        """Microseconds a step of every backend, compared with torch and scikit-learn."""
         if PYTHONS[ENVIRONMENTS[name].python] is None:
             session.skip(f"no Python {ENVIRONMENTS[name].python} was found")
         prepare(session, name, "sklearn", with_torch=True)
@@ -255,7 +256,7 @@ for name in ("agent", "session"):
 
 @session_for("bench", "jax", "3.11")
 def prepare_jax(session: nox.Session) -> None:
-    """The environment of JAX, which takes part in the next one."""
+    """The environment of JAX, a peer of the next session."""
     if PYTHONS["3.11"] is None:
         session.skip("no Python 3.11 was found")
     session.install("jax", "jaxlib", "numpy")
@@ -263,7 +264,7 @@ def prepare_jax(session: nox.Session) -> None:
 
 @session_for("bench", "peers", "3.11")
 def run_peers(session: nox.Session) -> None:
-    """Microseconds a step beside all peers; WORKLOADS="W1 W5" chooses, as PEERS="torch,jax scan" does."""
+    """Microseconds a step, compared with all peers; WORKLOADS="W1" and PEERS="torch" choose."""
     if PYTHONS["3.11"] is None:
         session.skip("no Python 3.11 was found")
     prepare(session, "stock", "sklearn", "parquet", with_torch=True)

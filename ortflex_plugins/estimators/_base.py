@@ -1,4 +1,4 @@
-"""What both estimators share: a Trainer behind scikit-learn's interface."""
+"""What both estimators share: a Trainer with scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMALL = 10_000
 
 @attrs.define(slots=False, eq=False, repr=False)
 class OrtEstimator(BaseEstimator):
-    """A Trainer behind scikit-learn's interface; see the two estimators.
+    """a Trainer with scikit-learn's interface; see the two estimators.
 
     The fields are the parameters, and attrs writes the constructor that scikit-learn reads them from.
     Those with the name of an argument of the Trainer have its meaning, and its default unless

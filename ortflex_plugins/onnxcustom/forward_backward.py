@@ -148,7 +148,7 @@ class OrtGradientForwardBackward:
         return made
 
     def get_initializer(self, name: str, exc: bool = True) -> Array | None:
-        """An initializer's value; without ``exc`` None where there is none.
+        """An initializer's value; without ``exc`` None if it does not exist.
 
         Raises:
             ModelError: there is no initializer of that name.

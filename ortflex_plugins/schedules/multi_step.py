@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class MultiStep(Schedule):
-    """A stair with steps of one's own: ``rate(t) = base·gamma^#{m in milestones: m ≤ t}``.
+    """A stair with given steps: ``rate(t) = base·gamma^#{m in milestones: m ≤ t}``.
 
     Raises:
         ValueError: a milestone is negative, or ``gamma`` is not positive.
