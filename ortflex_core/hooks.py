@@ -208,6 +208,12 @@ class HookManager:
                 f"ortflex_core.hooks.hook; {known}"
             )
 
+    def keep(self, wanted: Callable[[Any], bool]) -> None:
+        """Forget the callbacks and hook plugins that are not ``wanted``."""
+        for _, plugin in list(self._manager.list_name_plugin()):
+            if not wanted(plugin):
+                _forget(self._manager, plugin)
+
     def callables(self, trainer: Any) -> dict[str, Callable[..., Any]]:
         """The hooks that a callback implements; the others are left out and cost nothing."""
         out: dict[str, Callable[..., Any]] = {}

@@ -21,6 +21,7 @@ _PLACES = {
         "dropout=counter_rng"
     ),
     "protocols": "formulas=calls",
+    "process_groups": "interrupts",
     "runtime": "session binder",
     "opsets": (
         "bodies=function_bodies kernels lowering=downgrade raising=upgrade "
@@ -48,7 +49,7 @@ _PLACES = {
     "checkpoints": "checkpoint record saved folders",
     "views": "display=progress",
     "training": (
-        "trainer setup live=state judging=state fitting=fit loop interrupts "
+        "trainer setup live=state judging=state fitting=fit loop "
         "preparation feeding=feed checkpointing pickling differences "
         "fingerprint"
     ),

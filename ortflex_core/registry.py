@@ -43,6 +43,7 @@ _BASES = {
     "averages": "ortflex_core.protocols:Average",
     "devices": "ortflex_core.protocols:Device",
     "backends": "ortflex_core.protocols:Backend",
+    "process_groups": "ortflex_core.protocols:ProcessGroup",
     "data": "ortflex_core.protocols:DataSource",
     "metrics": "ortflex_core.protocols:Metric",
     "callbacks": "builtins:object",

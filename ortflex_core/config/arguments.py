@@ -247,7 +247,7 @@ class Arguments:
         "the largest absolute value of an element of a gradient", None, check=_check_positive
     )
     accumulate: int = argument(
-        "how many batches make a step; their gradients are those of one large batch",
+        "how many batches make a step, of every process; their gradients are those of one large batch",
         1,
         check=_check_count,
     )
@@ -274,6 +274,13 @@ class Arguments:
         "auto",
         kind=COMPONENT,
         of="backends",
+    )
+    distributed: Any = argument(
+        "the process group of a training in several processes, each of which computes the gradient of "
+        "other batches; ``auto`` takes that of the launcher; by default one process trains",
+        None,
+        kind=COMPONENT,
+        of="process_groups",
     )
     batch_size: int = argument(
         "rows a step; reduced to the number of rows where there are fewer", 32, check=_check_count

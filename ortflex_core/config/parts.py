@@ -48,8 +48,9 @@ class Parts:
         """
         if name in _SINGLE:
             return self.plugins.component(_KINDS[name], self._device(name, value), name)
-        if name == "backend":
-            return value if value == "auto" else self.plugins.component("backends", value, name)
+        if name in ("backend", "distributed"):
+            kind = _KINDS[name]
+            return value if value in (None, "auto") else self.plugins.component(kind, value, name)
         if name in _LISTS:
             return self._each(name, value)
         if name == "loss":
@@ -79,7 +80,7 @@ class Parts:
             return self._spell_penalties(value, made)
         if name in _LISTS:
             return tuple(self._spell(name, m, v) for m, v in zip(made, value, strict=True))
-        if name in (*_SINGLE, "backend", "data", "validation", "averaging"):
+        if name in (*_SINGLE, "backend", "distributed", "data", "validation", "averaging"):
             return self._spell(name, made, value)
         if name == "constraint":
             single = value is None or not isinstance(made, dict)

@@ -14,6 +14,7 @@ from ortflex_core.engines.buffers import (
     Twins,
     averaged,
     check_state,
+    read_into,
     start_average,
 )
 from ortflex_core.engines.evaluator import Evaluator
@@ -30,5 +31,6 @@ __all__ = [
     "averaged",
     "check_state",
     "first_not_finite",
+    "read_into",
     "start_average",
 ]

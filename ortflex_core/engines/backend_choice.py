@@ -48,6 +48,8 @@ def against(
         BrokenPlugin: the backend raises, or returns something other than reasons.
     """
     label = whose(plugins, "backends", backend)
+    if problem.peers is not None and not backend.exchanges:
+        return ["it does not train in several processes (distributed=)"]
     return reasons(
         backend, lambda: backend.available(runtime), f"{label} fails in available"
     ) or reasons(

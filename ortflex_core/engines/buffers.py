@@ -124,6 +124,13 @@ class Twins:
             self._device.write(self.values[name], np.asarray(array))
 
 
+def read_into(device: Device, values: Mapping[str, Value], out: Mapping[str, Array]) -> None:
+    """Copy tensors to arrays of the same shapes."""
+    for name, value in values.items():
+        view = device.view(value)
+        np.copyto(out[name], device.read(value) if view is None else view)
+
+
 def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]], what: str) -> None:
     """Compare the names and shapes of a state with the expected ones."""
     for name, array in state.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -12,6 +13,7 @@ from ortflex_core.errors import DataError
 from ortflex_core.graph.ports import Key, Port
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import LossTerm, Problem
+from ortflex_core.process_groups.peers import Peers, pack, unpack
 from ortflex_core.programs import stages
 from ortflex_core.protocols import Device, Metric, MetricState, calls
 from ortflex_core.runtime.session import run_once
@@ -56,11 +58,15 @@ def slices(
 
 @attrs.frozen
 class Scores:
-    """Loss and metrics of labelled data, ``batches()``; called with a function that evaluates a batch."""
+    """Loss and metrics of labelled data, ``batches()``; called with a function that evaluates a batch.
+
+    With ``peers`` each process evaluates the batches of its rank, and all combine all of them in order.
+    """
 
     problem: Problem
     metrics: Sequence[Metric]
     batches: Callable[[], Iterable[Batch]]
+    peers: Peers | None = None
 
     def __call__(self, evaluate: Evaluate) -> dict[str, float]:
         """``loss`` over all rows (not the mean of batches), without penalty; and the metrics."""
@@ -68,8 +74,7 @@ class Scores:
         wanted = [terms[0].output] if self.metrics else []
         states = [_started(m) for m in self.metrics]
         totals, denominators = np.zeros(len(terms)), np.zeros(len(terms))
-        for batch in self.batches():
-            sums, outputs = evaluate(batch, wanted)
+        for batch, (sums, outputs) in self._evaluated(evaluate, wanted):
             totals += sums
             denominators += batch.denominators
             if not states:
@@ -89,6 +94,22 @@ class Scores:
             column, score = calls.score(metric, state)
             scores[column] = score
         return scores
+
+    def _evaluated(
+        self, evaluate: Evaluate, wanted: Sequence[str]
+    ) -> Iterator[tuple[Batch, tuple[Sequence[float], Mapping[str, Array]]]]:
+        if self.peers is None:
+            yield from ((batch, evaluate(batch, wanted)) for batch in self.batches())
+            return
+        batches = iter(self.batches())
+        while group := list(itertools.islice(batches, self.peers.size)):
+            own = np.zeros(0, np.uint8)
+            if self.peers.rank < len(group):
+                sums, outputs = evaluate(group[self.peers.rank], wanted)
+                own = pack([np.asarray(sums, np.float64), *(outputs[n] for n in wanted)])
+            for batch, part in zip(group, self.peers.gather("validation", own), strict=False):
+                totals, *arrays = unpack(part)
+                yield batch, (totals.tolist(), dict(zip(wanted, arrays, strict=True)))
 
 
 def _started(metric: Metric) -> MetricState:

@@ -27,6 +27,7 @@ from ortflex_core.problem.updating import (
     Updating,
     slot_port,
 )
+from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import Loss, Optimizer, Penalty, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, Shape, TensorSpec
@@ -153,6 +154,8 @@ class Problem:
     """Rows of a whole batch, for cost models."""
     epoch_steps: int | None = None
     """Whole batches an epoch, for cost models; None if nobody knows."""
+    peers: Peers | None = attrs.field(default=None, eq=False, repr=False)
+    """The processes that compute the batches of a step together; batch k is that of rank k mod size."""
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:

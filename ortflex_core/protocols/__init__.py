@@ -18,11 +18,13 @@ from ortflex_core.protocols.loss import Loss
 from ortflex_core.protocols.metric import Metric, MetricState
 from ortflex_core.protocols.optimizer import Optimizer
 from ortflex_core.protocols.penalty import Penalty
+from ortflex_core.protocols.process_group import Communicator, ProcessGroup
 from ortflex_core.protocols.schedule import Schedule, ScheduleContext, Unit
 
 __all__ = [
     "Average",
     "Backend",
+    "Communicator",
     "Constraint",
     "DataSource",
     "Device",
@@ -35,6 +37,7 @@ __all__ = [
     "Optimizer",
     "Passes",
     "Penalty",
+    "ProcessGroup",
     "Schedule",
     "ScheduleContext",
     "Unit",

@@ -78,6 +78,8 @@ class Backend(Component, abc.ABC):
 
     priority: ClassVar[int] = 0
     """``backend="auto"`` tries backends from the highest priority to the lowest."""
+    exchanges: ClassVar[bool] = False
+    """Whether it adds up the gradients of several processes (``Problem.peers``)."""
 
     @classmethod
     @abc.abstractmethod

@@ -37,8 +37,10 @@ from ortflex_core.testing.loss import LossKit
 from ortflex_core.testing.metric import MetricKit
 from ortflex_core.testing.optimizer import OptimizerKit
 from ortflex_core.testing.penalty import PenaltyKit
+from ortflex_core.testing.process_group import ProcessGroupKit
 from ortflex_core.testing.schedule import ScheduleKit
 from ortflex_core.testing.source import DataSourceKit
+from ortflex_core.testing.threads import ThreadGroup, run_ranks
 
 __all__ = [
     "AverageKit",
@@ -53,5 +55,8 @@ __all__ = [
     "MetricKit",
     "OptimizerKit",
     "PenaltyKit",
+    "ProcessGroupKit",
     "ScheduleKit",
+    "ThreadGroup",
+    "run_ranks",
 ]

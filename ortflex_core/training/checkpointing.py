@@ -14,6 +14,7 @@ from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
 from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
+from ortflex_core.process_groups import joining
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.fingerprint import Identity
@@ -131,6 +132,9 @@ def _resumed(
             f"pass them again: Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
         )
     arguments = {**found.record.arguments, **changes}
+    if changes.get("distributed") is not None and "accumulate" not in changes:
+        members = joining.join((plugins or Plugins.discover()), changes["distributed"])
+        arguments["accumulate"] = joining.share(arguments.get("accumulate", 1), members)
     model = arguments.pop("model", found.model)
     trainer = None
     with contextlib.suppress(ModelError):

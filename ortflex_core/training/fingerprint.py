@@ -70,7 +70,11 @@ def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
     """
     out: dict[str, Any] = {}
     unnamed: list[str] = []
-    for name, value in trainer.arguments.items():
+    # A checkpoint has the batches of all processes: any number of them goes on with it.
+    in_all = {"accumulate": trainer.setup.problem.updating.accumulate}
+    for name, value in (trainer.arguments | in_all).items():
+        if name == "distributed":
+            continue
         try:
             if name == "callbacks":
                 named = [v for v in value if _nameable(v, trainer.plugins)]

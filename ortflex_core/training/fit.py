@@ -14,9 +14,10 @@ from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.data.batches import Source
 from ortflex_core.data.items import item_of
 from ortflex_core.engines import failures
-from ortflex_core.errors import GraphError
+from ortflex_core.errors import GraphError, Unsupported
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
+from ortflex_core.training import process_groups
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.loop import Loop, Plan, beginning
 from ortflex_core.types import Array
@@ -55,6 +56,8 @@ def train(
             "docs/howto/choose-what-is-trained.md says how to export them apart",
             shared,
         )
+    if (peers := live.problem.peers) is not None:
+        peers.agree("start", process_groups.facts(trainer, source))
     plan = Plan(
         engine=trainer.engine,
         source=source,
@@ -71,11 +74,14 @@ def train(
         enter=live.enter if trainer.setup.problem.phase(0) is not trainer.setup.problem else None,
         start=start,
         broken=partial(_broken, trainer),
+        peers=peers,
     )
     standing.fits += start is None
     trainer.loop = loop = Loop(plan)
     try:
         history = loop.run()
+        if peers is not None:
+            peers.any("end", flag=False)
         if start is None and (risen := _risen(loop.begun, history)):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
@@ -141,6 +147,10 @@ def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
 
 def step(trainer: Trainer, batch: Any) -> float:
     """Train one step on one batch (see :meth:`ortflex_core.Trainer.step`)."""
+    if trainer.setup.problem.peers is not None:
+        raise Unsupported(
+            "step: a training in several processes takes its batches by itself; use fit"
+        )
     X, y, weight = item_of(batch, 0)
     live, columns = trainer.live, trainer.setup.open(X, y, weight)
     prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)

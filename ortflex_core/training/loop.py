@@ -20,8 +20,9 @@ import numpy as np
 from ortflex_core.data.batches import Batch, Source, whole_steps
 from ortflex_core.engines.last_good import Good
 from ortflex_core.errors import TrainingDiverged
+from ortflex_core.process_groups.interrupts import Interrupts
+from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import Engine, Losses, Schedule, calls
-from ortflex_core.training.interrupts import Interrupts
 from ortflex_core.types import Array, Position, Progress
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display
@@ -62,6 +63,7 @@ class Plan:
     enter: Callable[[int], Engine | None] | None = None
     start: Position | None = None
     broken: Callable[[], str] = str
+    peers: Peers | None = None
 
 
 class Loop:
@@ -83,7 +85,8 @@ class Loop:
         """Between runs of steps: how many steps a run has is up to the backend, so nothing may change."""
         self.left_alone = False  # unfinished, and hooks at the end changed no weights
         self.settled = False  # all was decided when the training ended or failed
-        self._interrupts = Interrupts()
+        self._interrupts = Interrupts(plan.peers)
+        self._watched = self._any("step_end" in plan.hooks)
         self._rate = math.nan
         self._sums = _Sums()
         self._pending: list[tuple[Losses, Sequence[int]]] = []
@@ -92,10 +95,14 @@ class Loop:
         if plan.start is not None:
             self._continue(plan.start)
 
+    def _any(self, flag: bool) -> bool:
+        """Whether it is so here, or in any process of the training."""
+        return flag if self.plan.peers is None else self.plan.peers.any("decision", flag)
+
     @property
     def _at_once(self) -> int:
         """The steps of a run: each engine has its own number."""
-        return 1 if "step_end" in self.plan.hooks else self.engine.steps_per_run
+        return 1 if self._watched else self.engine.steps_per_run
 
     def _continue(self, start: Position) -> None:
         now = start.progress
@@ -247,15 +254,17 @@ class Loop:
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
             self._tell("validation_end", scores=scores)
-        if any(self._tell("epoch_end", record=record) or ()):
+        if self._any(any(self._tell("epoch_end", record=record) or ())):
             self._stop = True
+        if plan.peers is not None:
+            plan.peers.agree_on_weights(self.engine.state(), epoch)
         self._settle()
 
     def _validated(self, validate: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
         """The scores; this may take long and changes nothing, so Ctrl-C need not wait."""
         interrupts = self._interrupts
         interrupts.check()
-        interrupts.held = False
+        interrupts.held = self.plan.peers is not None
         scores = validate()
         interrupts.held = True
         return scores
@@ -284,7 +293,8 @@ class Loop:
     def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
         engine, schedule = self.engine, self.plan.schedule
         hooks = self.plan.hooks
-        watched, settles, seen = ("step_end" in hooks, "settled" in hooks, "steps_end" in hooks)
+        watched, settles, seen = (self._watched, "settled" in hooks, "steps_end" in hooks)
+        block = _BLOCK if self.plan.peers is None else 1  # all processes see the same at once
         start = self.progress
         step, rows = start.step, start.rows
         every_step = schedule.by != "epoch"
@@ -326,7 +336,7 @@ class Loop:
                 if watched:
                     self._drain()
                     self._after_step()
-                elif waiting >= _BLOCK or display.due:
+                elif waiting >= block or display.due:
                     self.progress = at(step=step, rows=rows)
                     self._drain()
                     waiting = 0
@@ -336,7 +346,7 @@ class Loop:
                     self._settle(within=True)
                 if self._halted:
                     break
-                if interrupts.came:
+                if interrupts.due:
                     interrupts.check()
         finally:
             self.progress = at(step=step, rows=rows)
@@ -353,7 +363,7 @@ class Loop:
     def _after_step(self) -> None:
         loss, penalty = self._sums.last
         answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
-        self._halted = self._halted or any(answers or ())
+        self._halted = self._any(self._halted or any(answers or ()))
 
     def _drain(self) -> list[tuple[float, float]]:
         """Read the losses that have come together; a non-finite one ends the training."""

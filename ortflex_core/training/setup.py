@@ -24,6 +24,7 @@ from ortflex_core.problem import groups
 from ortflex_core.problem.losses import LossRequest, check_inputs, check_precision, loss_requests
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import Updating
+from ortflex_core.process_groups import joining
 from ortflex_core.protocols import Backend, Device, Engine, Metric, Optimizer, Schedule
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import Runtime
@@ -159,6 +160,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
         for k, m in enumerate(arguments.metrics)
     ]
+    if arguments.distributed not in (None, "auto"):  # named, but not joined before all is right
+        errors.collect(lambda: get("process_groups", arguments.distributed, "distributed"))
     callbacks = [
         errors.collect(partial(_callback, plugins, c, f"callbacks[{k}]"))
         for k, c in enumerate(arguments.callbacks)
@@ -191,6 +194,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     unavailable = backend_choice.reasons(device, ask, failing)
     if unavailable:
         raise Unsupported(f"the device {device.name!r} cannot be used: {unavailable[0]}")
+    peers = joining.join(plugins, arguments.distributed)
     return Setup(
         runtime=runtime,
         plugins=plugins,
@@ -218,7 +222,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
                 groups=grouped.groups,
                 constraints=grouped.constraints,
                 average=grouped.average,
-                accumulate=arguments.accumulate,
+                accumulate=arguments.accumulate * (1 if peers is None else peers.size),
             ),
             choices=grouped.choices,
             reduction=arguments.reduction,
@@ -229,6 +233,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             dropout=arguments.dropout,
             seed=arguments.seed,
             batch_size=arguments.batch_size,
+            peers=peers,
         ),
     )
 

@@ -21,6 +21,7 @@ from ortflex_core.errors import DataError, suggest
 from ortflex_core.model import shape_probe
 from ortflex_core.problem.losses import bind_terms
 from ortflex_core.problem.problem import LossTerm, Problem
+from ortflex_core.process_groups.peers import Peers
 from ortflex_core.programs import cost
 from ortflex_core.protocols import Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
@@ -127,6 +128,9 @@ class Live:
         )
         if self._threads == "auto":
             problem = attrs.evolve(problem, threads=cost.threads(problem))
+            if problem.peers is not None:  # those on this machine share its processors
+                own = max(1, problem.threads // problem.peers.neighbours)
+                problem = attrs.evolve(problem, threads=own)
         with shape_probe.explain_unknown(self.model):
             backend, engine = self.setup.compiled(problem)
         engine.load({n: state[n] for n in problem.parameters})
@@ -194,15 +198,16 @@ class Live:
         parts = [predict(batch, names) for batch in batches]
         return {n: np.concatenate([p[n] for p in parts]) for n in names}
 
-    def scorer(self, feed: Feed) -> Callable[[], dict[str, float]]:
+    def scorer(self, feed: Feed, peers: Peers | None = None) -> Callable[[], dict[str, float]]:
         """A function that scores labelled data with the weights at the time of its call.
 
         It never rebuilds the engine, which may be running a training: data whose labels or sample
-        weights have other types than the training's are scored by a separate evaluator.
+        weights have other types than the training's are scored by a separate evaluator. With
+        ``peers`` each process evaluates its share of the batches, when all of them call it.
         """
         judged = self.inference(self.terms(feed.first))
         batches = feed.labelled(self.preparing(judged))
-        scores = Scores(judged, self.setup.metrics, batches)
+        scores = Scores(judged, self.setup.metrics, batches, peers)
         evaluator = Evaluator(judged, self.device)
 
         def of_now() -> dict[str, float]:

@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training import checkpointing, fit, pickling
+from ortflex_core.training import checkpointing, fit, pickling, process_groups
 from ortflex_core.training.announcement import announce, short, summary
 from ortflex_core.training.feed import Feed, held_out
 from ortflex_core.training.loop import Loop
@@ -61,13 +62,17 @@ class Trainer:
             group that fits takes a parameter.
         clip_norm: the largest Euclidean norm of all gradients together.
         clip_value: the largest absolute value of an element of a gradient.
-        accumulate: how many batches make a step; their gradients are those of one large batch.
+        accumulate: how many batches make a step, of every process; their gradients are those of one
+            large batch.
         constraint: where weights may be: one constraint on all, or ``{parameter glob:
             constraint}``.
         averaging: a mean of the weights during the training, which predictions, evaluations and
             exports use.
         device: where the training runs: a device's name; ``name:1`` is the second of its kind.
         backend: what runs the steps; ``auto`` takes the first that supports the problem.
+        distributed: the process group of a training in several processes, each of which computes
+            the gradient of other batches; ``auto`` takes that of the launcher; by default one
+            process trains.
         batch_size: rows a step; reduced to the number of rows where there are fewer.
         epochs: passes over the data.
         shuffle: a new random order every epoch.
@@ -120,6 +125,7 @@ class Trainer:
         averaging: Any = None,
         device: Any = "cpu",
         backend: Any = "auto",
+        distributed: Any = None,
         batch_size: int = 32,
         epochs: int = 10,
         shuffle: bool = True,
@@ -146,12 +152,15 @@ class Trainer:
             require_runtime(), plugins or Plugins.discover(), as_model(model, free_batch), arguments
         )
         self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
-        self.check_finite, self.progress, self.threads = check_finite, progress, threads
+        self.check_finite, self.threads = check_finite, threads
+        self.progress = progress if not self.rank else False
         self.runtime, self.plugins = self.setup.runtime, self.setup.plugins
         self.model, self.device = self.setup.model, self.setup.device
         self.optimizer, self.schedule = self.setup.optimizer, self.setup.schedule
         self.learning_rate = self.setup.learning_rate
         self.hooks = HookManager(self.plugins, self.setup.callbacks)
+        if self.rank:
+            self.hooks.keep(lambda plugin: getattr(plugin, "every_rank", False))
         self.history_ = History()
         weights = {n: self.model.initializer(n) for n in self.setup.problem.parameters}
         self.live = Live(
@@ -211,6 +220,17 @@ class Trainer:
         return self.live.problem
 
     @property
+    def rank(self) -> int:
+        """The number of this process in a training of several; of a training in one process, 0."""
+        peers = self.setup.problem.peers
+        return 0 if peers is None else peers.rank
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Have the other processes of a training end with an error that is raised here."""
+        peers = self.setup.problem.peers
+        return nullcontext() if peers is None else peers.sharing_errors()
+
+    @property
     def engine(self) -> Engine:
         """The compiled problem.
 
@@ -263,16 +283,20 @@ class Trainer:
             Unsupported: no backend can train this problem; each one's reasons are given.
             TrainingDiverged: loss or weights are not finite any more; the last good state is kept.
         """
-        feed, validation = self._feed(X, y, sample_weight, limit=steps_per_epoch), None
-        if isinstance(validation_data, float):
-            feed, validation = feed.split(validation_data, self.seed)
-        elif validation_data is not None:
-            validation = self._feed(*held_out(validation_data))
-        preparing = self.live.build(feed.first, feed.size)
-        announce(self)
-        source = feed.source(preparing, self.batch_size)
-        validate = None if validation is None else self.live.scorer(validation)
-        self.history_ = fit.train(self, source, validate)
+        peers = self.setup.problem.peers
+        with self.sharing_errors():
+            feed, validation = self._feed(X, y, sample_weight, limit=steps_per_epoch), None
+            if peers is not None:
+                process_groups.check_source(feed.given)
+            if isinstance(validation_data, float):
+                feed, validation = feed.split(validation_data, self.seed)
+            elif validation_data is not None:
+                validation = self._feed(*held_out(validation_data))
+            preparing = self.live.build(feed.first, feed.size)
+            announce(self)
+            source = feed.source(preparing, self.batch_size)
+            validate = None if validation is None else self.live.scorer(validation, peers)
+            self.history_ = fit.train(self, source, validate)
         return self.history_
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortflex_core.data import Batch
-from ortflex_core.engines import DataBuffers, Scalar, Twins
+from ortflex_core.engines import DataBuffers, Scalar, Twins, read_into
 from ortflex_core.graph import Key, Port, Program, ports_of
+from ortflex_core.process_groups import GradientExchange
 from ortflex_core.programs import (
     adding_program,
     batch_gradient,
@@ -79,6 +80,9 @@ class Accumulator:
         if cost is not None:
             self._outputs[_PENALTY] = device.empty([], cost.numpy)
             self._penalty = Scalar(device, self._outputs[_PENALTY])
+        self._exchange: GradientExchange | None = None
+        if problem.peers is not None:
+            self._exchange = GradientExchange(problem.peers, weights, len(problem.terms))
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
@@ -90,14 +94,11 @@ class Accumulator:
 
     def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
         """One step, its number counted from 1; returns loss and penalty."""
-        denominators = together(batches)
-        factors = self._problem.scales(denominators)
+        factors = self._problem.scales(together(batches))
+        first = (step - 1) * self._problem.updating.accumulate + 1
         loss = 0.0
-        for k, batch in enumerate(batches):
-            draw = (step - 1) * self._problem.updating.accumulate + k + 1
-            into = _BATCH if k else 1 - self._sums.current
-            totals = self._plan(batch).run(self, batch, factors, into, draw)
-            self._add(into)
+        gather = self._gather if self._exchange is None else self._gather_from_all
+        for totals in gather(batches, factors, first):
             loss += sum(t * f for t, f in zip(totals, factors.values(), strict=True))
         old, at = self._states[0].current, self._sums.current
         if (old, at) not in self._movers:
@@ -107,6 +108,30 @@ class Accumulator:
         for twins in self._states:
             twins.current = 1 - old
         return loss, 0.0 if self._penalty is None else self._penalty.read()
+
+    def _gather(
+        self, batches: Sequence[Batch], factors: Mapping[str, float], first: int
+    ) -> Iterator[list[float]]:
+        """Add up the batches' gradients, whose draws are numbered from ``first``; gives their totals."""
+        for k, batch in enumerate(batches):
+            into = _BATCH if k else 1 - self._sums.current
+            yield self._plan(batch).run(self, batch, factors, into, first + k)
+            self._add(into)
+
+    def _gather_from_all(
+        self, batches: Sequence[Batch], factors: Mapping[str, float], first: int
+    ) -> Iterator[list[float]]:
+        """The same, with the gradients that other processes compute."""
+        exchange, device = self._exchange, self._device
+        assert exchange is not None
+        for start, own, present in exchange.peers.rounds(len(batches)):
+            if own is not None:
+                batch = batches[own]
+                totals = self._plan(batch).run(self, batch, factors, _BATCH, first + own)
+                exchange.costs[:] = totals
+                read_into(device, self._batch, exchange.own)
+            yield from exchange.add(start, present)
+        self._sums.write(exchange.sums, "sum")
 
     def _add(self, into: int) -> None:
         """Add a batch's gradient to the sum; that of the first batch is the sum."""

@@ -65,6 +65,7 @@ class FusedBackend(Backend):
 
     name: ClassVar[str] = "fused"
     priority: ClassVar[int] = 30
+    exchanges: ClassVar[bool] = True
 
     steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=_steps)
 
@@ -78,6 +79,11 @@ class FusedBackend(Backend):
             _shared(_of_one_batch(problem), 1, problem.batch_size)
         except _REFUSALS as error:
             return [str(error)]
+        if problem.peers is not None and problem.buffers:
+            return [
+                "running statistics of BatchNormalization cannot be trained in several processes; use "
+                "batch_norm='freeze'"
+            ]
         return []
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> FusedEngine:
@@ -140,6 +146,8 @@ class FusedEngine:
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._last: tuple[Any, int, int, Plan] | None = None
+        if problem.peers is not None:
+            steps = 1
         if steps == "auto":
             if problem.updating.accumulate == 1:
                 one = self._program(1, problem.batch_size)  # listeners get the event

@@ -25,12 +25,14 @@ from ortflex_core.engines import (
     Twins,
     averaged,
     check_state,
+    read_into,
     start_average,
 )
 from ortflex_core.errors import Unsupported
 from ortflex_core.graph import Key, Port, Program, ports_of
 from ortflex_core.model import Model, Rewrite
 from ortflex_core.problem import Problem
+from ortflex_core.process_groups import GradientExchange
 from ortflex_core.programs import (
     adding_program,
     batch_gradient,
@@ -64,6 +66,7 @@ class TrainingAgentBackend(LayerBackend):
 
     name: ClassVar[str] = "training_agent"
     priority: ClassVar[int] = 10
+    exchanges: ClassVar[bool] = True
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
@@ -187,6 +190,9 @@ class TrainingAgentEngine:
         self._fetched = self.fetched(self._gradients)
         self._binders: list[Binder] = []
         self._sum = _Sum(self) if problem.updating.accumulate > 1 else None
+        self._exchange: GradientExchange | None = None
+        if problem.peers is not None:
+            self._exchange = GradientExchange(problem.peers, state, 1)
         self._constants = problem.constants()
         self._bind_updates(penalized)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
@@ -314,19 +320,23 @@ class TrainingAgentEngine:
     def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
         now = self._weights.current
         below = batches[0].denominators if len(batches) == 1 else together(batches)
-        loss, add = 0.0, self._sum
-        for k, batch in enumerate(batches):
-            plan = self._plan(batch)
-            plan.data.fill(batch)
-            state = self._agent.forward(plan.feeds[now], plan.predicted)
-            plan.scales.set(below)
-            plan.loss.run()
-            first = add is not None and k == 0
-            into = add.fetched[add.sums.current] if add is not None and first else self._fetched
-            self._agent.backward(plan.cotangents, into, state)
-            if add is not None and not first:
-                add.add()
-            loss += plan.loss_value.read()
+        add, exchange = self._sum, self._exchange
+        loss = 0.0
+        if exchange is not None and add is not None:
+            for start, own, present in exchange.peers.rounds(len(batches)):
+                if own is not None:
+                    exchange.costs[0] = self._gradient(batches[own], below, self._fetched)
+                    read_into(self.device, self._gradients, exchange.own)
+                for (cost,) in exchange.add(start, present):
+                    loss += cost
+            add.sums.write(exchange.sums, "sum")
+        else:
+            for k, batch in enumerate(batches):
+                first = add is not None and k == 0
+                into = add.fetched[add.sums.current] if add is not None and first else self._fetched
+                loss += self._gradient(batch, below, into)
+                if add is not None and not first:
+                    add.add()
         if self._penalties:
             self._penalties[now].run()
         self._update_hosts.update({_RATE: rate, _COUNTER: self._step + 1})
@@ -334,6 +344,17 @@ class TrainingAgentEngine:
         self._weights.current = self._slots.current = 1 - now
         self._step += 1
         return loss, self._penalty_value.read() if self._penalties else 0.0
+
+    def _gradient(self, batch: Batch, denominators: Sequence[float], into: Any) -> float:
+        """The gradients of one batch; returns its loss."""
+        plan = self._plan(batch)
+        plan.data.fill(batch)
+        state = self._agent.forward(plan.feeds[self._weights.current], plan.predicted)
+        plan.scales.set(denominators)
+        plan.loss.run()
+        self._agent.backward(plan.cotangents, into, state)
+        loss: float = plan.loss_value.read()
+        return loss
 
     def gradients(self) -> dict[str, Array]:
         """Copies of the last step's gradients of the loss, without the penalty's part."""

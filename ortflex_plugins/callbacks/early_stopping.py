@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import numpy as np
@@ -41,6 +41,8 @@ class EarlyStopping:
 
     Source: L. Prechelt, "Early stopping - but when?" (1998); scikit-learn's n_iter_no_change.
     """
+
+    every_rank: ClassVar[bool] = True  # it puts weights back
 
     monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
     patience: int = attrs.field(

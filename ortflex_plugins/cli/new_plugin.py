@@ -23,11 +23,16 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "callback": ("callbacks", 'Train with it: `callbacks = ["{name}"]`.'),
     "device": ("devices", 'Train on it: `device = "{name}"`.'),
     "backend": ("backends", 'Train with it: `backend = "{name}"`.'),
+    "process_group": ("process_groups", 'Train in it: `distributed = "{name}"`.'),
     "gradient": ("gradients", "The rules are used as soon as the package is installed."),
 }
 """Kinds by their names on the command line: the registry's name, and how a plugin is used."""
 
-WORDS = {"data": "data source", "gradient": "family of gradient rules"}
+WORDS = {
+    "data": "data source",
+    "gradient": "family of gradient rules",
+    "process_group": "process group",
+}
 FOLDER = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -46,7 +51,7 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.
 
     KIND is loss, penalty, schedule, optimizer, constraint, average, metric, data, callback, device,
-    backend or gradient. The plugin works as it is: replace its formula with yours.
+    backend, process_group or gradient. The plugin works as it is: replace its formula with yours.
     """
     from ortflex_core.files import make_folder, write_bytes
 

@@ -34,6 +34,7 @@ _INTRODUCTION = {
     "averages": "Means of the weights during the training: `averaging = …`.",
     "devices": "Where tensors live: `device = …`.",
     "backends": "Ways to run a training step: `backend = …`.",
+    "process_groups": "Trainings in several processes: `distributed = …`.",
     "data": "Data by name: `data = …` and `validation = …`.",
     "metrics": "Measures of quality on validation data: `metrics = […]`.",
     "callbacks": "What is called during a training: `callbacks = […]`.",

@@ -63,17 +63,23 @@ def train(
 
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins)
-    with _messages():
+    with _messages() as messages:
         measures = Measures()
         watching = [measures, run_folder.Curves()]
         trainer = Trainer.from_recipe(loaded, plugins, callbacks=watching)
+        if trainer.rank:
+            messages.setLevel(logging.CRITICAL)  # the process of rank 0 says and writes all
+            _follow(loaded, trainer, resume, strict=strict)
+            return
         # Before the training: otherwise its result is lost if the folder cannot be written to.
-        folder, lock = run_folder.make(loaded, resume, force=force)
+        with trainer.sharing_errors():
+            folder, lock = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder
         try:
-            if resume is not None:
-                trainer.restore(run_folder.checkpoint(resume), strict=strict)
-            run_folder.begin(folder, loaded.resolved(plugins), trainer)
+            with trainer.sharing_errors():
+                if resume is not None:
+                    trainer.restore(run_folder.checkpoint(resume), strict=strict)
+                run_folder.begin(folder, loaded.resolved(plugins), trainer)
             history = _run(loaded, trainer, measures)
         finally:
             lock.release()
@@ -82,6 +88,17 @@ def train(
         again = f"; continue: ortflex train {recipe} --resume {folder}"
         written = run_folder.checkpoint(folder) != folder
         click.echo(f"interrupted: these are the results so far{again if written else ''}", err=True)
+        raise SystemExit(130)
+
+
+def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bool) -> None:
+    """Train along with the process of rank 0, and write nothing."""
+    from ortflex_plugins.cli import run_folder
+
+    with trainer.sharing_errors():
+        if resume is not None:
+            trainer.restore(run_folder.checkpoint(resume), strict=strict)
+    if recipe.run(trainer).interrupted:
         raise SystemExit(130)
 
 
@@ -108,7 +125,7 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
 
 
 @contextmanager
-def _messages() -> Iterator[None]:
+def _messages() -> Iterator[logging.Handler]:
     """Show the library's log messages on the terminal."""
 
     class Echo(logging.Handler):
@@ -123,7 +140,7 @@ def _messages() -> Iterator[None]:
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
-        yield
+        yield handler
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

@@ -48,6 +48,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_core.protocols": (),
         "ortflex_core.hooks": ("hook", "Hooks", "HookManager", "NAMES"),
         "ortflex_core.registry": ("Plugins", "Registry", "Entry", "KINDS", "HOOKS", "singular"),
+        "ortflex_core.process_groups": (),
         "ortflex_core.graph": (),
         "ortflex_core.autodiff": (),
         "ortflex_core.runtime": (),

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 ORDER = [
     "graph",
     "protocols",
+    "process_groups",
     "runtime",
     "opsets",
     "autodiff",

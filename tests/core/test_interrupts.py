@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ortflex_core.training.interrupts import Interrupts
 
 from ortflex_core import Trainer
 from ortflex_core.hooks import hook
-from ortflex_core.training.interrupts import Interrupts
 from ortflex_core.types import Progress
 from tests import models
 from tests.training import every_backend, make, plugins, regression

@@ -34,6 +34,7 @@ import attrs
 import numpy as np
 from ortflex_core.autodiff.reverse import Rules
 from ortflex_core.hooks import hook
+from ortflex_core.protocols import ProcessGroup
 from ortflex_core.protocols.kinds import *
 from ortflex_core.protocols.kinds import (
     Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule
@@ -75,6 +76,10 @@ CLASSES = {
         "class Plugin(Backend):\n    priority = 1000\n    @classmethod\n"
         "    def available(cls, runtime):\n        return []\n"
         "    def supports(self, problem, device, runtime):\n        {body}"
+    ),
+    "process_groups": (
+        "class Plugin(ProcessGroup):\n    @classmethod\n    def unavailable(cls, environ):\n"
+        "        return []\n    def join(self):\n        {body}"
     ),
     "data": "class Plugin(DataSource):\n    def load(self):\n        {body}",
     "metrics": (
@@ -134,6 +139,7 @@ SHAPES = {
     "devices": "return [1, 2]",
     "backends": "return True",
     "data": "return [object()]",
+    "process_groups": "return 3",
 }
 """Results of the right type that are wrong otherwise."""
 
@@ -264,6 +270,7 @@ _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "devices": lambda name: {"device": name},
     "backends": lambda name: {"backend": name},
     "data": lambda name: {"data": name},
+    "process_groups": lambda name: {"distributed": name},
     "metrics": lambda name: {"metrics": [name]},
     "callbacks": lambda name: {"callbacks": [name]},
     "gradients": lambda name: {

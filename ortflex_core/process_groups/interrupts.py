@@ -7,18 +7,29 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from ortflex_core.process_groups.peers import Peers
+
 
 class Interrupts:
     """Delays Ctrl-C while ``held`` is true; :meth:`check` then raises it.
 
     A second Ctrl-C takes effect at once, for steps and hooks that hang. In threads other than the main
-    one, and if the program ignores the signal, nothing is changed.
+    one, and if the program ignores the signal, nothing is changed. With ``peers`` all processes stop
+    after the same step, in which all of them heard of it, and a second Ctrl-C is a failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Peers | None = None) -> None:
         self.held = False
         self.came = False
         self._before: Any = None
+        self._peers = peers
+        if peers is not None:
+            peers.wishes, peers.interrupted = (lambda: self.came), False
+
+    @property
+    def due(self) -> bool:
+        """Whether :meth:`check` would raise."""
+        return self.came if self._peers is None else self._peers.interrupted
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -39,13 +50,17 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise a Ctrl-C that was delayed."""
-        if self.came:
+        if self.due:
             self.held = self.came = False
+            if self._peers is not None:
+                raise KeyboardInterrupt
             self._before(signal.SIGINT, None)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.held and not self.came:
+        if (self.held or self._peers is not None) and not self.came:
             self.came = True
             return
+        if self._peers is not None:
+            raise SystemExit(130)  # which the others hear of, as of any failure
         self.held = self.came = False
         self._before(number, frame)

@@ -1,0 +1,64 @@
+"""The gradients of all processes, added up in the order of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ortflex_core.process_groups.peers import Peers
+from ortflex_core.types import Array
+
+_ALIGNED = 64
+
+
+class GradientExchange:
+    """Sums of gradients over the batches of a step, which several processes compute.
+
+    Batch number k of a step is that of rank k mod size. One packet has a batch's gradients and the
+    costs that belong to it. ``own`` are the arrays that this process writes its gradients to, by
+    parameter; ``costs`` the float64 numbers that travel with them; ``sums`` what :meth:`add` makes.
+
+    Args:
+        peers: the processes.
+        like: an array of the shape and type of each gradient.
+        costs: how many numbers travel with them.
+    """
+
+    def __init__(self, peers: Peers, like: Mapping[str, Array], costs: int) -> None:
+        self.peers = peers
+        self._places: dict[str, tuple[int, Array]] = {}
+        end = 8 * costs
+        for name, array in like.items():
+            start = -(-end // _ALIGNED) * _ALIGNED
+            self._places[name] = start, array
+            end = start + array.nbytes
+        self._packet = np.zeros(end, np.uint8)
+        self._costs = costs
+        self.costs = self._packet[: 8 * costs].view(np.float64)
+        self.own = self._arrays(self._packet)
+        self.sums = {name: np.zeros(a.shape, a.dtype) for name, a in like.items()}
+
+    def add(self, first: int, present: int) -> list[list[float]]:
+        """Add the gradients of one batch of each process; their costs, in the same order.
+
+        Args:
+            first: the number of rank 0's batch in the step; at 0 a new sum begins.
+            present: how many processes have a batch: the last step of an epoch may end early.
+        """
+        costs = []
+        for rank, part in enumerate(self.peers.gather("step", self._packet)[:present]):
+            for name, gradient in self._arrays(part).items():
+                total = self.sums[name]
+                if first + rank == 0:
+                    np.copyto(total, gradient)
+                else:
+                    np.add(total, gradient, out=total)
+            costs.append(part[: 8 * self._costs].view(np.float64).tolist())
+        return costs
+
+    def _arrays(self, packet: Array) -> dict[str, Array]:
+        return {
+            name: packet[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+            for name, (start, like) in self._places.items()
+        }

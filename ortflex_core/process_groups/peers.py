@@ -1,0 +1,213 @@
+"""The processes of a training as each of them sees the others.
+
+Every message begins with a frame of a fixed size, so that a process that fails can say so wherever the
+others wait: it sends such a frame in place of its next message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import platform
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.errors import OrtflexError, describe_error
+from ortflex_core.protocols.process_group import Communicator
+from ortflex_core.types import Array
+
+_FRAME = 1024
+# Whether the process failed, whether it was interrupted, how many bytes it gives, the place.
+_HEAD = struct.Struct("<??Q24s")
+_ROOM = _FRAME - _HEAD.size
+
+
+class RankFailed(OrtflexError):
+    """Another process of the training failed or ended; this one ends, too."""
+
+
+class RanksDiffer(OrtflexError):
+    """The processes of a training are not alike: another model, recipe, version or data."""
+
+
+class Peers:
+    """What a process says to the others of its group, and hears from them.
+
+    Every method is called by all processes at the same place of the training.
+
+    Attributes:
+        rank: which of them this is, from 0.
+        size: how many they are.
+        wishes: whether this process was interrupted; it is asked with every message.
+        interrupted: whether any of them had been interrupted by the last message.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self.wishes: Callable[[], bool] = bool
+        self.interrupted = False
+        self._ended = False
+        self._neighbours: int | None = None
+
+    @property
+    def neighbours(self) -> int:
+        """The processes on this machine, this one included."""
+        if self._neighbours is None:
+            self._neighbours = self.values("machines", platform.node()).count(platform.node())
+        return self._neighbours
+
+    def gather(self, place: str, payload: Array) -> list[Array]:
+        """The bytes (uint8, one axis) that each process gives, by rank; sizes may differ.
+
+        Raises:
+            RankFailed: another process failed, ended, or is at another place of the training.
+        """
+        frames = [np.array(f) for f in self._all_gather(_frame(place, payload, self.wishes()))]
+        heads = [_HEAD.unpack(bytes(frame[: _HEAD.size])) for frame in frames]
+        self.interrupted = any(head[1] for head in heads)
+        sizes = [head[2] for head in heads]
+        inside = [f[_HEAD.size :][:n] for f, n in zip(frames, sizes, strict=True)]
+        for rank, head in enumerate(heads):
+            if head[0]:
+                self._ended = True
+                text = bytes(inside[rank]).decode("utf-8", "replace")
+                raise RankFailed(f"the process of rank {rank} failed: {text}")
+        names = [head[3].rstrip(b"\0").decode() for head in heads]
+        if len(set(names)) > 1:
+            self._ended = True
+            other = next(k for k, name in enumerate(names) if name != names[0])
+            raise RankFailed(
+                f"the processes are not at the same place of the training: rank 0 at {names[0]!r}, rank "
+                f"{other} at {names[other]!r}; start all of them with the same command"
+            )
+        if max(sizes) <= _ROOM:
+            return inside
+        whole = payload
+        if len(payload) < max(sizes):
+            whole = np.zeros(max(sizes), np.uint8)
+            whole[: len(payload)] = payload
+        parts = self._all_gather(whole)
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def rounds(self, batches: int) -> Iterator[tuple[int, int | None, int]]:
+        """Batches dealt to the processes in turn: the first of a round, this one's, and how many.
+
+        This process's is None where the last round has none for it.
+        """
+        for start in range(0, batches, self.size):
+            own, present = start + self.rank, min(self.size, batches - start)
+            yield start, own if own < batches else None, present
+
+    def values(self, place: str, value: Any) -> list[Any]:
+        """What each process gives, by rank: anything that JSON has."""
+        text = json.dumps(value).encode()
+        return [json.loads(bytes(part)) for part in self.gather(place, _bytes(text))]
+
+    def any(self, place: str, flag: bool) -> bool:
+        """Whether it is so for any process."""
+        return any(self.values(place, bool(flag)))
+
+    def agree(self, place: str, facts: Mapping[str, str], hint: str = "") -> None:
+        """Go on if all processes give the same.
+
+        Raises:
+            RanksDiffer: the first fact that differs, with what two of them have.
+        """
+        given = self.values(place, dict(facts))
+        for rank, other in enumerate(given):
+            for name in dict.fromkeys([*given[0], *other]):
+                first, own = (g.get(name, "nothing") for g in (given[0], other))
+                if first != own:
+                    self._ended = True
+                    raise RanksDiffer(
+                        f"the processes of this training differ in {name}: rank 0 has {first}, rank "
+                        f"{rank} has {own}. {hint or 'Start all of them with the same files and versions'}"
+                    )
+
+    def agree_on_weights(self, state: Mapping[str, Array], epoch: int) -> None:
+        """Go on if all processes have the same weights.
+
+        Raises:
+            RanksDiffer: they do not.
+        """
+        self.agree(
+            f"weights {epoch + 1}",
+            {f"the weight {n!r} after epoch {epoch + 1}": _digest(a) for n, a in state.items()},
+            "A callback that changes weights has to run in every process: every_rank = True in its "
+            "class; machines of other kinds compute other bits",
+        )
+
+    @contextlib.contextmanager
+    def sharing_errors(self) -> Iterator[None]:
+        """Have the others end with the error that is raised inside."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Say at the next message that this process has failed; nothing, if there is no next one."""
+        if self._ended:
+            return
+        self._ended = True
+        text = _bytes(describe_error(error).encode()[:_ROOM])
+        with contextlib.suppress(Exception):
+            self._communicator.all_gather(_frame("failed", text, failed=True))
+
+    def _all_gather(self, array: Array) -> list[Array]:
+        if self._ended:
+            raise RankFailed(
+                "the processes of this training have parted after an error; start again"
+            )
+        try:
+            return list(self._communicator.all_gather(array))
+        except (KeyboardInterrupt, OrtflexError):
+            raise
+        except Exception as error:
+            self._ended = True
+            raise RankFailed(
+                "another process of the training has ended; its own messages say why "
+                f"({describe_error(error)})"
+            ) from error
+
+
+def _frame(place: str, payload: Array, wish: bool = False, *, failed: bool = False) -> Array:
+    """A frame, with the payload in it where it is small."""
+    head = _HEAD.pack(failed, wish, len(payload), place.encode()[:24])
+    inside = bytes(payload) if len(payload) <= _ROOM else b""
+    return _bytes((head + inside).ljust(_FRAME, b"\0"))
+
+
+def _digest(array: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+
+
+def pack(arrays: Iterable[Array]) -> Array:
+    """Arrays as one message.
+
+    >>> [a.tolist() for a in unpack(pack([np.ones(2), np.array(3)]))]
+    [[1.0, 1.0], 3]
+    """
+    out = io.BytesIO()
+    for array in arrays:
+        np.save(out, array, allow_pickle=False)
+    return _bytes(out.getvalue())
+
+
+def unpack(message: Array) -> list[Array]:
+    """The arrays of a message."""
+    data, out = io.BytesIO(bytes(message)), []
+    while data.tell() < len(message):
+        out.append(np.load(data, allow_pickle=False))
+    return out
+
+
+def _bytes(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,57 @@
+"""Process groups: several processes that make one training."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.types import Array
+
+
+class Communicator(Protocol):
+    """A process's place in a group that it joined.
+
+    ``rank`` counts from 0, ``size`` is the number of processes. One operation is all that a group
+    needs; the core makes the others of it, and adds by itself, in the order of the ranks.
+    """
+
+    rank: int
+    size: int
+
+    def all_gather(self, array: Array) -> Sequence[Array]:
+        """The arrays of all processes, by rank; every process gives one of the same size.
+
+        ``array`` has one axis and the type uint8. It returns when all have given theirs, and raises
+        any error when another process has ended. The arrays may be used again by the next call.
+        """
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+@attrs.frozen(kw_only=True)
+class ProcessGroup(Component, abc.ABC):
+    """An engine that starts processes and lets them talk, as a way to train in several processes."""
+
+    launch: ClassVar[str] = ""
+    """The beginning of a command that starts four processes, for messages."""
+
+    @classmethod
+    @abc.abstractmethod
+    def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
+        """Reasons why this process is in no such group, each a sentence; empty if it is.
+
+        ``environ`` has the variables that a launcher sets.
+        """
+
+    @abc.abstractmethod
+    def join(self) -> Communicator:
+        """Join the group of this process; a second call gives the same place.
+
+        Raises:
+            OrtflexError: it cannot be joined, or the others did not come.
+        """

@@ -1,0 +1,53 @@
+"""What the processes of a training must have in common, and what cannot be trained in several of them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import ortflex_core
+from ortflex_core.data.batches import Source
+from ortflex_core.data.iterables import IterableBatches
+from ortflex_core.errors import Unsupported, short_repr
+from ortflex_core.training.fingerprint import Identity
+
+if TYPE_CHECKING:
+    from ortflex_core.training.trainer import Trainer
+
+# They may differ from process to process.
+_OWN = ("callbacks", "progress", "distributed")
+
+
+def check_source(given: Any) -> None:
+    """Refuse data of which the processes cannot know that they are the same.
+
+    Raises:
+        Unsupported: an iterable of batches.
+    """
+    if isinstance(given, IterableBatches):
+        raise Unsupported(
+            "distributed=: every process draws the same rows and computes its share, which an iterable "
+            "of batches cannot promise; give arrays, or a data source that reads a file or folder"
+        )
+
+
+def facts(trainer: Trainer, source: Source) -> dict[str, str]:
+    """Model, recipe, versions, data and state of a process, in words for a message."""
+    identity = trainer.live.standing.identity or Identity.of(trainer)
+    trainer.live.standing.identity = identity
+    weights = hashlib.sha256()
+    for part in (trainer.live.state(buffers=True), trainer.live.slots()):
+        for name, array in part.items():
+            weights.update(name.encode() + array.tobytes())
+    out = {"the model": identity.structure[:12], "ortflex": ortflex_core.__version__}
+    out |= {"the runtime": str(trainer.runtime), "the backend": str(trainer.backend_)}
+    out |= {f"the version of {name}": version for name, version in identity.versions.items()}
+    for name, value in identity.arguments.items():
+        if name not in _OWN:
+            out[f"the argument {name}"] = short_repr(value)
+    out |= {f"the frozen weight {name}": digest[:12] for name, digest in identity.frozen.items()}
+    out |= {"the number of rows": str(source.rows), "the batches an epoch": str(source.steps)}
+    for name, column in source.place().get("columns", {}).items():
+        out[f"the column {name}"] = f"{column['dtype']}{column['shape']} {column['digest'][:12]}"
+    out["the weights and the optimizer's state at the start"] = weights.hexdigest()[:12]
+    return out

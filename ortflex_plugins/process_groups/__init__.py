@@ -1,0 +1,1 @@
+"""Groups of processes that make one training."""

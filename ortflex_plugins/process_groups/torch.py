@@ -1,0 +1,117 @@
+"""The process group ``torch``: torch.distributed over gloo."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import number
+from ortflex_core.errors import OrtflexError
+from ortflex_core.protocols import Communicator, ProcessGroup
+from ortflex_core.types import Array
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_joined: list[_Gloo] = []
+
+
+@attrs.frozen(kw_only=True)
+class Torch(ProcessGroup):
+    """Processes that torchrun, Slurm, Ray Train or Spark's TorchDistributor started.
+
+    They talk by gloo. A group that the program has initialized already is used. ``timeout`` is how many
+    seconds a process waits for the others, at the start and at every message.
+
+    Raises:
+        ValueError: ``timeout`` is not positive.
+
+    >>> Torch(timeout=60.0).describe()
+    {'name': 'torch', 'timeout': 60.0}
+
+    Source: torch.distributed.
+    """
+
+    name: ClassVar[str] = "torch"
+    launch: ClassVar[str] = "torchrun --nproc-per-node 4 -m"
+
+    timeout: float = attrs.field(
+        default=1800.0, validator=number(gt=0), metadata={"help": "seconds to wait for the others"}
+    )
+
+    @classmethod
+    def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
+        """Reasons why this process is in no group of torch.distributed."""
+        if importlib.util.find_spec("torch") is None:
+            return ["torch is not installed: pip install 'ortflex[distributed]'"]
+        if _initialized():
+            return []
+        missing = [name for name in _VARIABLES if not environ.get(name)]
+        if len(missing) == len(_VARIABLES):
+            return [
+                "this process was not started by torchrun or another launcher of torch.distributed"
+            ]
+        if missing:
+            there = [name for name in _VARIABLES if name not in missing]
+            return [f"the launcher set {', '.join(there)}, but not {', '.join(missing)}"]
+        wrong = [name for name in ("RANK", "WORLD_SIZE") if not environ[name].isdigit()]
+        return [f"{name} is {environ[name]!r}, expected a number" for name in wrong]
+
+    def join(self) -> Communicator:
+        """Its place; there is one in a process."""
+        if not _joined:
+            _joined.append(_Gloo(self.timeout))
+        return _joined[0]
+
+
+def _initialized() -> bool:
+    """Whether the program has a group; torch is not imported to ask for it."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+class _Gloo:
+    """A place in the group of torch.distributed (see :class:`ortflex_core.protocols.Communicator`)."""
+
+    def __init__(self, timeout: float) -> None:
+        import torch
+        import torch.distributed
+
+        self._torch, self._distributed = torch, torch.distributed
+        limit, self._group = timedelta(seconds=timeout), None
+        if not _initialized():
+            try:
+                self._distributed.init_process_group("gloo", timeout=limit)
+            except (RuntimeError, ValueError) as error:
+                raise OrtflexError(
+                    f"the processes of this training did not find one another: {error}. Start as many "
+                    "as WORLD_SIZE says, with the same MASTER_ADDR and MASTER_PORT"
+                ) from error
+            atexit.register(self.close)
+        elif self._distributed.get_backend() != "gloo":  # of a program that trains on GPUs itself
+            self._group = self._distributed.new_group(backend="gloo", timeout=limit)
+        self.rank: int = self._distributed.get_rank()
+        self.size: int = self._distributed.get_world_size()
+        self._received: list[Any] = []
+
+    def all_gather(self, array: Array) -> list[Array]:
+        if not len(array):
+            return [array] * self.size
+        if not self._received or len(self._received[0]) != len(array):
+            self._received = [
+                self._torch.empty(len(array), dtype=self._torch.uint8) for _ in range(self.size)
+            ]
+        given = self._torch.from_numpy(array if array.flags.writeable else np.array(array))
+        self._distributed.all_gather(self._received, given, group=self._group)
+        return [tensor.numpy() for tensor in self._received]
+
+    def close(self) -> None:
+        if self in _joined:
+            _joined.remove(self)
+        if self._distributed.is_initialized():
+            self._distributed.destroy_process_group(self._group)

@@ -1,0 +1,464 @@
+"""N processes with batch B are one process with batch B and accumulate=N, to the last bit.
+
+The processes are threads here, which a group of the tests joins; tests/plugins/test_process_group_torch.py
+has processes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx.helper import make_node as node
+
+from ortflex_core import Trainer
+from ortflex_core.errors import ConfigError, OrtflexError, TrainingDiverged, Unsupported
+from ortflex_core.hooks import hook
+from ortflex_core.process_groups import Peers, RankFailed, RanksDiffer
+from ortflex_core.testing import ThreadGroup, run_ranks
+from tests import models
+from tests.models import floats
+from tests.training import plugins, usable
+
+rng = np.random.default_rng(12)
+ROWS = 101  # 13 batches of 8, the last one of 5 rows
+X = rng.standard_normal((ROWS, 6)).astype(np.float32)
+Y = rng.standard_normal((ROWS, 1)).astype(np.float32)
+CLASSES = rng.integers(0, 3, ROWS)
+WEIGHT = rng.uniform(0.1, 3, ROWS)
+HELD = (X[:50], Y[:50], WEIGHT[:50])
+
+
+def training(model: Any = None, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "loss": "squared_error",
+        "learning_rate": 0.05,
+        "batch_size": 8,
+        "epochs": 3,
+        "threads": 1,
+        "progress": False,
+        "plugins": plugins(),
+        "backend": {"name": "fused", "steps_per_run": 1},
+    }
+    return Trainer(models.mlp() if model is None else model, **settings | options)
+
+
+def outcome(trainer: Trainer, data: Any, **fit: Any) -> dict[str, Any]:
+    """All that a training leaves, in bytes, but for seconds."""
+    history = trainer.fit(*data, **fit)
+    state = trainer.get_state(buffers=True) | {
+        f"mean {n}": a for n, a in trainer.get_state(averaged=True).items()
+    }
+    columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
+    slots = {n: a.tobytes() for n, a in trainer.live.slots().items()}
+    return {n: a.tobytes() for n, a in state.items()} | {"slots": slots, "history": columns}
+
+
+def results(out: list[Any]) -> list[Any]:
+    """What the threads returned; the first error is raised."""
+    for one in out:
+        if isinstance(one, BaseException):
+            raise one
+    return out
+
+
+def equal(size: int, data: Any, per_rank: int = 1, **options: Any) -> None:
+    """``size`` processes that accumulate ``per_rank`` batches, and one that accumulates all of them."""
+    fit = options.pop("fit", {})
+    make: Callable[..., Trainer] = options.pop("make", training)
+    together = outcome(make(accumulate=size * per_rank, **options), data, **fit)
+    alone = results(
+        run_ranks(
+            size,
+            lambda group: outcome(
+                make(accumulate=per_rank, distributed=group, **options), data, **fit
+            ),
+        )
+    )
+    for rank, one in enumerate(alone):
+        assert one.keys() == together.keys()
+        for name, value in together.items():
+            assert one[name] == value, f"{name} on rank {rank} of {size}"
+
+
+def classifier(dropout: bool = False) -> Any:
+    w = np.random.default_rng(5)
+    nodes = [node("MatMul", ["X", "a"], ["h"]), node("Tanh", ["h"], ["t"])]
+    last = "t"
+    if dropout:
+        nodes.append(node("Dropout", ["t", "ratio", "on"], ["d"]))
+        last = "d"
+    nodes.append(node("MatMul", [last, "b"], ["Y"]))
+    weights = {"a": w.standard_normal((6, 7)) / 2, "b": w.standard_normal((7, 3)) / 2}
+    if dropout:
+        weights |= {"ratio": np.float32(0.3), "on": np.array(True)}
+    return models.model(nodes, [floats("X", "N", 6)], [floats("Y", "N", 3)], weights)
+
+
+RECIPES: Mapping[str, tuple[Any, dict[str, Any]]] = {
+    "plain": ((X, Y), {}),
+    "in the given order": ((X, Y), {"shuffle": False, "reduction": "sum", "learning_rate": 0.002}),
+    "sample weights, Adam": ((X, Y, WEIGHT), {"optimizer": "adam"}),
+    "batches without weight": (
+        (X, Y, np.where(np.arange(ROWS) < 60, 0.0, 1.0)),
+        {"shuffle": False},
+    ),
+    "class weights and a mask": (
+        (X, np.where(np.arange(ROWS) % 5 == 0, -1, CLASSES)),
+        {
+            "model": classifier(),
+            "loss": {
+                "name": "softmax_cross_entropy",
+                "ignore_index": -1,
+                "class_weight": [0.5, 2.0, 1.0],
+            },
+        },
+    ),
+    "dropout": (
+        (X, CLASSES),
+        {"model": classifier(dropout=True), "loss": "softmax_cross_entropy", "seed": 3},
+    ),
+    "two losses": (
+        (X, {"first": Y, "second": Y}),
+        {
+            "loss": [
+                {"name": "squared_error", "expected": "first"},
+                {"name": "huber", "expected": "second", "factor": 0.5},
+            ]
+        },
+    ),
+    "penalty, clipping, momentum": (
+        (X, Y),
+        {
+            "penalty": {"name": "elastic", "l1": 0.01, "l2": 0.1},
+            "clip_norm": 0.5,
+            "clip_value": 0.2,
+            "optimizer": "momentum",
+        },
+    ),
+    "groups": (
+        (X, Y),
+        {
+            "groups": [
+                {"params": "W1", "rate": 0.3},
+                {"params": "W2", "optimizer": "adam", "start_epoch": 1},
+            ]
+        },
+    ),
+    "averages and constraints": (
+        (X, Y),
+        {
+            "averaging": "ema",
+            "constraint": {"name": "max_norm", "bound": 1.0},
+            "optimizer": "adamw",
+        },
+    ),
+    "schedules by step and rows": ((X, Y), {"schedule": {"name": "cosine", "by": "rows"}}),
+    "validation, metrics, plateau": (
+        (X, Y, WEIGHT),
+        {
+            "metrics": ["mae", "r2"],
+            "schedule": {"name": "plateau", "patience": 1},
+            "fit": {"validation_data": HELD},
+            "epochs": 5,
+        },
+    ),
+    "early stopping": (
+        (X, Y),
+        {
+            "callbacks": [{"name": "early_stopping", "patience": 1}],
+            "fit": {"validation_data": 0.3},
+            "epochs": 30,
+            "learning_rate": 0.4,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["fused", "training_agent"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_processes_are_batches_of_one_step(recipe: str, backend: str) -> None:
+    data, options = RECIPES[recipe]
+    options = dict(options)
+    if usable(backend) == "training_agent":
+        if recipe == "dropout":
+            pytest.skip("onnxruntime's own builder differentiates no Dropout in training")
+        options["backend"] = backend
+    equal(3, data, **options)
+
+
+@pytest.mark.parametrize(("size", "per_rank"), [(2, 1), (2, 3), (4, 1), (5, 2)])
+def test_any_number_of_processes_and_of_batches_in_each(size: int, per_rank: int) -> None:
+    """Also where the last steps of an epoch have no batch for some of them."""
+    equal(size, (X, Y, WEIGHT), per_rank, optimizer="adam")
+
+
+def test_evaluation_in_chunks_is_that_of_one_process() -> None:
+    """More rows than are evaluated at a time, in metrics that need all of them."""
+    many = rng.standard_normal((5000, 6)).astype(np.float32)
+    held = (many, many[:, :1] - many[:, 1:2])
+    equal(3, (X, Y), metrics=["mae", "r2", "rmse"], epochs=1, fit={"validation_data": held})
+
+
+def test_a_step_end_hook_of_rank_0_stops_all_after_the_same_step() -> None:
+    class Stop:
+        @hook
+        def step_end(self, progress: Any) -> bool:
+            return progress.step >= 7
+
+    equal(2, (X, Y), callbacks=[Stop()], epochs=9)
+
+
+def test_callbacks_run_in_rank_0_unless_they_ask_for_every_rank() -> None:
+    def job(group: ThreadGroup) -> list[str]:
+        seen: list[str] = []
+
+        class Once:
+            @hook
+            def epoch_end(self) -> None:
+                seen.append("once")
+
+        class Everywhere:
+            every_rank = True
+
+            @hook
+            def epoch_end(self) -> None:
+                seen.append("everywhere")
+
+        training(distributed=group, callbacks=[Once(), Everywhere()], epochs=1).fit(X, Y)
+        return sorted(seen)
+
+    assert results(run_ranks(2, job)) == [["everywhere", "once"], ["everywhere"]]
+
+
+def test_a_callback_of_rank_0_that_changes_weights_is_refused() -> None:
+    class Doubles:
+        @hook
+        def epoch_end(self, trainer: Any) -> None:
+            trainer.set_state({n: 2 * a for n, a in trainer.get_state().items()})
+
+    out = run_ranks(2, lambda g: training(distributed=g, callbacks=[Doubles()]).fit(X, Y))
+    for error in out:
+        assert isinstance(error, RanksDiffer)
+        assert "every_rank = True" in str(error)
+
+
+@pytest.mark.parametrize("backend", ["fused", "training_agent"])
+def test_a_checkpoint_goes_on_in_another_number_of_processes(backend: str, tmp_path: Path) -> None:
+    """4 processes, then 2 that accumulate 2, then one that accumulates 4, of the same step."""
+    spec: Any = {"backend": backend} if usable(backend) == "training_agent" else {}
+    options = {"optimizer": "adam", **spec}
+    whole = outcome(training(accumulate=4, epochs=6, **options), (X, Y))
+
+    class Halts:
+        def __init__(self, after: int) -> None:
+            self.after = after
+
+        @hook
+        def epoch_end(self, progress: Any) -> bool:
+            return progress.epoch >= self.after
+
+    saver: Any = {
+        "callbacks": [{"name": "checkpoint", "folder": str(tmp_path / "kept"), "best": False}]
+    }
+
+    def interrupted(group: ThreadGroup) -> None:
+        callbacks = [*saver["callbacks"], Halts(2)]
+        training(distributed=group, epochs=6, callbacks=callbacks, **options).fit(X, Y)
+
+    results(run_ranks(4, interrupted))
+
+    def second_half(group: ThreadGroup) -> Any:
+        changes = {"distributed": group, "callbacks": (), "epochs": 6}
+        trainer = Trainer.resume(tmp_path / "kept", plugins=plugins(), **changes)
+        return outcome(trainer, (X, Y))
+
+    for one in results(run_ranks(2, second_half)):
+        assert {n: v for n, v in one.items() if n != "history"} == {
+            n: v for n, v in whole.items() if n != "history"
+        }
+    alone = Trainer.resume(tmp_path / "kept", plugins=plugins(), callbacks=(), epochs=6)
+    assert alone.arguments["accumulate"] == 4
+    last = outcome(alone, (X, Y))
+    assert {n: v for n, v in last.items() if n != "history"} == {
+        n: v for n, v in whole.items() if n != "history"
+    }
+    three = run_ranks(
+        3,
+        lambda g: Trainer.resume(tmp_path / "kept", plugins=plugins(), distributed=g, callbacks=()),
+    )
+    assert all(isinstance(e, Unsupported) and "divided among 3" in str(e) for e in three)
+
+
+DIFFERENT: Mapping[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "model": (lambda rank: {"model": models.mlp((6, 8 + rank, 1))}, "the model"),
+    "weights": (
+        lambda rank: {"model": models.mlp(seed=rank)},
+        "the weights and the optimizer's state",
+    ),
+    "recipe": (lambda rank: {"learning_rate": 0.1 + rank}, "the argument learning_rate"),
+    "seed": (lambda rank: {"seed": rank}, "the argument seed"),
+    "fewer rows": (lambda rank: {"rows": ROWS - 10 * rank}, "the number of rows"),
+    "other rows": (lambda rank: {"shift": rank}, "the column X"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_processes_that_differ_are_refused_on_all_ranks(what: str) -> None:
+    def job(group: ThreadGroup) -> Any:
+        options = DIFFERENT[what][0](group.join().rank)
+        rows, shift = options.pop("rows", ROWS), options.pop("shift", 0)
+        x = X.copy()
+        x[0] += shift
+        return training(distributed=group, **options).fit(x[:rows], Y[:rows])
+
+    start = time.monotonic()
+    for error in run_ranks(3, job):
+        assert isinstance(error, RanksDiffer), error
+        assert f"differ in {DIFFERENT[what][1]}" in str(error)
+        assert "rank 1 has" in str(error)
+    assert time.monotonic() - start < 30
+
+
+def _fails_in_step(rank: int) -> Any:
+    class Fails:
+        every_rank = True
+
+        @hook
+        def step_end(self, progress: Any) -> None:
+            if rank == 1 and progress.step == 5:
+                raise ZeroDivisionError("planted")
+
+    return {"callbacks": [Fails()]}
+
+
+@pytest.mark.parametrize("where", ["hook", "data", "validation"])
+def test_an_error_of_one_process_ends_all_with_that_error(where: str) -> None:
+    def job(group: ThreadGroup) -> Any:
+        rank = group.join().rank
+        options = _fails_in_step(rank) if where == "hook" else {}
+        y = np.full_like(Y, np.nan) if (rank, where) == (1, "data") else Y
+        held = (X[:, : 6 - (rank == 1)], Y) if where == "validation" else None
+        return training(distributed=group, **options).fit(X, y, validation_data=held)
+
+    out = run_ranks(3, job)
+    assert not isinstance(out[1], RankFailed)
+    own = re.escape(type(out[1]).__name__)
+    for rank in (0, 2):
+        assert isinstance(out[rank], RankFailed), out[rank]
+        assert re.match(f"the process of rank 1 failed: {own}: ", str(out[rank]))
+
+
+def test_a_loss_that_is_not_finite_ends_all_with_the_same_error() -> None:
+    out = run_ranks(2, lambda g: training(distributed=g, learning_rate=1e30).fit(X, Y))
+    assert all(isinstance(error, TrainingDiverged) for error in out)
+    assert str(out[0]) == str(out[1])
+
+
+def test_a_process_that_is_gone_ends_the_others() -> None:
+    def job(group: ThreadGroup) -> Any:
+        if group.join().rank == 1:
+            group.join().close()
+            return "gone"
+        return training(distributed=group).fit(X, Y)
+
+    out = run_ranks(2, job)
+    assert isinstance(out[0], RankFailed)
+    assert "has ended" in str(out[0])
+
+
+def test_an_interrupt_in_one_process_ends_all_after_the_same_step() -> None:
+    """What the signal's handler notes in one of them; threads get no signals."""
+
+    class Interrupts:
+        every_rank = True
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        @hook
+        def steps_end(self, trainer: Any, progress: Any) -> None:
+            if self.rank == 1 and progress.step == 9:
+                trainer.loop._interrupts.came = True
+
+    def job(group: ThreadGroup) -> Any:
+        trainer = training(distributed=group, callbacks=[Interrupts(group.join().rank)])
+        history = trainer.fit(X, Y)
+        return history.interrupted, history["rows"], trainer.live.standing.manual.step
+
+    first, second = results(run_ranks(2, job))
+    assert first == second
+    assert first[0]
+    assert first[2] == 10
+
+
+def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
+    norm = models.model(
+        [
+            node("MatMul", ["X", "a"], ["h"]),
+            node("BatchNormalization", ["h", "s", "b", "m", "v"], ["Y"]),
+        ],
+        [floats("X", "N", 6)],
+        [floats("Y", "N", 1)],
+        {
+            "a": np.ones((6, 1)),
+            **{n: np.ones(1) for n in "sbmv"},
+        },
+    )
+    jobs: list[tuple[str, Callable[[ThreadGroup], Any]]] = [
+        ("iterable", lambda g: training(distributed=g).fit([(X, Y), (X, Y)])),
+        ("takes its batches by itself", lambda g: training(distributed=g).step((X, Y))),
+        ("BatchNormalization", lambda g: training(norm, distributed=g).fit(X, Y)),
+        (
+            "does not train in several processes",
+            lambda g: training(distributed=g, backend="example_numpy").fit(X, Y),
+        ),
+    ]
+    for text, job in jobs:
+        out = run_ranks(2, job)
+        assert all(isinstance(error, OrtflexError) for error in out), out
+        assert any(isinstance(e, Unsupported) and text in str(e) for e in out), out
+
+
+def test_without_a_launcher_the_error_shows_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="no launcher") as raised:
+        training(distributed="auto")
+    assert "ortflex train train.toml" in str(raised.value)
+    with pytest.raises(OrtflexError, match="distributed: unknown process group 'trch'"):
+        training(distributed="trch")
+
+
+def test_a_group_of_one_process_is_a_training_without_one() -> None:
+    one = outcome(training(distributed=ThreadGroup()), (X, Y))
+    assert one == outcome(training(), (X, Y))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 5000), (5000, 3), (70_000, 70_001), (990, 991)])
+def test_messages_of_any_size(sizes: tuple[int, int]) -> None:
+    """Within a frame and after it; of one process small and of the other one large."""
+
+    def job(group: ThreadGroup) -> list[int]:
+        peers = Peers(group.join())
+        own = np.full(sizes[peers.rank], peers.rank + 1, np.uint8)
+        parts = peers.gather("test", own)
+        assert [set(p.tolist()) - {k + 1} for k, p in enumerate(parts)] == [set(), set()]
+        return [len(p) for p in parts]
+
+    assert results(run_ranks(2, job)) == [list(sizes)] * 2
+
+
+def test_processes_at_different_places_are_an_error_not_a_wrong_sum() -> None:
+    def job(group: ThreadGroup) -> Any:
+        peers = Peers(group.join())
+        return peers.any("here" if peers.rank else "there", flag=True)
+
+    for error in run_ranks(2, job):
+        assert isinstance(error, RankFailed)
+        assert "not at the same place" in str(error)

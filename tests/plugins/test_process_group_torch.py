@@ -1,0 +1,159 @@
+"""The process group ``torch`` in processes: its kit, ``ortflex train``, and a run that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.testing import ProcessGroupKit
+from ortflex_plugins.process_groups.torch import Torch
+from tests import children, models
+from tests.training import plugins
+
+pytest.importorskip("torch.distributed")
+LAUNCH = [sys.executable, "-m", "ortflex_core.testing.launch"]
+rng = np.random.default_rng(4)
+X = rng.standard_normal((100, 6)).astype(np.float32)
+Y = rng.standard_normal((100, 1)).astype(np.float32)
+
+
+@pytest.mark.slow
+class TestTorch(ProcessGroupKit):
+    @pytest.fixture
+    def component(self) -> Torch:
+        return Torch(timeout=60.0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({}, "was not started by"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "set RANK, WORLD_SIZE, but not MASTER_ADDR, MASTER_PORT",
+        ),
+        (
+            {"RANK": "a", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
+            "RANK is 'a', expected a number",
+        ),
+    ],
+)
+def test_variables_of_a_launcher(environ: dict[str, str], reason: str) -> None:
+    (found,) = Torch.unavailable(environ)
+    assert reason in found
+
+
+def recipe(folder: Path, **more: Any) -> Path:
+    onnx.save(models.mlp(), folder / "model.onnx")
+    np.savez(folder / "data.npz", X=X, y=Y)
+    keys: dict[str, Any] = {
+        "model": "model.onnx",
+        "data": "data.npz",
+        "loss": "squared_error",
+        "optimizer": "adam",
+        "batch_size": 8,
+        "epochs": 3,
+        "threads": 1,
+        "validation": 0.2,
+        **more,
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in keys.items()]
+    lines.append('backend = {name = "fused", steps_per_run = 1}')
+    (folder / "train.toml").write_text("\n".join(lines))
+    return folder / "train.toml"
+
+
+def train(folder: Path, size: int, *arguments: str) -> Any:
+    start = [*LAUNCH, str(size)] if size > 1 else [sys.executable]
+    call = [*start, "-m", "ortflex", "train", "train.toml", *arguments]
+    return children.run(call, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    return {t.name: t.raw_data for t in onnx.load(path).graph.initializer}
+
+
+@pytest.mark.slow
+def test_the_command_trains_in_two_processes_to_the_bits_of_one(tmp_path: Path) -> None:
+    recipe(tmp_path, callbacks=["checkpoint"])
+    one = train(tmp_path, 1, "accumulate=2", "output=one")
+    assert one.returncode == 0, one.stderr
+    two = train(tmp_path, 2, "distributed=auto", "output=two")
+    assert two.returncode == 0, two.stderr
+    assert weights(tmp_path / "one" / "trained.onnx") == weights(tmp_path / "two" / "trained.onnx")
+    names = [sorted(p.name for p in (tmp_path / run).iterdir()) for run in ("one", "two")]
+    assert names[0] == names[1]
+    tables = [
+        np.genfromtxt(tmp_path / run / "history.csv", names=True, delimiter=",")
+        for run in ("one", "two")
+    ]
+    for column in tables[0].dtype.names:
+        assert column == "seconds" or (tables[0][column] == tables[1][column]).all(), column
+    assert two.stdout.count("wrote") == 1  # one process talks
+    refused = train(tmp_path, 2, "distributed=auto", "output=two")
+    assert refused.returncode != 0
+    assert "is a run that is finished" in refused.stderr
+    assert "the process of rank 0 failed" in refused.stderr
+
+
+SCRIPT = """
+import os, sys
+import numpy as np
+from ortflex import Trainer, hook
+from tests.plugins.test_process_group_torch import X, Y, trainer
+
+class Dies:
+    every_rank = True
+    def __init__(self):
+        self.rank = int(os.environ["RANK"])
+    @hook
+    def steps_end(self, progress):
+        if self.rank == 1 and str(progress.step) == sys.argv[2]:
+            os._exit(9)
+
+folder = sys.argv[1]
+saver = {"name": "checkpoint", "folder": folder, "steps": 2, "best": False}
+if os.path.isdir(folder) and os.listdir(folder):
+    made = Trainer.resume(folder, distributed="torch", callbacks=[saver])
+else:
+    made = trainer(distributed="torch", callbacks=[saver, Dies()])
+made.fit(X, Y)
+if made.rank == 0:
+    np.savez(folder + "/weights.npz", **made.get_state())
+"""
+
+
+def trainer(**options: Any) -> Trainer:
+    settings: dict[str, Any] = {"loss": "squared_error", "optimizer": "adam", "batch_size": 8}
+    settings |= {"epochs": 4, "threads": 1, "progress": False}
+    backend = {"name": "fused", "steps_per_run": 1}
+    return Trainer(models.mlp(), backend=backend, plugins=plugins(), **settings | options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 10, 17])
+def test_a_killed_process_ends_the_rest_and_the_restart_gives_the_same_bits(
+    tmp_path: Path, step: int
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    call = [*LAUNCH, "2", str(tmp_path / "script.py"), str(tmp_path / "kept"), str(step)]
+    killed = children.run(call, env=env, seconds=60)
+    assert killed.returncode != 0
+    assert "RankFailed" in killed.stderr
+    again = children.run([*call[:-1], "never"], env=env, seconds=60)
+    assert again.returncode == 0, again.stderr
+    whole = trainer(accumulate=2)
+    whole.fit(X, Y)
+    with np.load(tmp_path / "kept" / "weights.npz") as got:
+        for name, array in whole.get_state().items():
+            assert got[name].tobytes() == array.tobytes(), name
