@@ -59,6 +59,7 @@ class Port:
         slot: which of several, for example the name of an optimizer's slot.
         step: the step, in a program of several steps.
         batch: the batch of the step, where a step has several.
+        group: the group of parameters that share it; None for those outside of groups.
 
     >>> Port("slot", of="W1", slot="m").label
     'm/W1'
@@ -71,6 +72,7 @@ class Port:
     slot: str | None = None
     step: int = 0
     batch: int = 0
+    group: int | None = None
 
     @property
     def label(self) -> str:
@@ -85,6 +87,7 @@ class Port:
             if self.role == "loss" and of is not None:
                 word = "total"
             text = word if of is None else f"{word}/{of}"
+            text += "" if self.group is None else f"#{self.group}"
         place = f"@{self.step}" if self.step or self.batch else ""
         return f"{text}{place}.{self.batch}" if self.batch else text + place
 

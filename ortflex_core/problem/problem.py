@@ -25,6 +25,7 @@ from ortflex_core.problem.updating import (
     ConstraintTerm,
     Group,
     Updating,
+    shared_port,
     slot_port,
 )
 from ortflex_core.process_groups.peers import Peers
@@ -193,17 +194,33 @@ class Problem:
         return shapes
 
     @cached_property
+    def sharing(self) -> tuple[tuple[Group | None, tuple[str, ...]], ...]:
+        """The parameters that share state of an optimizer: those of each group, and the others."""
+        teams: dict[int, list[str]] = {}
+        groups = {g.index: g for g in self.updating.groups}
+        for name in self.parameters:
+            if calls.shared_names(self.optimizer_of(name)):
+                group = self.updating.group(name)
+                teams.setdefault(-1 if group is None else group.index, []).append(name)
+        return tuple((groups.get(index), tuple(names)) for index, names in teams.items())
+
+    @cached_property
     def slot_specs(self) -> dict[Port, TensorSpec]:
         """Every tensor of optimizer state: the name that it has in a checkpoint, type and shape."""
         own, types = self._slot_shapes, self.model.initializers
         names = dict.fromkeys(s for shapes in own.values() for s in shapes)
-        # A slot is called as a variable is, without a "/": no two of these names are equal.
-        return {
+        # A slot is called as a variable is, without "/" and "#": no two of these names are equal.
+        specs = {
             slot_port(s, p): TensorSpec(f"{s}/{p}", types[p].dtype, own[p][s])
             for s in names
             for p in self.parameters
             if s in own[p]
         }
+        for group, members in self.sharing:
+            for s in self.optimizer_of(members[0]).shared:
+                key = s if group is None else group.key(s)
+                specs[shared_port(s, group)] = TensorSpec(key, types[members[0]].dtype, ())
+        return specs
 
     def phase(self, epoch: int) -> Problem:
         """The problem of an epoch: without the groups that are trained from a later one on."""

@@ -22,6 +22,11 @@ def slot_port(slot: str, of: str) -> Port:
     return Port("average", of=of) if slot == AVERAGE else Port("slot", of=of, slot=slot)
 
 
+def shared_port(slot: str, group: Group | None) -> Port:
+    """The port of a number that the parameters of a group share; None: those outside of groups."""
+    return Port("slot", slot=slot, group=None if group is None else group.index)
+
+
 @attrs.frozen(kw_only=True)
 class Group:
     """Parameters that are updated alike: by an optimizer, with the rate times a factor.
@@ -46,7 +51,11 @@ class Group:
     @property
     def own_step(self) -> str:
         """What a checkpoint calls the number of this group's own steps."""
-        return f"step#{self.prefix}"
+        return self.key("step")
+
+    def key(self, slot: str) -> str:
+        """What a checkpoint calls a number that this group's parameters share."""
+        return f"{slot}#{self.prefix}"
 
 
 @attrs.frozen(kw_only=True)

@@ -20,14 +20,13 @@ from ortflex_core.programs.stages import (
     penalty_cost,
     penalty_gradients,
     penalty_program,
-    slot_inputs,
     trace_losses,
     training_program,
 )
 from ortflex_core.programs.step import gradient_program, moving_program, step_program
 from ortflex_core.programs.updates import (
     adding_program,
-    apply_update,
+    apply_updates,
     batch_gradient,
     clip_gradients,
     global_norm,
@@ -36,7 +35,7 @@ from ortflex_core.programs.updates import (
 
 __all__ = [
     "adding_program",
-    "apply_update",
+    "apply_updates",
     "batch_gradient",
     "buffer_inputs",
     "clip_gradients",
@@ -53,7 +52,6 @@ __all__ = [
     "penalty_gradients",
     "penalty_program",
     "problem_key",
-    "slot_inputs",
     "step_program",
     "trace_losses",
     "training_program",

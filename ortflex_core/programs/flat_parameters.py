@@ -99,8 +99,8 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
 
 
 def _shaped_alike(problem: Problem) -> bool:
-    """Whether every slot has the shape of its parameter."""
-    return all(
+    """Whether every slot belongs to a parameter and has its shape."""
+    return not problem.sharing and all(
         spec.shape == problem.shape_of(str(port.of)) for port, spec in problem.slot_specs.items()
     )
 
@@ -112,7 +112,7 @@ def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:
     dtype = problem.model.initializers[name].dtype
     weight, gradient = (trace.input(n, dtype, shape) for n in ("weight", "gradient"))
     slots = {s: trace.input(slot_port(s, name), dtype, shape) for s in problem.slots_of(name)}
-    made = updates.apply_update(trace, problem, name, weight, gradient, slots)
+    made = updates.apply_update(trace, problem, name, weight, gradient, slots, {})
     places: dict[Tensor, Any] = {tensor: n for n, tensor in trace.inputs.items()}
     lines: list[Any] = []
     for node in trace.nodes:

@@ -22,7 +22,6 @@ from ortflex_core.model.nodes import reads
 from ortflex_core.model.training_mode import buffer_spec, rewrite_for_inference
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import LossTerm, Problem
-from ortflex_core.problem.updating import slot_port
 from ortflex_core.protocols import Penalty, calls
 from ortflex_core.types import TensorSpec
 
@@ -50,11 +49,10 @@ def gradient_input(trace: Trace, problem: Problem, name: str, role: Role = "grad
     return trace.input(Port(role, of=name), spec.dtype, spec.shape)
 
 
-def slot_inputs(trace: Trace, problem: Problem, name: str) -> dict[str, Tensor]:
-    """An input of the graph for every slot of a parameter."""
-    specs = problem.slot_specs
-    ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
-    return {s: trace.input(p, specs[p].dtype, specs[p].shape) for s, p in ports.items()}
+def state_input(trace: Trace, problem: Problem, port: Port) -> Tensor:
+    """An input of the graph for a tensor of optimizer state."""
+    spec = problem.slot_specs[port]
+    return trace.input(port, spec.dtype, spec.shape)
 
 
 def model_inputs(

@@ -53,8 +53,8 @@ def step_program(
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
-    for port, spec in problem.slot_specs.items():
-        slots[port] = trace.input(port, spec.dtype, spec.shape)
+    for port in problem.slot_specs:
+        slots[port] = stages.state_input(trace, problem, port)
     shares = updates.average_shares(problem, steps) if steps > 1 and not plain else None
     means = {}
     if shares is not None:
@@ -133,9 +133,8 @@ def moving_program(problem: Problem) -> Program:
     for name in weights:
         gradient = stages.gradient_input(trace, problem, name)
         totals[name] = _penalized(trace, gradient, penalties.get(name))
-    for name, total in updates.clip_gradients(trace, problem, totals).items():
-        slots = stages.slot_inputs(trace, problem, name)
-        outputs.update(updates.apply_update(trace, problem, name, weights[name], total, slots))
+    totals = updates.clip_gradients(trace, problem, totals)
+    outputs |= updates.apply_updates(trace, problem, weights, totals)
     trace, outputs = rebuild.optimize(trace, outputs, {})
     return build(trace, outputs, name="update")
 
@@ -219,19 +218,20 @@ def _step(
         with trace.part("update"):
             totals = {layout.name: layout.joined(trace, totals)}
     weights: dict[str, Tensor] = {}
-    slots: dict[Port, Tensor] = {}
     bounded = updates.clip_gradients(trace, problem, totals, 1.0 if here is None else here)
+    shared = updates.update_shared(trace, problem, held.weights, bounded, held.slots, at)
+    slots = dict(shared)
     for name, total in bounded.items():
         weight = held.weights[name]
         ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
         own = {s: held.slots[port] for s, port in ports.items() if port in held.slots}
         if here is None:
-            after = updates.apply_update(trace, problem, name, weight, total, own, at)
+            after = updates.apply_update(trace, problem, name, weight, total, own, shared, at)
         else:
             # The gradient is scaled already: the product that the formula makes is replaced by it.
             port = Port("gradient", of=name, step=at)
             stand_in = trace.input(port, weight.dtype, weight.shape)
-            after = updates.apply_update(trace, problem, name, weight, stand_in, own, at)
+            after = updates.apply_update(trace, problem, name, weight, stand_in, own, shared, at)
             replaced[_product(trace, stand_in)] = total
         weights[name] = after[Port("parameter", of=name)]
         slots.update({ports[s]: after[ports[s]] for s in own})
@@ -284,7 +284,7 @@ def gradient_factor(problem: Problem) -> Host | None:
     Plain gradient descent uses rate · gradient and neither of them elsewhere. Then the rate can be
     the seed of the reverse walk, and no tensor of a weight's size has to be multiplied by it.
     """
-    if not problem.updating.uniform:
+    if not problem.updating.uniform or problem.sharing:
         return None
     specs = [problem.model.initializers[name] for name in problem.parameters]
     kinds = {(spec.dtype, problem.shape_of(spec.name)) for spec in specs}

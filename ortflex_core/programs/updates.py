@@ -16,9 +16,9 @@ from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port
 from ortflex_core.graph.program import Program, build
 from ortflex_core.problem.hyperparameters import symbolic
-from ortflex_core.problem.updating import AVERAGE, slot_port
+from ortflex_core.problem.updating import AVERAGE, Group, shared_port, slot_port
 from ortflex_core.programs import stages
-from ortflex_core.protocols import calls
+from ortflex_core.protocols import Optimizer, calls
 
 if TYPE_CHECKING:
     from ortflex_core.problem.problem import Problem
@@ -85,10 +85,8 @@ def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
             with trace.part("backward"):
                 gradient = gradient + stages.gradient_input(trace, problem, name, "penalty")
         gradients[name] = gradient
-    outputs: dict[Port, Tensor] = {}
-    for name, gradient in clip_gradients(trace, problem, gradients).items():
-        slots = stages.slot_inputs(trace, problem, name)
-        outputs.update(apply_update(trace, problem, name, weights[name], gradient, slots))
+    gradients = clip_gradients(trace, problem, gradients)
+    outputs = apply_updates(trace, problem, weights, gradients)
     return build(trace, outputs, name="update")
 
 
@@ -110,6 +108,61 @@ def batch_gradient(name: str) -> Port:
     return Port("gradient", of=name, slot="batch")
 
 
+def apply_updates(
+    trace: Trace, problem: Problem, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> dict[Port, Tensor]:
+    """All parameters and their slots after a step, the slots being inputs of the graph."""
+    slots = {port: stages.state_input(trace, problem, port) for port in problem.slot_specs}
+    shared = update_shared(trace, problem, weights, gradients, slots)
+    outputs = dict(shared)
+    for name, gradient in gradients.items():
+        own = {s: slots[slot_port(s, name)] for s in problem.slots_of(name)}
+        outputs |= apply_update(trace, problem, name, weights[name], gradient, own, shared)
+    return outputs
+
+
+def update_shared(
+    trace: Trace,
+    problem: Problem,
+    weights: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    slots: Mapping[Port, Tensor],
+    at: int = 0,
+) -> dict[Port, Tensor]:
+    """What parameters share after step ``at`` of a graph, from their state before it."""
+    out: dict[Port, Tensor] = {}
+    for group, names in problem.sharing:
+        twin, rate, step = _twin(problem, group, at)
+        ports = {s: shared_port(s, group) for s in twin.shared}
+        dtype = slots[ports[twin.shared[0]]].dtype
+        own = [
+            {s: _cast(slots[slot_port(s, n)], dtype) for s in problem.slots_of(n) if s != AVERAGE}
+            for n in names
+        ]
+        moving, along = ([_cast(of[n], dtype) for n in names] for of in (weights, gradients))
+        with trace.part("update"):
+            before = {s: slots[port] for s, port in ports.items()}
+            after = calls.update_shared(twin, trace.op, moving, along, rate, step, own, before)
+        out |= {ports[s]: tensor for s, tensor in after.items()}
+    return out
+
+
+def _cast(tensor: Tensor, dtype: int) -> Tensor:
+    return tensor if tensor.dtype == dtype else tensor.trace.op.Cast(tensor, to=dtype)
+
+
+def _twin(problem: Problem, group: Group | None, at: int) -> tuple[Optimizer, Host, Host]:
+    """The optimizer of a group, its hyperparameters symbols, with its rate and its step."""
+    rate, step = Host.symbol(Port("rate", step=at).label), counter(at)
+    if group is None:
+        return symbolic(problem.optimizer, "optimizer"), rate, step
+    if group.rate != 1.0:
+        rate = rate * Host.symbol(f"{group.prefix}/rate")
+    if group.start_epoch:
+        step = step - Host.symbol(f"{group.prefix}/rested")
+    return symbolic(group.optimizer, group.prefix), rate, step
+
+
 def apply_update(
     trace: Trace,
     problem: Problem,
@@ -117,14 +170,16 @@ def apply_update(
     weight: Tensor,
     gradient: Tensor,
     slots: Mapping[str, Tensor],
+    shared: Mapping[Port, Tensor],
     at: int = 0,
 ) -> dict[Port, Tensor]:
     """One parameter and its slots after optimizer, constraint and average, in step ``at`` of a graph.
 
-    Without the slot of the average, that is left to :func:`update_averages`.
+    ``shared`` is what :func:`update_shared` gives. Without the slot of the average, that is left to
+    :func:`update_averages`.
     """
     with trace.part("update"):
-        return _apply_update(trace, problem, name, weight, gradient, slots, at)
+        return _apply_update(trace, problem, name, weight, gradient, slots, shared, at)
 
 
 def _apply_update(
@@ -134,22 +189,15 @@ def _apply_update(
     weight: Tensor,
     gradient: Tensor,
     slots: Mapping[str, Tensor],
+    shared: Mapping[Port, Tensor],
     at: int,
 ) -> dict[Port, Tensor]:
     updating = problem.updating
     group = updating.group(name)
-    whole = counter(at)
-    rate, step = Host.symbol(Port("rate", step=at).label), whole
-    optimizer, prefix = problem.optimizer, "optimizer"
-    if group is not None:
-        if group.rate != 1.0:
-            rate = rate * Host.symbol(f"{group.prefix}/rate")
-        if group.start_epoch:
-            step = step - Host.symbol(f"{group.prefix}/rested")
-        optimizer, prefix = group.optimizer, group.prefix
-    twin = symbolic(optimizer, prefix)
+    twin, rate, step = _twin(problem, group, at)
     own = {s: t for s, t in slots.items() if s != AVERAGE}
-    new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own)
+    common = {s: _cast(shared[shared_port(s, group)], weight.dtype) for s in twin.shared}
+    new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own, common)
     moved = {slot_port(slot, name): tensor for slot, tensor in after.items()}
     for term in updating.constraints:
         if name in term.parameters:
@@ -157,7 +205,7 @@ def _apply_update(
             new = calls.constrained(constraint, trace.op, new)
     if updating.average is not None and AVERAGE in slots:
         average = symbolic(updating.average, AVERAGE)
-        mean = calls.averaged(average, trace.op, slots[AVERAGE], new, whole)
+        mean = calls.averaged(average, trace.op, slots[AVERAGE], new, counter(at))
         moved[slot_port(AVERAGE, name)] = mean
     return {Port("parameter", of=name): new, **moved}
 

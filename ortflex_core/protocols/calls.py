@@ -8,7 +8,7 @@ happens while graphs are built; only schedules and metrics are called during a t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -236,13 +236,15 @@ def update(
     rate: Host,
     step: Host,
     slots: Mapping[str, Tensor],
+    shared: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The new weight and slots of an optimizer, each of the type and shape of the old one."""
     names = ", ".join(sorted(slots)) or "none"
     wanted = f"(weight, slots) of the old ones' types and shapes, the slots being {names}"
     start = weight.trace.mark()
     with calling(optimizer, "update"):
-        given: Any = optimizer.update(op, weight, gradient, rate, step, slots)
+        known = {**slots, **(shared or {})}
+        given: Any = optimizer.update(op, weight, gradient, rate, step, known)
     if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], Mapping):
         raise wrong(optimizer, "update", given, wanted)
     new, after = given
@@ -256,6 +258,37 @@ def update(
         weight.trace, start, gradient, [new, *after.values()], Signs.of(optimizer, step)
     )
     return found[0], dict(zip(after, found[1:], strict=True))
+
+
+def shared_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """The names of what weights share."""
+    names = optimizer.shared
+    if clash := sorted(set(names) & {*optimizer.slots, "step"}):
+        text = "names that slots do not have, nor 'step', which is the number of updates"
+        raise wrong(optimizer, f"shared ({clash[0]!r})", names, text)
+    return names
+
+
+def update_shared(
+    optimizer: Optimizer,
+    op: Ops,
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    rate: Host,
+    step: Host,
+    slots: Sequence[Mapping[str, Tensor]],
+    shared: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """The new state that weights share, of the old one's type."""
+    wanted = f"tensors of shape [] by name, the names being {', '.join(shared)}"
+    with calling(optimizer, "update_shared"):
+        given: Any = optimizer.update_shared(op, weights, gradients, rate, step, slots, shared)
+    if not isinstance(given, Mapping) or set(given) != set(shared):
+        raise wrong(optimizer, "update_shared", given, wanted)
+    return {
+        name: _like(optimizer, "update_shared", given[name], before, f"{wanted}; {name!r}")
+        for name, before in shared.items()
+    }
 
 
 def constrained(constraint: Constraint, op: Ops, weight: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import attrs
@@ -18,12 +18,14 @@ class Optimizer(Component, abc.ABC):
     """How a weight moves along its gradient.
 
     ``slots`` is the state that belongs to each weight: tensors of the weight's shape, unless
-    :meth:`slot_shapes` says another one, all zero at the start.
+    :meth:`slot_shapes` says another one. ``shared`` is the state that all weights have together,
+    or, with groups of parameters, those of a group: numbers. All of it is zero at the start.
     """
 
     default_rate: ClassVar[float] = 1e-3
     """The learning rate if the user gives none."""
     slots: ClassVar[tuple[str, ...]] = ()
+    shared: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
     """Whether an element's update depends on that element alone (lamb's does not)."""
 
@@ -34,6 +36,24 @@ class Optimizer(Component, abc.ABC):
         element for vectors.
         """
         return dict.fromkeys(self.slots, shape)
+
+    def update_shared(
+        self,
+        op: Ops,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        rate: Host,
+        step: Host,
+        slots: Sequence[Mapping[str, Tensor]],
+        shared: Mapping[str, Tensor],
+    ) -> Mapping[str, Tensor]:
+        """The new state that weights share, from all of them as they are before the step.
+
+        This comes first; :meth:`update` of each weight then finds the new values next to its slots.
+        ``weights``, ``gradients`` and ``slots`` have an entry for every weight, and ``shared`` and
+        the result tensors of shape [].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has shared state and no update_shared")
 
     @abc.abstractmethod
     def update(
@@ -46,6 +66,8 @@ class Optimizer(Component, abc.ABC):
         slots: Mapping[str, Tensor],
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The new weight and the new slots, each of the shape that it had.
+
+        ``slots`` has what weights share, too, which is not given back.
 
         ``rate`` and ``step`` are host scalars; ``step`` is 1 at the first update.
         """

@@ -129,7 +129,7 @@ FEATURES: Mapping[str, Callable[[Composition, random.Random], None]] = {
     "batch_without_weight": _batch_without_weight,
     "sum": _set(reduction="sum", learning_rate=0.01),
     "adam": _set(optimizer=["adam", "adamw", "nadam", "adamax"]),
-    "norms": _set(optimizer=["lamb", "lars"]),
+    "norms": _set(optimizer=["lamb", "lars", "adafactor", "prodigy"]),
     "schedule": _set(schedule=["cosine", {"name": "exponential", "gamma": 0.8}, "invscaling"]),
     "penalty": _set(penalty=["l2", {"name": "elastic", "l1": 0.01, "l2": 0.1}]),
     "clip_norm": _set(clip_norm=[0.02, 0.05]),

@@ -55,7 +55,8 @@ class OptimizerKit(ComponentKit):
         names = tuple(component.slots)
         require(len(set(names)) == len(names), f"two slots of one name: {names}")
         for weight in (np.full((), 0.5), *running.of_every_rank(start())):
-            shapes = calls.slot_shapes(component, weight.shape) | {"weight": weight.shape}
+            shapes = {name: slot.shape for name, slot in fresh(component, weight).items()}
+            shapes["weight"] = weight.shape
             made = program(component, weight)
             for spec in made.outputs:
                 shape = shapes[spec.name.removeprefix("new/")]
@@ -117,6 +118,10 @@ class OptimizerKit(ComponentKit):
             f"{component.name} has slots of the shapes {shapes} for a weight {start().shape}, so "
             "elementwise is False",
         )
+        require(
+            not component.shared,
+            f"{component.name} has state that all weights share, so elementwise is False",
+        )
         rate = component.default_rate
         whole = walk(component, start(), rate)[-1]
         part = walk(component, start()[1:2], rate, lambda w, t: gradient_at(start(), t)[1:2])[-1]
@@ -131,14 +136,16 @@ class OptimizerKit(ComponentKit):
         model = running.linear_model()
         rate = component.default_rate
         wanted = running.weights_of(model)
-        slots = {n: fresh(component, w) for n, w in wanted.items()}
+        made, values = program_of(component, wanted), component.hyper_values()
+        state = _feeds(component, wanted)
         for step in range(1, 4):
             at = slice(4 * step - 4, 4 * step)
             slopes = running.linear_gradients(wanted, x[at], y[at])
-            for name, w in wanted.items():
-                after = one(component, w, slopes[name], rate, step, slots[name])
-                wanted[name] = after.pop("weight")
-                slots[name] = after
+            state |= {_key("gradient", n): slope for n, slope in slopes.items()}
+            found = running.run(made, state, {**values, "rate": rate, "step": step})
+            state |= {name.removeprefix("new/"): array for name, array in found.items()}
+            wanted = {n: state[_key("weight", n)] for n in wanted}
+        declared = {n for n in state if not n.startswith(("weight/", "gradient/"))}
 
         def train(backend: str) -> None:
             trainer = running.trainer(model, optimizer=component, backend=backend)
@@ -146,7 +153,7 @@ class OptimizerKit(ComponentKit):
             for name, array in trainer.get_state().items():
                 close(array, wanted[name], 2e-4, f"{name} after three steps on {backend}")
             kept = trainer.engine.slots()
-            missing = {f"{s}/{n}" for n, own in slots.items() for s in own} - set(kept)
+            missing = declared - set(kept)
             require(not missing, f"{backend} does not keep the slots {sorted(missing)}")
 
         running.on_every_backend(train, f"the optimizer {component.name}")
@@ -198,46 +205,69 @@ def gradient_at(weight: Array, step: int) -> Array:
 
 
 def fresh(optimizer: Optimizer, weight: Array) -> dict[str, Array]:
-    """The slots of a weight before the first step."""
+    """The slots of a weight before the first step, and what weights share."""
     shapes = calls.slot_shapes(optimizer, weight.shape)
+    shapes |= dict.fromkeys(calls.shared_names(optimizer), ())
     return {name: np.zeros(shape, weight.dtype) for name, shape in shapes.items()}
 
 
-def _feeds(optimizer: Optimizer, weight: Array) -> dict[str, Array]:
-    return {"weight": weight, "gradient": np.zeros_like(weight), **fresh(optimizer, weight)}
+def _key(what: str, of: str) -> str:
+    """The name of something that belongs to a weight; a single one has no name."""
+    return f"{what}/{of}" if of else what
+
+
+def _feeds(optimizer: Optimizer, weights: Mapping[str, Array]) -> dict[str, Array]:
+    feeds: dict[str, Array] = {}
+    for name, weight in weights.items():
+        feeds |= {_key("weight", name): weight, _key("gradient", name): np.zeros_like(weight)}
+        for slot, array in fresh(optimizer, weight).items():
+            feeds[slot if slot in optimizer.shared else _key(slot, name)] = array
+    return feeds
 
 
 def _update(
-    twin: Any, op: Ops, tensors: dict[str, Tensor], slots: tuple[str, ...]
+    twin: Any, op: Ops, tensors: dict[str, Tensor], slots: Mapping[str, tuple[str, ...]]
 ) -> dict[str, Tensor]:
+    """Update weights; ``slots`` are the names of those that each has."""
     rate, step = Host.symbol("rate"), Host.symbol("step")
-    given = {s: tensors[s] for s in slots}
-    new, after = twin.update(op, tensors["weight"], tensors["gradient"], rate, step, given)
-    require(
-        set(after) == set(slots),
-        f"update gives back the slots {sorted(after)}, declared are {sorted(slots)}",
+    weights, gradients = (
+        {n: tensors[_key(what, n)] for n in slots} for what in ("weight", "gradient")
     )
-    return {"new/weight": new, **{f"new/{s}": t for s, t in after.items()}}
+    given = {n: {s: tensors[_key(s, n)] for s in own} for n, own in slots.items()}
+    shared = {s: tensors[s] for s in twin.shared}
+    if shared:
+        every = [list(of.values()) for of in (weights, gradients, given)]
+        shared = twin.update_shared(op, *every[:2], rate, step, every[2], shared)
+        require(
+            set(shared) == set(twin.shared),
+            f"update_shared gives {sorted(shared)}, declared are {sorted(twin.shared)}",
+        )
+    out: dict[str, Tensor] = {}
+    for name, own in slots.items():
+        known = {**given[name], **shared}
+        new, after = twin.update(op, weights[name], gradients[name], rate, step, known)
+        require(
+            set(after) == set(own),
+            f"update gives back the slots {sorted(after)}, declared are {sorted(own)}",
+        )
+        out |= {f"new/{_key('weight', name)}": new}
+        out |= {f"new/{_key(s, name)}": tensor for s, tensor in after.items()}
+    return out | {f"new/{s}": tensor for s, tensor in shared.items()}
 
 
 def program(optimizer: Optimizer, weight: Array) -> Program:
-    """One update as a graph; rate and step are symbols."""
-    twin, names = running.hosted(optimizer), tuple(fresh(optimizer, weight))
-    require(
-        not {"weight", "gradient"} & set(names), "a slot cannot be called 'weight' or 'gradient'"
-    )
-    feeds = _feeds(optimizer, weight)
+    """One update of one weight as a graph; rate and step are symbols."""
+    return program_of(optimizer, {"": weight})
+
+
+def program_of(optimizer: Optimizer, weights: Mapping[str, Array]) -> Program:
+    """One update of some weights as a graph; rate and step are symbols."""
+    twin = running.hosted(optimizer)
+    names = {n: tuple(calls.slot_shapes(optimizer, w.shape)) for n, w in weights.items()}
+    taken = {"weight", "gradient"} & {*optimizer.slots, *optimizer.shared}
+    require(not taken, "a slot cannot be called 'weight' or 'gradient'")
+    feeds = _feeds(optimizer, weights)
     return running.traced(lambda op, **t: _update(twin, op, t, names), feeds)
-
-
-def one(
-    optimizer: Optimizer, weight: Array, gradient: Array, rate: float, step: int, slots: Slots
-) -> dict[str, Array]:
-    """The weight and the slots after one update."""
-    values = {**optimizer.hyper_values(), "rate": rate, "step": step}
-    feeds = {"weight": weight, "gradient": gradient, **slots}
-    found = running.run(program(optimizer, weight), feeds, values)
-    return {name.removeprefix("new/"): array for name, array in found.items()}
 
 
 def walk(
@@ -249,7 +279,7 @@ def walk(
 ) -> list[dict[str, Array]]:
     """The weight and the slots after each of some steps from fresh slots."""
     made, values = program(optimizer, weight), optimizer.hyper_values()
-    state = _feeds(optimizer, weight)
+    state = _feeds(optimizer, {"": weight})
     out = []
     for step in range(1, steps + 1):
         feeds = state | {"gradient": slope(state["weight"], step).astype(weight.dtype)}

@@ -12,7 +12,7 @@ from ortflex_core.graph import PARTS, Port, Program, Tensor, build
 from ortflex_core.model import Modes, reads
 from ortflex_core.problem import Problem
 from ortflex_core.programs import (
-    apply_update,
+    apply_updates,
     buffer_inputs,
     clip_gradients,
     global_norm,
@@ -20,7 +20,6 @@ from ortflex_core.programs import (
     parameter_inputs,
     penalty_cost,
     penalty_gradients,
-    slot_inputs,
     trace_losses,
 )
 
@@ -73,9 +72,8 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
     if norm:
         with trace.part("update"):
             outputs[NORM] = global_norm(trace, totals)
-    for name, total in clip_gradients(trace, problem, totals).items():
-        slots = slot_inputs(trace, problem, name)
-        outputs.update(apply_update(trace, problem, name, weights[name], total, slots))
+    totals = clip_gradients(trace, problem, totals)
+    outputs |= apply_updates(trace, problem, weights, totals)
     outputs.update({Port("buffer", of=n): mode.updates.get(n, b) for n, b in buffers.items()})
     program = build(trace, outputs, name="step")
     proto = program.proto()

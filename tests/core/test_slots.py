@@ -62,6 +62,51 @@ class Raises(Rows):
         return {"row": (shape[5],)}
 
 
+@attrs.frozen(kw_only=True)
+class Longest(Optimizer):
+    """``long ← max(long, ‖g‖)`` over all weights, ``w ← w − rate·g / (long + 1)``."""
+
+    name: ClassVar[str] = "longest"
+    shared: ClassVar[tuple[str, ...]] = ("long",)
+    elementwise: ClassVar[bool] = False
+
+    def update_shared(
+        self, op: Any, weights: Any, gradients: Any, rate: Any, step: Any, slots: Any, shared: Any
+    ) -> Any:
+        squares = op.Sum(*(op.ReduceSumSquare(g, keepdims=0) for g in gradients))
+        return {"long": op.Max(shared["long"], op.Sqrt(squares))}
+
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        return weight - rate * gradient / (slots["long"] + 1.0), {}
+
+
+class SharesAVector(Longest):
+    def update_shared(self, op: Any, weights: Any, gradients: Any, *rest: Any) -> Any:
+        return {"long": op.Reshape(gradients[0], [-1])}
+
+
+class SharesNothing(Longest):
+    def update_shared(self, *arguments: Any) -> Any:
+        return {}
+
+
+class SharesTheStep(Longest):
+    shared: ClassVar[tuple[str, ...]] = ("step",)
+
+
+class SharesASlot(Longest):
+    slots: ClassVar[tuple[str, ...]] = ("long",)
+
+
+class GivesSharedBack(Longest):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        return weight - rate * gradient, {"long": slots["long"]}
+
+
+class ForgetsUpdateShared(Longest):
+    update_shared = Optimizer.update_shared
+
+
 def trained(optimizer: Any, backend: str = "fused", **options: Any) -> Any:
     usual = {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "shuffle": False}
     trainer = make(models.mlp(), optimizer=optimizer, backend=backend, **{**usual, **options})
@@ -97,7 +142,28 @@ def test_the_state_of_a_matrix_is_its_rows_and_columns() -> None:
     assert sizes["adafactor"] < weights / 40
 
 
-@pytest.mark.parametrize("optimizer", [Rows(), SaysElementwise()])
+@every_backend
+def test_what_parameters_share_is_one_number(backend: str) -> None:
+    if backend == "training_session":
+        with pytest.raises(
+            Unsupported, match="TrainingSession has the optimizers sgd, adam and lamb"
+        ):
+            trained(Longest(), backend)
+        return
+    steps: list[float] = []
+    trainer = make(models.mlp(), optimizer=Longest(), backend=backend, learning_rate=1e-30)
+    for rows in (slice(0, 8), slice(8, 16), slice(16, 24)):
+        other = make(models.mlp(), optimizer="sgd", backend=backend, learning_rate=1.0)
+        before = other.get_state()
+        other.step((X[rows], Y[rows]))
+        moves = [before[n] - array for n, array in other.get_state().items()]
+        steps.append(float(np.sqrt(sum(np.square(move).sum() for move in moves))))
+        trainer.step((X[rows], Y[rows]))
+        np.testing.assert_allclose(trainer.engine.slots()["long"], max(steps), rtol=1e-5)
+    assert {"long", "step"} == set(trainer.engine.slots())
+
+
+@pytest.mark.parametrize("optimizer", [Rows(), SaysElementwise(), Longest()])
 def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(optimizer: Any) -> None:
     trainer = trained(optimizer)
     assert flat_parameters.layout(trainer.problem, 4, scaled=False) is None
@@ -115,6 +181,15 @@ def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(opti
         (Unknown(), r"Unknown gives .* from slot_shapes, expected .* the slots being row"),
         (NotSizes(), r"NotSizes gives .* from slot_shapes, expected a tuple of sizes .*'3'"),
         (Raises(), r"Raises fails in slot_shapes: IndexError"),
+        (
+            SharesAVector(),
+            r"SharesAVector gives a tensor of shape \[.*\] from update_shared, expec",
+        ),
+        (SharesNothing(), r"SharesNothing gives .* from update_shared, .* the names being long"),
+        (SharesTheStep(), r"SharesTheStep gives .* from shared \('step'\)"),
+        (SharesASlot(), r"SharesASlot gives .* from shared \('long'\)"),
+        (GivesSharedBack(), r"GivesSharedBack gives .* from update, .* the slots given are long"),
+        (ForgetsUpdateShared(), r"ForgetsUpdateShared has shared state and no update_shared"),
     ],
 )
 def test_slots_of_a_wrong_shape_are_an_error_that_names_the_plugin(

@@ -211,10 +211,62 @@ class UnusedBeta(Heavy):
         return 0.5 * v + gradient
 
 
+class RowSlot(Heavy):
+    def slot_shapes(self, shape: Any) -> Any:
+        return {"v": (*shape[:-1], 1)}
+
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        row = op.ReduceMean(gradient, axes=[-1], keepdims=1)
+        return weight - rate * gradient, {"v": slots["v"] + row}
+
+
+class WrongRowSlot(RowSlot):
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        return weight - rate * gradient, {"v": slots["v"] + gradient}
+
+
+class NoSuchSlot(Heavy):
+    def slot_shapes(self, shape: Any) -> Any:
+        return {"row": shape}
+
+
+class SharedSum(Heavy):
+    shared: ClassVar[tuple[str, ...]] = ("total",)
+
+    def update_shared(self, op: Any, weights: Any, gradients: Any, *rest: Any) -> Any:
+        total = op.Sum(*(op.ReduceSum(g, keepdims=0) for g in gradients))
+        return {"total": rest[-1]["total"] + total}
+
+    def update(self, op: Any, weight: Any, gradient: Any, rate: Any, step: Any, slots: Any) -> Any:
+        own = {"v": slots["v"]}
+        new, own = Heavy.update(self, op, weight, gradient, rate, step, own)
+        return new, own
+
+
+class OtherShared(SharedSum):
+    def update_shared(self, *arguments: Any) -> Any:
+        return {"sum": arguments[-1]["total"]}
+
+
+class SharedVector(SharedSum):
+    elementwise: ClassVar[bool] = False
+
+    def update_shared(self, op: Any, weights: Any, gradients: Any, *rest: Any) -> Any:
+        return {"total": op.Reshape(op.ReduceSum(gradients[0], keepdims=0), [1])}
+
+
 OPTIMIZERS = [
     *map(heavy_at_rank, range(1, 6)),
     Planted("test_value", Dampened(), "the weight after step 1"),
     Planted("test_slots", SumSlot(), r"'new/v' has the shape \(\) of a weight \(3,\)"),
+    Planted("test_slots", WrongRowSlot(), r"the shape \(3,\) of a weight \(3,\), expected \(1,\)"),
+    Planted("test_slots", NoSuchSlot(), "from slot_shapes, expected .* the slots being v"),
+    Planted("test_slots", SharedVector(), r"'new/total' has the shape \(1,\) of a weight"),
+    Planted(
+        "test_slots", OtherShared(), r"update_shared gives \['sum'\], declared are \['total'\]"
+    ),
+    Planted("test_elementwise", RowSlot(), "has slots of the shapes .* so elementwise is False"),
+    Planted("test_elementwise", SharedSum(), "has state that all weights share"),
     Planted("test_slots", LostSlot(), r"gives back the slots \[\], declared are \['v'\]"),
     Planted("test_gradients_of_0_and_100", NormalizedByItself(), "not finite after gradients of 0"),
     Planted("test_float64", RoundedMove(), "accuracy of float32"),

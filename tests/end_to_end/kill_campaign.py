@@ -46,7 +46,7 @@ LIMIT = 120.0
 """Seconds that a training may take, which needs one."""
 OPTIMIZERS = (
     *("sgd", "momentum", "nesterov", "adam", "adamw", "lamb", "adagrad"),
-    *("rmsprop", "adadelta", "adamax", "nadam", "radam", "lion", "lars", "adafactor"),
+    *("rmsprop", "adadelta", "adamax", "nadam", "radam", "lion", "lars", "adafactor", "prodigy"),
 )
 SCHEDULES: tuple[Any, ...] = (
     "constant",

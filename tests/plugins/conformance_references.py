@@ -196,6 +196,33 @@ def lars(
     return w - v, {"velocity": v}
 
 
+def prodigy(
+    w: Array,
+    g: Array,
+    rate: float,
+    t: int,
+    s: Slots,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    d0: float,
+) -> Any:
+    root, start = math.sqrt(beta2), w if t == 1 else s["start"]
+    size = np.abs(s["s"]).sum()
+    d = max(float(s["d"]), d0, float(s["r"]) / size if size else 0.0)
+    m = beta1 * s["m"] + (1 - beta1) * d * g
+    v = beta2 * s["v"] + (1 - beta2) * (d * g) ** 2
+    after = {
+        "m": m,
+        "v": v,
+        "s": root * s["s"] + (1 - root) * rate * d**2 * g,
+        "start": start,
+        "d": np.asarray(d),
+        "r": root * s["r"] + (1 - root) * rate * d**2 * (g * (start - w)).sum(),
+    }
+    return w - rate * d * m / (np.sqrt(v) + d * eps), after
+
+
 OPTIMIZERS: dict[str, Reference] = {
     "sgd": oracles.sgd,
     "momentum": oracles.momentum,
@@ -212,6 +239,7 @@ OPTIMIZERS: dict[str, Reference] = {
     "lion": lion,
     "lars": lars,
     "adafactor": oracles.adafactor,
+    "prodigy": prodigy,
     "example_rmsprop": example_rmsprop,
 }
 

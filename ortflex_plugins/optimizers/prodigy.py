@@ -1,0 +1,98 @@
+"""The optimizer ``prodigy``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.graph import Host, Ops, Tensor
+from ortflex_core.protocols import Optimizer
+
+
+@attrs.frozen(kw_only=True)
+class Prodigy(Optimizer):
+    """Prodigy: Adam with a step size d that it finds by itself; default rate 1.
+
+    All weights share d and r. With w₀ for the weights before the first step, β₃ = √beta2, and sums
+    over all weights:
+    ``d ← max(d0, d, r / Σ|s|)``, ``r ← β₃·r + (1 − β₃)·rate·d²·Σ g·(w₀ − w)``, and for every weight
+    ``s ← β₃·s + (1 − β₃)·rate·d²·g``,
+    ``m ← beta1·m + (1 − beta1)·d·g``, ``v ← beta2·v + (1 − beta2)·d²·g²``,
+    ``w ← w − rate·d·m / (√v + d·eps)``.
+
+    Leave the rate at 1, or let a schedule begin there: d is what a search for the rate finds. With
+    groups of parameters, each has a d of its own.
+
+    Raises:
+        ValueError: a beta is not in [0, 1), or ``eps`` or ``d0`` is not positive.
+
+    >>> Prodigy(d0=1e-4).describe()
+    {'name': 'prodigy', 'beta1': 0.9, 'beta2': 0.999, 'eps': 1e-08, 'd0': 0.0001}
+
+    Source: K. Mishchenko and A. Defazio, "Prodigy: an expeditiously adaptive parameter-free
+    learner" (2023), algorithm 4.
+    """
+
+    name: ClassVar[str] = "prodigy"
+    default_rate: ClassVar[float] = 1.0
+    slots: ClassVar[tuple[str, ...]] = ("m", "v", "s", "start")
+    shared: ClassVar[tuple[str, ...]] = ("d", "r")
+    elementwise: ClassVar[bool] = False
+
+    beta1: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="decay of the mean of d·g")
+    beta2: float = hyper(
+        default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of d²·g²"
+    )
+    eps: float = hyper(default=1e-8, validator=number(gt=0), help="d·eps is added to √v")
+    d0: float = hyper(default=1e-6, validator=number(gt=0), help="the first d, which only grows")
+
+    def update_shared(
+        self,
+        op: Ops,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        rate: Host,
+        step: Host,
+        slots: Sequence[Mapping[str, Tensor]],
+        shared: Mapping[str, Tensor],
+    ) -> Mapping[str, Tensor]:
+        """d, from r and s of the step before, as the paper has it at a step's end; then r."""
+        root = self.beta2**0.5
+        sizes = [op.ReduceSum(op.Abs(own["s"]), keepdims=0) for own in slots]
+        products = [
+            op.ReduceSum(g * (_start(op, w, step, own) - w), keepdims=0)
+            for w, g, own in zip(weights, gradients, slots, strict=True)
+        ]
+        size = op.Sum(*sizes)
+        # Before the second step both are 0, and the quotient is not taken.
+        estimate = op.Where(op.Greater(size, 0.0), shared["r"] / size, 0.0)
+        d = op.Max(shared["d"], estimate, self.d0)
+        r = root * shared["r"] + ((1 - root) * rate) * (d * d * op.Sum(*products))
+        return {"d": d, "r": r}
+
+    def update(
+        self,
+        op: Ops,
+        weight: Tensor,
+        gradient: Tensor,
+        rate: Host,
+        step: Host,
+        slots: Mapping[str, Tensor],
+    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The formula."""
+        root, d = self.beta2**0.5, slots["d"]
+        moved = d * gradient
+        m = self.beta1 * slots["m"] + (1 - self.beta1) * moved
+        v = self.beta2 * slots["v"] + (1 - self.beta2) * (moved * moved)
+        s = root * slots["s"] + ((1 - root) * rate * d) * moved
+        new = weight - (rate * d) * m / (op.Sqrt(v) + self.eps * d)
+        return new, {"m": m, "v": v, "s": s, "start": _start(op, weight, step, slots)}
+
+
+def _start(op: Ops, weight: Tensor, step: Host, slots: Mapping[str, Tensor]) -> Tensor:
+    """The weight before the first step: in that step, where its slot is 0, the weight itself."""
+    first = op.Max(2 - step, 0.0)
+    return slots["start"] + first * weight
