@@ -35,14 +35,14 @@ class ProcessGroupKit(ComponentKit):
 
     @pytest.fixture
     def launcher(self) -> Callable[[int], Sequence[str]]:
-        """The beginning of a command that starts so many processes of Python; ``-m module`` follows."""
+        """The beginning of a command that starts a number of processes of Python; ``-m module`` follows."""
         return lambda size: [sys.executable, "-m", "ortflex_core.testing.launch", str(size)]
 
     @pytest.fixture
     def members(
         self, component: ProcessGroup, launcher: Callable[[int], Sequence[str]], tmp_path: Path
     ) -> Members:
-        """Runs a job in so many processes; what it returned in each, None where it did not end."""
+        """Runs a job in a number of processes; what it returned in each, None where it did not end."""
         if reasons := type(component).unavailable(_environment(2)):
             pytest.skip("; ".join(reasons))
 

@@ -18,7 +18,9 @@ from ortflex_core.errors import GraphError, Unsupported
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
+from ortflex_core.training.announcement import announce
 from ortflex_core.training.checkpointing import go_on
+from ortflex_core.training.feed import Feed, held_out
 from ortflex_core.training.loop import Loop, Plan, beginning
 from ortflex_core.types import Array
 from ortflex_core.views.history import History
@@ -31,6 +33,28 @@ _STILL_THERE = (
     "The training is still in memory: trainer.save(another_folder) keeps it, and Trainer.resume "
     "continues it; trainer.export(another_path) writes the weights; trainer.history_ has the epochs."
 )
+
+
+def fit(
+    trainer: Trainer,
+    feed_of: Callable[..., Feed],
+    data: Any,
+    validation_data: Any,
+    limit: int | None,
+) -> History:
+    """Train on data as they were given (see :meth:`ortflex_core.Trainer.fit`)."""
+    feed, validation, peers = feed_of(*data, limit=limit), None, trainer.setup.problem.peers
+    if peers is not None:
+        process_groups.check_source(feed.given)
+    if isinstance(validation_data, float):
+        feed, validation = feed.split(validation_data, trainer.seed)
+    elif validation_data is not None:
+        validation = feed_of(*held_out(validation_data))
+    preparing = trainer.live.build(feed.first, feed.size)
+    announce(trainer)
+    source = feed.source(preparing, trainer.batch_size)
+    validate = None if validation is None else trainer.live.scorer(validation, peers)
+    return train(trainer, source, validate)
 
 
 def train(

@@ -26,9 +26,9 @@ from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training import checkpointing, fit, pickling, process_groups
-from ortflex_core.training.announcement import announce, short, summary
-from ortflex_core.training.feed import Feed, held_out
+from ortflex_core.training import checkpointing, fit, pickling
+from ortflex_core.training.announcement import short, summary
+from ortflex_core.training.feed import Feed
 from ortflex_core.training.loop import Loop
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
@@ -283,20 +283,9 @@ class Trainer:
             Unsupported: no backend can train this problem; each one's reasons are given.
             TrainingDiverged: loss or weights are not finite any more; the last good state is kept.
         """
-        peers = self.setup.problem.peers
         with self.sharing_errors():
-            feed, validation = self._feed(X, y, sample_weight, limit=steps_per_epoch), None
-            if peers is not None:
-                process_groups.check_source(feed.given)
-            if isinstance(validation_data, float):
-                feed, validation = feed.split(validation_data, self.seed)
-            elif validation_data is not None:
-                validation = self._feed(*held_out(validation_data))
-            preparing = self.live.build(feed.first, feed.size)
-            announce(self)
-            source = feed.source(preparing, self.batch_size)
-            validate = None if validation is None else self.live.scorer(validation, peers)
-            self.history_ = fit.train(self, source, validate)
+            data = (X, y, sample_weight)
+            self.history_ = fit.fit(self, self._feed, data, validation_data, steps_per_epoch)
         return self.history_
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
