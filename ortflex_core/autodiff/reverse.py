@@ -112,10 +112,13 @@ class NodeView:
         """
         pairs = [(y, g) for y, g in zip(outputs, gs, strict=False) if g is not None]
         distinct = list({id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}.values())
-        found = dict(zip(map(id, distinct), _along(pairs, distinct, self._rules), strict=True))
+        gradients_by_id = dict(
+            zip(map(id, distinct), _along(pairs, distinct, self._rules), strict=True)
+        )
         # An input that is used in two places is listed once: its gradient is the sum of both.
         return [
-            found.pop(id(i), None) if k in self._wanted else None for k, i in enumerate(self.inputs)
+            gradients_by_id.pop(id(i), None) if k in self._wanted else None
+            for k, i in enumerate(self.inputs)
         ]
 
 
@@ -303,12 +306,12 @@ def _between(
                 a.node for a in node.arguments if a.node is not None and id(a) not in ends
             )
     reached = set(map(id, wrt))
-    found = []
+    nodes = []
     for node in trace.nodes:
         if id(node) in needed and any(id(a) in reached for a in node.arguments):
-            found.append(node)
+            nodes.append(node)
             reached.update(map(id, node.outputs))
-    return found
+    return nodes
 
 
 def _total(parts: list[Tensor] | None) -> Tensor | None:
@@ -332,9 +335,9 @@ def _path(trace: Trace, node: Node, wrt: Iterable[Tensor]) -> str:
         if other is node:
             break
     steps: list[str] = []
-    here = id(node.outputs[0])
-    while here in came:
-        here, text = came[here]
+    tensor_id = id(node.outputs[0])
+    while tensor_id in came:
+        tensor_id, text = came[tensor_id]
         steps.append(text)
     return " -> ".join(reversed(steps))
 

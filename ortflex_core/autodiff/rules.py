@@ -148,10 +148,12 @@ class RuleTable:
 
     def _twice(self, domain: str, op_type: str) -> str:
         names = self.doubled[domain, op_type]
-        told = [f"{n!r} (from {self._owners[n]})" if n in self._owners else repr(n) for n in names]
+        families = [
+            f"{n!r} (from {self._owners[n]})" if n in self._owners else repr(n) for n in names
+        ]
         return (
-            f"two gradient rules for {op_type}: from the families {' and '.join(told)}; order them with "
-            f"gradients=[{names[-1]!r}] or [{names[0]!r}]"
+            f"two gradient rules for {op_type}: from the families {' and '.join(families)}; order "
+            f"them with gradients=[{names[-1]!r}] or [{names[0]!r}]"
         )
 
     def source(self, domain: str, op_type: str) -> str:
@@ -166,5 +168,5 @@ class RuleTable:
 
     def family(self, domain: str, op_type: str) -> str | None:
         """The family that an operator's rules come from."""
-        found = self._entries.get((domain, op_type))
-        return None if found is None else found[0]
+        entry = self._entries.get((domain, op_type))
+        return None if entry is None else entry[0]

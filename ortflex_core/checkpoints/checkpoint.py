@@ -192,8 +192,8 @@ def _link_model(before: Written, model: Path) -> dict[str, str]:
 
 
 def _marks(model: Path) -> dict[str, tuple[int, ...]]:
-    found = {path.name: path.stat() for path in model.iterdir()}
-    return {n: (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for n, s in found.items()}
+    stats = {path.name: path.stat() for path in model.iterdir()}
+    return {n: (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for n, s in stats.items()}
 
 
 def _foreign(folder: Path, partial: bool) -> str | None:
@@ -212,8 +212,8 @@ def _foreign(folder: Path, partial: bool) -> str | None:
     except NotADirectoryError:
         return f"{_MODEL!r} in it is not a folder"
     if others := sorted(names - set(_OWN)):
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        return f"that folder holds {others[0]!r}{more}, which is not part of a checkpoint"
+        rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return f"that folder holds {others[0]!r}{rest}, which is not part of a checkpoint"
     if not names:
         return None
     unfinished = partial and record.NAME not in names
@@ -291,7 +291,7 @@ def _read(given: Path) -> Checkpoint:
     damaged: list[str] = []
     for place in reversed(_several(given)):
         try:
-            found = _load(place)
+            checkpoint = _load(place)
         except CheckpointError as error:
             damaged.append(str(error))
             continue
@@ -301,7 +301,7 @@ def _read(given: Path) -> Checkpoint:
                 str(place),
                 "; ".join(damaged),
             )
-        return found
+        return checkpoint
     if damaged:
         raise CheckpointError(
             f"none of the checkpoints in {str(given)!r} can be used: {'; '.join(damaged)}"
@@ -320,10 +320,10 @@ def _several(folder: Path) -> list[Path]:
     out = [
         path for path in list_checkpoints(folder) if any((path / name).exists() for name in _OWN)
     ]
-    there = set(out)
+    names = set(out)
     for path in _found(folder, "step-*.previous"):
         usual = path.with_name(path.name.removesuffix(".previous"))
-        if usual not in there and (path / record.NAME).is_file():
+        if usual not in names and (path / record.NAME).is_file():
             out.append(path)
     return sorted(out)
 
@@ -333,10 +333,10 @@ def _seen(given: Path) -> list[tuple[str, tuple[int, ...]]]:
     out: list[tuple[str, tuple[int, ...]]] = []
     for place in (given, folders.previous(given), *_several(given)):
         try:
-            found = place.stat()
+            stat = place.stat()
         except (OSError, ValueError):
             continue
-        out.append((str(place), (found.st_dev, found.st_ino, found.st_mtime_ns)))
+        out.append((str(place), (stat.st_dev, stat.st_ino, stat.st_mtime_ns)))
     return out
 
 

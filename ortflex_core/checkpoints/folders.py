@@ -75,10 +75,10 @@ def check(folder: Path, foreign: Foreign) -> None:
 
 def _identity(folder: Path) -> tuple[int, ...]:
     try:
-        found = os.lstat(folder)
+        stat = os.lstat(folder)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 @contextlib.contextmanager

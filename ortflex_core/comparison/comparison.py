@@ -386,8 +386,8 @@ def _batches(
     """
     schedule = trainer.live.bound(trainer.schedule)
     progress = beginning(source, together, trainer.epochs)
-    made = 0
-    while made < steps:
+    steps_made = 0
+    while steps_made < steps:
         epoch = progress.epoch
         rng = np.random.default_rng([trainer.seed, 0, epoch]) if trainer.shuffle else None
         drawn = (batch for (batch,) in source.epoch(rng))
@@ -395,8 +395,8 @@ def _batches(
         while parts := list(islice(drawn, together)):
             if first or len(parts) == together:
                 yield parts, schedule.rate(trainer.learning_rate, progress)
-                made += 1
-                if made == steps:
+                steps_made += 1
+                if steps_made == steps:
                     return
             first = False
             rows = progress.rows + sum(batch.size for batch in parts)

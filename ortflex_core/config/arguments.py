@@ -66,10 +66,10 @@ def names(argument: str, given: Any) -> list[str]:
     Raises:
         ConfigError: something else.
     """
-    problems = list(_check_names(argument, found := _texts(given)))
+    problems = list(_check_names(argument, texts := _texts(given)))
     if problems:
         raise ConfigError(problems)
-    return list(found)
+    return list(texts)
 
 
 def _check_names(name: str, value: Any) -> Iterator[str]:
@@ -376,7 +376,7 @@ def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     fields = [f for f in attrs.fields(Arguments) if f.name in values]
     lines = {f.name: list(f.metadata["check"](f.name, values[f.name])) for f in fields}
-    return {name: found for name, found in lines.items() if found}
+    return {name: problems for name, problems in lines.items() if problems}
 
 
 def kinds_of_plugins() -> dict[str, str]:

@@ -32,13 +32,13 @@ class Parts:
 
     def problems(self, name: str, value: Any) -> list[str]:
         """What is wrong with the value of a key, one line each."""
-        found = Problems()
+        issues = Problems()
         if name == "model":
             if not is_there(value) or Path(value).is_dir():
-                found.extend([f"model: {no_file(value)}"])
+                issues.extend([f"model: {no_file(value)}"])
         else:
-            found.collect(lambda: self.build(name, value))
-        return found.lines
+            issues.collect(lambda: self.build(name, value))
+        return issues.lines
 
     def build(self, name: str, value: Any) -> Any:
         """The objects that the value of a key describes; other values stay as they are.
@@ -73,24 +73,24 @@ class Parts:
         Raises:
             OrtflexError: as :meth:`build`, and objects that no file can name.
         """
-        made = self.build(name, value)
+        component = self.build(name, value)
         if name == "loss":
-            return self._spell_losses(value, made)
+            return self._spell_losses(value, component)
         if name == "penalty":
-            return self._spell_penalties(value, made)
+            return self._spell_penalties(value, component)
         if name in _LISTS:
             return tuple(self._spell(name, m, v) for m, v in zip(made, value, strict=True))
         if name in (*_SINGLE, "backend", "distributed", "data", "validation", "averaging"):
             return self._spell(name, made, value)
         if name == "constraint":
-            single = value is None or not isinstance(made, dict)
+            single = value is None or not isinstance(component, dict)
             return (
-                self._spell(name, made, value)
+                self._spell(name, component, value)
                 if single
-                else {k: self._spell(name, m, None) for k, m in made.items()}
+                else {k: self._spell(name, m, None) for k, m in component.items()}
             )
         if name == "groups":
-            return tuple(self._spell_group(*pair) for pair in zip(value, made, strict=True))
+            return tuple(self._spell_group(*pair) for pair in zip(value, component, strict=True))
         return value
 
     def as_table(self, name: str, text: str) -> dict[str, Any]:
@@ -108,15 +108,15 @@ class Parts:
         return device_spec(value) if name == "device" else value
 
     def _each(self, name: str, values: Any) -> list[Any]:
-        found = Problems()
+        issues = Problems()
         out = []
         for k, value in enumerate(values):
             if name == "callbacks" and not isinstance(value, str | Mapping):
                 out.append(value)
                 continue
             path = f"{name}[{k}]"
-            out.append(found.collect(partial(self.plugins.component, name, value, path)))
-        found.raise_all()
+            out.append(issues.collect(partial(self.plugins.component, name, value, path)))
+        issues.raise_all()
         return out
 
     def _spell(self, name: str, made: Any, given: Any) -> Any:
@@ -140,19 +140,19 @@ class Parts:
         return {pattern: get(v, f"constraint.{pattern}") for pattern, v in value.items()}
 
     def _groups(self, value: Any) -> list[dict[str, Any]]:
-        found = Problems()
-        found.extend(groups.table_problems("groups", value))
+        issues = Problems()
+        issues.extend(groups.table_problems("groups", value))
         out = []
-        for k, table in enumerate(value if not found.lines else ()):
-            made = dict(table)
+        for k, table in enumerate(value if not issues.lines else ()):
+            group = dict(table)
             if "optimizer" in table:
                 path = f"groups[{k}].optimizer"
                 get = partial(self.plugins.component, "optimizers", table["optimizer"], path)
-                made["optimizer"] = found.collect(get)
+                group["optimizer"] = issues.collect(get)
             if "penalty" in table:
-                made["penalty"] = found.collect(partial(self._penalties, table["penalty"]))
-            out.append(made)
-        found.raise_all()
+                group["penalty"] = issues.collect(partial(self._penalties, table["penalty"]))
+            out.append(group)
+        issues.raise_all()
         return out
 
     def _spell_group(self, given: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,11 +174,11 @@ class Parts:
             return float(value)
         if isinstance(value, str):
             value = self.as_table(name, value)
-        made: DataSource = self.plugins.component("data", value, name)
-        path = getattr(made, "path", None)
+        source: DataSource = self.plugins.component("data", value, name)
+        path = getattr(source, "path", None)
         if isinstance(path, str) and "://" not in path and not is_there(path):
             raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
-        return made
+        return source
 
     def _reader(self, name: str, path: str) -> str:
         """The source that reads a path: it has the name of its ending, or of the endings in a folder."""
@@ -220,17 +220,17 @@ class Parts:
 
     def _losses(self, spec: Any) -> list[Any]:
         tables = losses.loss_tables(spec)
-        found = Problems()
+        issues = Problems()
         out = []
         for k, (_, table) in enumerate(tables):
             path = f"loss[{k}]" if len(tables) > 1 else "loss"
             if "object" in table:
                 out.append(table["object"])
                 continue
-            found.extend(_wrong_extras(table, path))
+            issues.extend(_wrong_extras(table, path))
             own = {key: v for key, v in table.items() if key not in _LOSS_KEYS}
-            out.append(found.collect(partial(self.plugins.component, "losses", own, path)))
-        found.raise_all()
+            out.append(issues.collect(partial(self.plugins.component, "losses", own, path)))
+        issues.raise_all()
         return out
 
     def _spell_losses(self, spec: Any, made: list[Any]) -> Any:

@@ -112,9 +112,9 @@ class Recipe(Arguments):
         values = {name: fields[name].converter(value) for name, value in values.items()}
         ranges = wrong(values)
         problems += [line for lines in ranges.values() for line in lines]
-        found = Problems()
-        preferred = found.collect(partial(plugins.preferring, values.get("prefer", ())))
-        problems += found.lines
+        issues = Problems()
+        preferred = issues.collect(partial(plugins.preferring, values.get("prefer", ())))
+        problems += issues.lines
         parts = Parts(preferred or plugins)
         for name, value in values.items():
             if name not in ranges:

@@ -112,13 +112,13 @@ class HostEngine:
         values |= {_RATE: rate, _COUNTER: step, _DRAW: step}
         weights = _ports("parameter", self._weights)
         slots = {port: self._slots[n] for n, port in self.problem.slot_ports.items()}
-        made = self._run(self._gradient, self._columns(batch) | weights, values)
-        self._last = {n: made[Port("gradient", of=n)] for n in self._weights}
-        new = self._run(self._update, weights | slots | made, values)
+        results = self._run(self._gradient, self._columns(batch) | weights, values)
+        self._last = {n: results[Port("gradient", of=n)] for n in self._weights}
+        new = self._run(self._update, weights | slots | results, values)
         self._weights = {n: new[Port("parameter", of=n)] for n in self._weights}
         self._slots = {n: new[port] for n, port in self.problem.slot_ports.items()}
         self._step += 1
-        return float(made[stages.LOSS]), float(made.get(stages.PENALTY, 0.0))
+        return float(results[stages.LOSS]), float(results.get(stages.PENALTY, 0.0))
 
     def _columns(self, batch: Batch) -> dict[Key, Array]:
         ports = self.problem.column_ports
@@ -134,8 +134,8 @@ class HostEngine:
                 assert isinstance(key, Port)
                 known = self._kept(str(key.of))
             feeds[spec.name] = known
-        made = self._execute(program, feeds)
-        return {key: np.asarray(made[spec.name]) for key, spec in program.gives.items()}
+        results = self._execute(program, feeds)
+        return {key: np.asarray(results[spec.name]) for key, spec in program.gives.items()}
 
     def _kept(self, name: str) -> Array:
         """A large tensor of the model that is not trained."""
@@ -151,8 +151,8 @@ class HostEngine:
         self, batch: Batch, outputs: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
         """Σ w·l per term, and outputs."""
-        made = self._infer("evaluation", stages.evaluation_program, batch, outputs)
-        return [float(made[t.total_port]) for t in self.problem.terms], by_name(made)
+        results = self._infer("evaluation", stages.evaluation_program, batch, outputs)
+        return [float(results[t.total_port]) for t in self.problem.terms], by_name(results)
 
     def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
         """Outputs."""

@@ -19,7 +19,7 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
     """The named backend, or all that can be loaded, those with the highest priority first."""
     if spec != "auto":
         return [plugins.component("backends", spec)]
-    found: list[Backend] = []
+    backends: list[Backend] = []
     for name in plugins["backends"].names():
         try:
             backend = plugins.component("backends", name)
@@ -30,13 +30,13 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
             # A broken plugin must not keep the others from training.
             warn_once(f"a backend is left out: {error}")
         else:
-            found.append(backend)
-    if not found:
+            backends.append(backend)
+    if not backends:
         # This error says that the named backend was switched off.
         for entry in plugins["backends"].off:
             plugins.component("backends", entry.name)
         raise Unsupported("there is no backend; `ortflex plugins` lists what is installed")
-    return sorted(found, key=lambda b: -b.priority)
+    return sorted(backends, key=lambda b: -b.priority)
 
 
 def against(
@@ -88,19 +88,19 @@ def engine(
     """
     failing = f"{whose(plugins, 'backends', backend)} fails in build"
     try:
-        made = backend.build(problem, device, runtime)
-        missing = [name for name in _ENGINE if not hasattr(made, name)]
+        result = backend.build(problem, device, runtime)
+        missing = [name for name in _ENGINE if not hasattr(result, name)]
     except (OrtflexError, KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
         raise BrokenPlugin(f"{failing}: {describe_error(error)}", backend) from error
     if missing:
         raise BrokenPlugin(
-            f"{failing}: it returns {type(made).__name__}, expected an Engine; it has no "
+            f"{failing}: it returns {type(result).__name__}, expected an Engine; it has no "
             f"{', '.join(missing)}",
             backend,
         )
-    return made
+    return result
 
 
 def chosen(
@@ -122,8 +122,8 @@ def chosen(
     for backend in backends:
         own = plugins["backends"].entry_of(backend)
         try:
-            found = against(plugins, backend, problem, device, runtime)
-            if not found:
+            refusal = against(plugins, backend, problem, device, runtime)
+            if not refusal:
                 return backend, engine(plugins, backend, problem, device, runtime)
         except OrtflexError as error:
             broken = isinstance(error, BrokenPlugin) and error.culprit is backend
@@ -131,9 +131,9 @@ def chosen(
             if len(backends) == 1 or (not broken and own is not None and own.owner == OURS):
                 raise
             warn_once(f"a backend is skipped: {error}")
-            found = [str(error)]
+            refusal = [str(error)]
         name = backend.name or (own.name if own is not None else type(backend).__name__)
-        told_of.extend(f"  {name}: {reason}" for reason in found)
+        told_of.extend(f"  {name}: {reason}" for reason in refusal)
     what = "no backend can" if len(backends) != 1 else f"{backends[0].name} cannot"
     raise Unsupported(f"{what} train this here ({runtime}):\n" + "\n".join(told_of))
 

@@ -34,10 +34,10 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
         DataError: names the tensor, its shape and the batch's; a broadcast would hide it.
         GraphError: the model does not run on this batch.
     """
-    found = engine.predict(batch, problem.predicted)
+    predictions = engine.predict(batch, problem.predicted)
     for term in problem.terms:
         name = term.predicted.name
-        got, declared = found[name].shape, shape_text(problem.model.value(name).shape)
+        got, declared = predictions[name].shape, shape_text(problem.model.value(name).shape)
         if got[:1] != (batch.size,):
             raise DataError(
                 f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} for a "

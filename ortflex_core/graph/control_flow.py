@@ -119,15 +119,15 @@ def subgraphs_of(node: NodeProto) -> list[GraphProto]:
 
 def captured_names(node: NodeProto) -> list[str]:
     """The names of outer values that a node's subgraphs read."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for graph in subgraphs_of(node):
         own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
         for inner in graph.node:
             used = [*(i for i in inner.input if i), *captured_names(inner)]
-            found.update(dict.fromkeys(n for n in used if n not in own))
+            names.update(dict.fromkeys(n for n in used if n not in own))
             own.update(inner.output)
-        found.update(dict.fromkeys(o.name for o in graph.output if o.name not in own))
-    return list(found)
+        names.update(dict.fromkeys(o.name for o in graph.output if o.name not in own))
+    return list(names)
 
 
 def constant_of(node: NodeProto) -> Array | None:
@@ -381,12 +381,12 @@ def _carried(
     for _ in range(2):  # a size that changes is unknown the second time
         sub = Sub(trace, captures)
         formals = [sub.formal(*t) for t in (*before, *states, *after)]
-        made = replay(sub.trace, body, formals, sub.values)[skip:]
-        here = [(t.dtype, t.shape) for t in made]
+        results = replay(sub.trace, body, formals, sub.values)[skip:]
+        types = [(t.dtype, t.shape) for t in results]
         states = [
-            (d, _merged(s, m[1])) for (d, s), m in zip(states, here[: len(states)], strict=True)
+            (d, _merged(s, m[1])) for (d, s), m in zip(states, types[: len(states)], strict=True)
         ]
-    return states, here[len(states) :]
+    return states, types[len(states) :]
 
 
 def _loop_types(

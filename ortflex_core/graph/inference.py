@@ -80,13 +80,13 @@ def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape |
             data[label] = onnx.numpy_helper.from_array(tensor.constant)
     imports = [onnx.helper.make_opsetid(d, v) for d, v in trace.opsets.items()]
     try:
-        found = infer_node_outputs(schema, proto, types, data, opset_imports=imports)
+        inferred = infer_node_outputs(schema, proto, types, data, opset_imports=imports)
     except (InferenceError, onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise GraphError(f"{node!r} is ill-typed: {reason}") from error
     out: list[tuple[int, Shape | None]] = []
     for label in results:
-        tensor_type = found[label].tensor_type if label in found else onnx.TypeProto.Tensor()
+        tensor_type = inferred[label].tensor_type if label in inferred else onnx.TypeProto.Tensor()
         shape: Shape | None = None
         if tensor_type.HasField("shape"):
             shape = tuple(

@@ -202,14 +202,14 @@ def ancestors(
     tensors: Iterable[Tensor], resolved: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> dict[int, Node]:
     """The nodes that some tensors depend on, by their ids; ``resolved`` gives a tensor's replacement."""
-    found: dict[int, Node] = {}
+    nodes: dict[int, Node] = {}
     pending = [resolved(t).node for t in tensors]
     while pending:
         node = pending.pop()
-        if node is not None and id(node) not in found:
-            found[id(node)] = node
+        if node is not None and id(node) not in nodes:
+            nodes[id(node)] = node
             pending.extend(resolved(a).node for a in node.arguments)
-    return found
+    return nodes
 
 
 def _soonest(nodes: Sequence[Node]) -> list[Node]:
@@ -336,12 +336,12 @@ def _rename_in_graph(graph: GraphProto, outer: dict[str, str]) -> None:
 
 
 def _inner_domains(graph: GraphProto) -> set[str]:
-    found: set[str] = set()
+    domains: set[str] = set()
     for node in graph.node:
-        found.add(node.domain)
+        domains.add(node.domain)
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                found |= _inner_domains(attribute.g)
+                domains |= _inner_domains(attribute.g)
             for inner in attribute.graphs:
-                found |= _inner_domains(inner)
-    return found
+                domains |= _inner_domains(inner)
+    return domains

@@ -28,8 +28,8 @@ def schema(op_type: str, opset: int, domain: str) -> Schema | None:
 def operator_names(opset: int) -> list[str]:
     """The standard operators of an opset, without those that it deprecates."""
     history = (s for s in onnx.defs.get_all_schemas_with_history() if s.domain == "")
-    found = {s.name: schema(s.name, opset, "") for s in history if s.since_version <= opset}
-    return sorted(name for name, s in found.items() if s is not None and not s.deprecated)
+    schemas = {s.name: schema(s.name, opset, "") for s in history if s.since_version <= opset}
+    return sorted(name for name, s in schemas.items() if s is not None and not s.deprecated)
 
 
 def unknown_operator(op_type: str, opset: int | None, domain: str) -> str:

@@ -64,13 +64,13 @@ class Parts:
                 f"ConcatFromSequence of parts of {self.whole!r}, whose number is not known while "
                 "the graph is built, in another way than they were split"
             )
-        here, there = self.axis % rank, axis % rank
-        order = [k for k in range(rank) if k != here]
-        order.insert(there, here)
-        if self.keepdims and here != there:
+        own_axis, wanted_axis = self.axis % rank, axis % rank
+        order = [k for k in range(rank) if k != own_axis]
+        order.insert(wanted_axis, own_axis)
+        if self.keepdims and own_axis != wanted_axis:
             raise GraphError(
-                f"ConcatFromSequence along axis {there} of parts along axis {here}, whose number is "
-                "not known while the graph is built"
+                f"ConcatFromSequence along axis {wanted_axis} of parts along axis {own_axis}, whose "
+                "number is not known while the graph is built"
             )
         return self.whole.trace.op.Transpose(self.whole, perm=order)
 

@@ -32,14 +32,14 @@ def simplify(
     if not inputs or inputs[0] is None:
         return None
     rule = _RULES.get(op_type)
-    found = rule(trace, op_type, inputs, attributes) if rule is not None else None
-    if found is None and all(i is None or i.constant is not None for i in inputs):
+    tensor = rule(trace, op_type, inputs, attributes) if rule is not None else None
+    if tensor is None and all(i is None or i.constant is not None for i in inputs):
         settings = {k: onnx.helper.get_attribute_value(v) for k, v in attributes.items()}
         folded = constant_folding.fold(
             op_type, [None if i is None else i.constant for i in inputs], settings
         )
-        found = None if folded is None else trace.constant(folded)
-    return found
+        tensor = None if folded is None else trace.constant(folded)
+    return tensor
 
 
 def _identity(
@@ -153,9 +153,9 @@ def _scaled(tensor: Tensor) -> tuple[Host | float, Tensor] | None:
     if inner is None or inner.op_type != "Mul" or inner.domain != "":
         return None
     for argument, other in (inner.inputs, inner.inputs[::-1]):
-        found = None if argument is None else factor(argument)
-        if found is not None and other is not None:
-            return found, other
+        factors = None if argument is None else factor(argument)
+        if factors is not None and other is not None:
+            return factors, other
     return None
 
 

@@ -193,16 +193,16 @@ def _ours(path: Path) -> re.Pattern[str]:
 def _left_over(path: Path, known: set[Path]) -> set[Path]:
     """Data files of exports that were killed before the model referred to them, recognized by content."""
     out = set()
-    for found in set(path.parent.iterdir()) - known:
-        name = _ours(path).fullmatch(found.name)
-        if name is None or name[1] is None or found.is_symlink() or not found.is_file():
+    for candidate in set(path.parent.iterdir()) - known:
+        name = _ours(path).fullmatch(candidate.name)
+        if name is None or name[1] is None or candidate.is_symlink() or not candidate.is_file():
             continue
         digest = hashlib.blake2b(digest_size=6)
-        with contextlib.suppress(OSError), open(found, "rb") as file:
+        with contextlib.suppress(OSError), open(candidate, "rb") as file:
             while piece := file.read(2**22):
                 digest.update(piece)
         if f".{digest.hexdigest()}" == name[1]:
-            out.add(found)
+            out.add(candidate)
     return out
 
 

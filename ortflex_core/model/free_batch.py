@@ -65,9 +65,9 @@ def batch_sizes(model: ModelProto, label: str, large: Mapping[str, Array]) -> di
     inputs = [i for i in graph_inputs(model) if i.name not in large]
     sizes = {i.name: i.shape[0] for i in inputs if i.shape and isinstance(i.shape[0], int)}
     if len(set(sizes.values())) > 1:
-        found = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        text = ", ".join(f"{name} has {size}" for name, size in sizes.items())
         raise ModelError(
-            f"{label}: free_batch=True needs inputs with one batch size, but {found}; export "
+            f"{label}: free_batch=True needs inputs with one batch size, but {text}; export "
             "the model again with a dynamic batch dimension"
         )
     return sizes

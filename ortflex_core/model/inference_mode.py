@@ -11,10 +11,10 @@ from ortflex_core.graph.control_flow import captured_names, subgraphs_of
 
 def in_training(model: ModelProto) -> list[str]:
     """The nodes that normalize by the batch, or drop elements, whenever the file is run."""
-    found = []
+    nodes = []
     for graph, true in _graphs(model):
-        found += [f"{n.op_type} {n.name or n.output[0]!r}" for n in graph.node if _trains(n, true)]
-    return found
+        nodes += [f"{n.op_type} {n.name or n.output[0]!r}" for n in graph.node if _trains(n, true)]
+    return nodes
 
 
 def inferring(model: ModelProto) -> None:
@@ -58,13 +58,13 @@ def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, fro
     pending: list[tuple[GraphProto | FunctionProto, frozenset[str]]] = [
         (graph, frozenset()) for graph in (model.graph, *model.functions)
     ]
-    found = []
+    graphs = []
     while pending:
         graph, outer = pending.pop()
         true = outer | _true(graph)
-        found.append((graph, true))
+        graphs.append((graph, true))
         pending += [(inner, true) for node in graph.node for inner in subgraphs_of(node)]
-    yield from reversed(found)
+    yield from reversed(graphs)
 
 
 def _true(graph: GraphProto | FunctionProto) -> set[str]:

@@ -139,11 +139,11 @@ class Model:
         self.apart |= within
         internal = self.internal
         # In the file's order; conversions may add constants.
-        made = {t.name: t for t in internal.graph.initializer}
+        initializers = {t.name: t for t in internal.graph.initializer}
         known = [t.name for t in self.proto.graph.initializer]
-        everything = {**self._initializers, **made}
+        everything = {**self._initializers, **initializers}
         self._initializers = {
-            n: everything[n] for n in dict.fromkeys([*known, *made]) if n in everything
+            n: everything[n] for n in dict.fromkeys([*known, *initializers]) if n in everything
         }
 
     def _inferred(self, proto: ModelProto) -> dict[str, TensorSpec]:
@@ -277,13 +277,13 @@ class Model:
         wanted = list(outputs)
         for node in self._remaining(wanted, values):
             arguments = [self._argument(trace, name, values) for name in node.input]
-            made: Sequence[Tensor] | None = None
+            outputs_made: Sequence[Tensor] | None = None
             # Rewrites are for tensors: they are not called with nodes that read a sequence.
             plain = all(a is None or isinstance(a, Tensor) for a in arguments)
             try:
-                made = rewrite(trace, node, arguments) if rewrite and plain else None
-                if made is None:
-                    made = self._retrace(trace, node, arguments, values, infer)
+                outputs_made = rewrite(trace, node, arguments) if rewrite and plain else None
+                if outputs_made is None:
+                    outputs_made = self._retrace(trace, node, arguments, values, infer)
             except OrtflexError:
                 raise
             except MALFORMED as error:
@@ -291,7 +291,7 @@ class Model:
                     f"{self.label}: the {node.op_type} {node.name!r} does not fit its operator's "
                     f"definition: {type(error).__name__}: {error}"
                 ) from error
-            for name, tensor in zip(node.output, made, strict=False):
+            for name, tensor in zip(node.output, outputs_made, strict=False):
                 if name:
                     if isinstance(tensor, Tensor):  # and not a sequence of them
                         tensor.hint = tensor.hint or name
@@ -364,8 +364,8 @@ class Model:
 
         Nodes often compute sizes, and the trace has folded such nodes.
         """
-        made = trace_node(trace, node, arguments, captures)
-        for tensor, spec in zip(made, specs, strict=False):
+        tensors = trace_node(trace, node, arguments, captures)
+        for tensor, spec in zip(tensors, specs, strict=False):
             if spec is None or spec.shape is None:  # or a sequence
                 continue
             if tensor.shape is None:
@@ -373,7 +373,7 @@ class Model:
             elif len(tensor.shape) == len(spec.shape):
                 pairs = zip(tensor.shape, spec.shape, strict=True)
                 tensor.shape = tuple(new if isinstance(new, int) else old for new, old in pairs)
-        return made
+        return tensors
 
     def export(
         self,

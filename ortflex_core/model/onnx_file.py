@@ -64,10 +64,10 @@ def _version(source: Any) -> Any:
     if isinstance(source, bytes | ModelProto):
         return None
     try:
-        found = os.stat(source)
+        stat = os.stat(source)
     except (OSError, ValueError):
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
@@ -197,8 +197,8 @@ def with_tensors(bare: ModelProto, model: ModelProto) -> ModelProto:
     """A copy of a skeleton's graph with the large tensors of ``model`` back in their place."""
     out = ModelProto()
     out.CopyFrom(bare)
-    there = {t.name for t in out.graph.initializer}
-    missing = [t for t in model.graph.initializer if t.name not in there]
+    names = {t.name for t in out.graph.initializer}
+    missing = [t for t in model.graph.initializer if t.name not in names]
     out.graph.initializer.extend(missing)
     own = {v.name for v in model.graph.input}
     added = {t.name for t in missing} - own

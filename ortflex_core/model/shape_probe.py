@@ -138,13 +138,13 @@ def _learned(model: Model, unknown: Sequence[str]) -> list[TensorSpec]:
     failure: GraphError | None = None
     for symbols in tried:
         try:
-            found = [run(k, symbols) for k in (0, 1)]
+            runs = [run(k, symbols) for k in (0, 1)]
         except GraphError as error:
             failure = failure or error
             continue
         with contextlib.suppress(GraphError):  # 1 may be an invalid index
-            found += [run(1, symbols, 1)] if run.counts else []
-        return _specs(model, unknown, found, symbols)
+            runs += [run(1, symbols, 1)] if run.counts else []
+        return _specs(model, unknown, runs, symbols)
     assert failure is not None
     raise failure
 

@@ -76,11 +76,11 @@ def are_shares(model: Model, name: str) -> bool:
         return False
     whole, below = node.input
     passed = False
-    while below != whole and (made := model.producers.get(below)) is not None:
-        passed = passed or made.op_type in ("ReduceSum", "ReduceL1")
-        if made.op_type not in ("ReduceSum", "ReduceL1", "Abs", "Reshape", "Unsqueeze"):
+    while below != whole and (producer := model.producers.get(below)) is not None:
+        passed = passed or producer.op_type in ("ReduceSum", "ReduceL1")
+        if producer.op_type not in ("ReduceSum", "ReduceL1", "Abs", "Reshape", "Unsqueeze"):
             return False
-        below = made.input[0]
+        below = producer.input[0]
     return passed and below == whole
 
 

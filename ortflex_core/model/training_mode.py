@@ -89,12 +89,12 @@ class Modes:
             return _identity(trace, node, x)
         op = trace.op
         step = trace.bind(self._step, TensorProto.INT64)
-        made = dropout(op, x, ratio, step, seed=self._problem.seed, node=node.output[0])
+        masked = dropout(op, x, ratio, step, seed=self._problem.seed, node=node.output[0])
         if training is not None:
             kept = _identity(trace, node, x)
-            pairs = zip(made, kept, strict=False)
+            pairs = zip(masked, kept, strict=False)
             return [op.Where(training, a, b) for a, b in pairs][: len(node.output)]
-        return made[: len(node.output)]
+        return masked[: len(node.output)]
 
     def _batch_norm(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -120,13 +120,13 @@ class Modes:
             batch_mean = op.ReduceMean(x, axes=axes, keepdims=1)
             centered = x - batch_mean
             batch_variance = op.ReduceMean(centered * centered, axes=axes, keepdims=1)
-            made = self._statistics(trace, node, x, batch_mean, batch_variance, settings)
+            statistics = self._statistics(trace, node, x, batch_mean, batch_variance, settings)
             factor = channel(scale) / op.Sqrt(batch_variance + epsilon)
         else:
             centered = x - channel(mean)
             factor = channel(scale / op.Sqrt(variance + epsilon))
-            made = [mean, variance]
-        return (centered * factor + channel(bias), *made)[: len(node.output)]
+            statistics = [mean, variance]
+        return (centered * factor + channel(bias), *statistics)[: len(node.output)]
 
     def _statistics(
         self,
@@ -150,16 +150,16 @@ class Modes:
             mixture: Tensor = momentum * old + (1 - momentum) * op.Reshape(batch, [-1])
             return mixture
 
-        made = []
+        statistics = []
         for name, batch, update in (
             (node.input[3], mean, mean),
             (node.input[4], variance, unbiased),
         ):
             # A layer that is used twice updates twice.
             old = self.updates.get(name, self._buffers[name])
-            made.append(mixed(old, batch))
+            statistics.append(mixed(old, batch))
             self.updates[name] = mixed(old, update)
-        return made
+        return statistics
 
 
 def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:

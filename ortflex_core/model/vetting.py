@@ -189,13 +189,13 @@ def check_tensor(tensor: TensorProto, label: str, what: str) -> None:
         wanted, unit = bytes_of(tensor), "bytes"
         # Reading the field copies its bytes; for large ones the total size is checked instead.
         enough = wanted > _COPIED and tensor.ByteSize() >= wanted
-        there = wanted if enough else len(tensor.raw_data)
+        size = wanted if enough else len(tensor.raw_data)
     else:
         values = [f for f in _FIELDS if len(getattr(tensor, f))]
         wanted, unit = _values(tensor), "values"
-        there = len(getattr(tensor, values[0])) if values else 0
-    if wanted != there:
-        raise ModelError(f"{said}, which needs {wanted} {unit}, but {there} are given")
+        size = len(getattr(tensor, values[0])) if values else 0
+    if wanted != size:
+        raise ModelError(f"{said}, which needs {wanted} {unit}, but {size} are given")
 
 
 def bytes_of(tensor: TensorProto) -> int:

@@ -94,8 +94,8 @@ def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
         return model, ""
     reason = ""
     if _opset(model) > runtime.max_opset:
-        made, reason = lowered(model, label, runtime.max_opset)
-        model = made or model
+        converted, reason = lowered(model, label, runtime.max_opset)
+        model = converted or model
     if not reason and model.ir_version > runtime.max_ir:
         # A new IR version adds element types, which operators must accept, too.
         copy = ModelProto()
@@ -207,10 +207,10 @@ def _in_places(
     for k, name in enumerate(names):
         if not name:
             continue
-        here, there = new[min(k, len(new) - 1)], old[min(k, len(old) - 1)]
-        variadic = there.option == Schema.FormalParameterOption.Variadic
-        if (k >= len(old) and not variadic) or here.name.lower() != there.name.lower():
-            return f"{here.name!r}, which the older one does not have"
+        formal, old_formal = new[min(k, len(new) - 1)], old[min(k, len(old) - 1)]
+        variadic = old_formal.option == Schema.FormalParameterOption.Variadic
+        if (k >= len(old) and not variadic) or formal.name.lower() != old_formal.name.lower():
+            return f"{formal.name!r}, which the older one does not have"
     return ""
 
 
@@ -251,11 +251,11 @@ def _inlined(
         del node.attribute[:]
         model.functions.append(body)
     model.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
-    made = onnx.inliner.inline_local_functions(model)
-    imports = [entry for entry in made.opset_import if entry.domain != _DOMAIN]
-    del made.opset_import[:]
-    made.opset_import.extend(imports)
-    return made
+    inlined = onnx.inliner.inline_local_functions(model)
+    imports = [entry for entry in inlined.opset_import if entry.domain != _DOMAIN]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(imports)
+    return inlined
 
 
 def _trim(graph: GraphProto, opset: int, newest: int) -> None:

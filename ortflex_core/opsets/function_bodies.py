@@ -43,16 +43,16 @@ def body_of(node: NodeProto, opset: int, types: Sequence[TypeProto | None]) -> F
         return _time_first(node, opset)
     schema = None if node.domain == _PREVIEW else schemas.schema(node.op_type, opset, "")
     schema = schema or _newest(node.op_type, node.domain)
-    found = _declared(schema, node, opset, types)
-    if schema is None or found is None or not _same_operators(found.node, found, opset):
+    body = _declared(schema, node, opset, types)
+    if schema is None or body is None or not _same_operators(body.node, body, opset):
         return None
-    del found.opset_import[:]
-    found.opset_import.append(helper.make_opsetid("", opset))
+    del body.opset_import[:]
+    body.opset_import.append(helper.make_opsetid("", opset))
     given = {a.name: a for a in schema.attributes.values() if a.default_value.type}
     values = {name: a.default_value for name, a in given.items()}
     values |= {a.name: a for a in node.attribute}
-    _bind(found.node, values)
-    return found
+    _bind(body.node, values)
+    return body
 
 
 def expanded(trace: Trace, node: Node) -> tuple[Tensor, ...] | None:
@@ -105,12 +105,12 @@ def _declared(
         raw = schema.get_context_dependent_function_with_opset_version(
             at, node.SerializeToString(), given
         )
-    found = FunctionProto()
+    body = FunctionProto()
     if isinstance(raw, bytes):
-        found.ParseFromString(raw)
+        body.ParseFromString(raw)
     elif raw is not None:
-        found.CopyFrom(raw)
-    return found if found.node else None
+        body.CopyFrom(raw)
+    return body if body.node else None
 
 
 def _version(versions: Sequence[int], opset: int) -> int:

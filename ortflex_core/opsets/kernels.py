@@ -52,15 +52,15 @@ def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, d
         return model, {}
     typed.functions.extend(functions.values())
     typed.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    made = onnx.inliner.inline_local_functions(typed)
-    kept = [o for o in made.opset_import if o.domain != _DOMAIN]
-    del made.opset_import[:]
-    made.opset_import.extend(kept)
-    del made.graph.value_info[
+    inlined = onnx.inliner.inline_local_functions(typed)
+    kept = [o for o in inlined.opset_import if o.domain != _DOMAIN]
+    del inlined.opset_import[:]
+    inlined.opset_import.extend(kept)
+    del inlined.graph.value_info[
         :
     ]  # these inferred types may be less precise than those inferred elsewhere
-    made.graph.value_info.extend(model.graph.value_info)
-    return made, reasons
+    inlined.graph.value_info.extend(model.graph.value_info)
+    return inlined, reasons
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:

@@ -43,14 +43,14 @@ def upgrade_opset(
         )
     head = f"{label} has opset {opset} and has to be converted to {TARGET} internally"
     try:
-        made = onnx.version_converter.convert_version(model, TARGET)
+        converted = onnx.version_converter.convert_version(model, TARGET)
     except (*_FAILS, RuntimeError, ValueError) as error:
         raise ModelError(f"{head}, which fails: {_first_line(error)}. {advice}.") from error
-    made.ir_version = max(model.ir_version, _IR)
-    _keep_names(model, made, head, advice)
+    converted.ir_version = max(model.ir_version, _IR)
+    _keep_names(model, converted, head, advice)
     try:
         require_runtime()
-        old, new = Runner(model, large), Runner(made, large)
+        old, new = Runner(model, large), Runner(converted, large)
         feeds, _ = fitting_inputs(old, batch=2)
         wrong = difference(new(feeds), old(feeds))
     except RuntimeUnavailable:
@@ -61,7 +61,7 @@ def upgrade_opset(
         ) from error
     if wrong:
         raise ModelError(f"{head}, but then {wrong}. {advice}.")
-    return made
+    return converted
 
 
 def _keep_names(model: ModelProto, made: ModelProto, head: str, advice: str) -> None:

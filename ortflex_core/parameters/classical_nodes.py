@@ -25,7 +25,7 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
     Returns:
         Part of a sentence; empty if no such operator is among the nodes.
     """
-    found = list(dict.fromkeys(node.op_type for node in nodes))
+    operators = list(dict.fromkeys(node.op_type for node in nodes))
     own = {node.op_type for node in nodes if node.domain == "ai.onnx.ml"}
     plain = [n for n in nodes if n.op_type == "LinearClassifier" and not _transformed(n)]
     if plain:
@@ -49,7 +49,7 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
             f"the support vectors of {', '.join(vectors)} are attributes, which cannot be trained: "
             f"{_NETWORK}"
         )
-    if "TopK" in found and (neighbours := sorted(_NEIGHBOURS & set(found))):
+    if "TopK" in operators and (neighbours := sorted(_NEIGHBOURS & set(operators))):
         return (
             f"the graph looks up the nearest rows ({', '.join(neighbours)}), which cannot be trained: "
             f"{_NETWORK}"
@@ -65,5 +65,5 @@ def _transformed(node: NodeProto) -> bool:
 
 def listed(nodes: Sequence[NodeProto], most: int = 8) -> str:
     """The distinct operators of some nodes, for a message."""
-    found = list(dict.fromkeys(node.op_type for node in nodes))
-    return ", ".join(found[:most]) + (", …" if len(found) > most else "")
+    operators = list(dict.fromkeys(node.op_type for node in nodes))
+    return ", ".join(operators[:most]) + (", …" if len(operators) > most else "")

@@ -99,20 +99,20 @@ def kinds(proto: ModelProto) -> dict[str, Kind]:
     buffers after their modules, and computed tensors by a number.
     """
     graph = proto.graph
-    told: dict[str, Kind] = {}
+    known_kinds: dict[str, Kind] = {}
     for entry in graph.metadata_props:
         if entry.key == _SIGNATURE:
-            told |= {name: _TELLS[kind] for kind, name in _SIGNED.findall(entry.value)}
+            known_kinds |= {name: _TELLS[kind] for kind, name in _SIGNED.findall(entry.value)}
     for value in graph.value_info:
         for entry in value.metadata_props:
             if entry.key == _KIND and entry.value in _TELLS:
-                told[value.name] = _TELLS[entry.value]
-    older = proto.producer_name == "pytorch" and not told
+                known_kinds[value.name] = _TELLS[entry.value]
+    older = proto.producer_name == "pytorch" and not known_kinds
     out: dict[str, Kind] = {}
     for tensor in graph.initializer:
-        if tensor.name in told:
-            out[tensor.name] = told[tensor.name]
-        elif told or _MADE_UP.fullmatch(
+        if tensor.name in known_kinds:
+            out[tensor.name] = known_kinds[tensor.name]
+        elif known_kinds or _MADE_UP.fullmatch(
             tensor.name
         ):  # the newer one records nothing about computed tensors
             out[tensor.name] = "made up"

@@ -88,11 +88,11 @@ def shared(readers: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str,
     Args:
         readers: each node's label and the parameters that it reads.
     """
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for label, names in readers:
         for name in names:
-            found.setdefault(name, []).append(label)
-    return {name: tuple(labels) for name, labels in found.items() if len(labels) > 1}
+            groups.setdefault(name, []).append(label)
+    return {name: tuple(labels) for name, labels in groups.items() if len(labels) > 1}
 
 
 def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list[Choice]) -> str:
@@ -125,9 +125,9 @@ def _by_evidence(model: Model, nodes: list[NodeProto], outputs: Sequence[str]) -
             values[name] = [] if empty else list(evidence.of_values(model.initializer(name)))
         return _judge(model, name, kinds.get(name, ""), uses, values[name])
 
-    found = find_uses(model, nodes, outputs, lambda name, uses: judge(name, uses).trained)
-    kinds |= evidence.frozen(kinds, {name for name, uses in found.items() if uses.moves})
-    return {name: judge(name, uses) for name, uses in found.items()}
+    uses_by_name = find_uses(model, nodes, outputs, lambda name, uses: judge(name, uses).trained)
+    kinds |= evidence.frozen(kinds, {name for name, uses in uses_by_name.items() if uses.moves})
+    return {name: judge(name, uses) for name, uses in uses_by_name.items()}
 
 
 def _judge(
@@ -160,9 +160,9 @@ def _judge(
     trained = sum(fact.points for fact in facts) > 0
     # Of the evidence for the decision: the place, and the strongest other piece.
     place, *others = facts
-    told = [place, *sorted(others, key=lambda f: -abs(f.points))]
-    told = [f for f in told if (f.points > 0) == trained]
-    reason = "; ".join(dict.fromkeys(f.words for f in told[:2]))
+    reasons = [place, *sorted(others, key=lambda f: -abs(f.points))]
+    reasons = [f for f in reasons if (f.points > 0) == trained]
+    reason = "; ".join(dict.fromkeys(f.words for f in reasons[:2]))
     mask = any(fact.name == "mask" for fact in facts)
     return Choice(name, trained, reason, best.operator, best.place, "mask" if mask else "constant")
 

@@ -48,17 +48,19 @@ class Double:
     ) -> tuple[float, float, Step]:
         """Loss, penalty and the next state, in float32 again, without the gradients."""
         problem = self._problem
-        made = self._moved(False, start, batches, rate)
+        results = self._moved(False, start, batches, rate)
         factors = _factors(problem, batches)
-        penalty = np.sum(made.get(PENALTY, 0.0)).item()
+        penalty = np.sum(results.get(PENALTY, 0.0)).item()
         loss = sum(
-            made[part.total_port].item() * factors[part.scale_symbol]
+            results[part.total_port].item() * factors[part.scale_symbol]
             for part in _parts(problem, batches)
         )
 
         def new(group: Mapping[str, Array], ports: Mapping[str, Port]) -> dict[str, Array]:
             with np.errstate(over="ignore"):  # the comparison checks for values that are not finite
-                return {n: made[ports[n]].astype(a.dtype) for n, a in group.items() if n in ports}
+                return {
+                    n: results[ports[n]].astype(a.dtype) for n, a in group.items() if n in ports
+                }
 
         weights = new(start.weights, ports_of("parameter", start.weights))
         slots = {
@@ -78,9 +80,9 @@ class Double:
         self, start: Step, batch: Batch, names: Sequence[str], export: export_check.Export
     ) -> export_check.Served:
         """The results of the state of a step in inference mode; the export has the same state."""
-        totals, made = self.evaluate(start, batch, names)
+        totals, tensors = self.evaluate(start, batch, names)
         exported = export({**self._averaged(start).weights, **start.buffers}, batch)
-        return export_check.Served(made, totals, exported)
+        return export_check.Served(tensors, totals, exported)
 
     def evaluate(
         self, start: Step, batch: Batch, names: Sequence[str]
@@ -88,8 +90,8 @@ class Double:
         """Σ w·l of each loss term and tensors of the graph, with the averages where there are any."""
         program = widened(evaluation_program(self._problem, names))
         columns = _columns(self._problem, [batch])
-        made = self._run(program, self._averaged(start), columns, self._problem.constants())
-        return [made[t.total_port].item() for t in self._problem.terms], by_name(made)
+        results = self._run(program, self._averaged(start), columns, self._problem.constants())
+        return [results[t.total_port].item() for t in self._problem.terms], by_name(results)
 
     def predict(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
         """Tensors of the graph, with the averages where there are any."""
@@ -111,10 +113,10 @@ class Double:
             part = attrs.evolve(problem, updating=updating)
             self._programs[key] = widened(step_program(part, plain=True))
         values = problem.constants() | _factors(problem, batches)
-        made = int(start.slots["step"])
-        drawn = made * problem.updating.accumulate + 1
+        updates = int(start.slots["step"])
+        drawn = updates * problem.updating.accumulate + 1
         values |= {Port("draw", batch=k).label: drawn + k for k in range(len(batches))}
-        values |= {Port("rate").label: rate, Port("counter").label: made + 1}
+        values |= {Port("rate").label: rate, Port("counter").label: updates + 1}
         return self._run(self._programs[key], start, _columns(problem, batches), values)
 
     def _run(

@@ -64,8 +64,8 @@ def _run(
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
     )
-    found = session.run(list(names), dict(feeds))
-    return dict(zip(names, found, strict=True))
+    arrays = session.run(list(names), dict(feeds))
+    return dict(zip(names, arrays, strict=True))
 
 
 def errors(problem: Problem, mine: Served, true: Served) -> list[tuple[Kind, str, float, bool]]:

@@ -131,7 +131,7 @@ class Binder:
 
     def lent(self, memory: Mapping[str, Memory], names: Iterable[str], device: Any) -> None:
         """Bind inputs to memory that the caller keeps alive until the run is over, and no longer."""
-        known, bind, made = self._inputs, self._binding.bind_input, 0
+        known, bind, count = self._inputs, self._binding.bind_input, 0
         for name in names:
             b = memory[name]
             key = (b.pointer, b.shape, b.dtype)
@@ -139,9 +139,9 @@ class Binder:
             if before is None or before[0] != key:
                 bind(name, device, b.dtype.type, b.shape, b.pointer)
                 known[name] = (key, None)
-                made += 1
-        if made:
-            self._count(made)
+                count += 1
+        if count:
+            self._count(count)
 
     def hosts(self, vector: HostVector) -> None:
         """Bind the scalar inputs to their places in a vector of host scalars."""

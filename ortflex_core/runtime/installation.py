@@ -131,10 +131,10 @@ def find_distributions(path: Sequence[str] | None = None) -> list[Distribution]:
     """
     where = sys.path if path is None else list(path)
     return [
-        Distribution(name, found.version)
+        Distribution(name, distribution.version)
         for name in KNOWN_DISTRIBUTIONS
         # The first distribution hides others of the same name, as in an import.
-        for found in list(importlib.metadata.distributions(name=name, path=where))[:1]
+        for distribution in list(importlib.metadata.distributions(name=name, path=where))[:1]
     ]
 
 
@@ -207,10 +207,10 @@ def require_runtime() -> Runtime:
         RuntimeUnavailable: no runtime is installed, two are, or the installed one cannot work;
             the message has the command that repairs it.
     """
-    found = find_distributions()
-    if faults := diagnose(found):
+    distributions = find_distributions()
+    if faults := diagnose(distributions):
         raise RuntimeUnavailable("\n".join(map(str, faults)))
-    return _probe(found[0])
+    return _probe(distributions[0])
 
 
 @functools.lru_cache(maxsize=1)

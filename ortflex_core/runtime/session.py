@@ -159,14 +159,14 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
     elif program.nodes > _NO_FUSION:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
     try:
-        made = open_session(program.model, options, device)
+        session = open_session(program.model, options, device)
     except Exception as error:  # onnxruntime has its own exception classes, made in C++
         if missing := missing_kernel(error, program.proto(), program.name, device):
             raise MissingKernel(missing) from error
         raise GraphError(
             f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {error_reason(error)}"
         ) from error
-    return _remember(key, made)
+    return _remember(key, session)
 
 
 def open_session(model: bytes, options: Any, device: Device) -> Any:
@@ -214,14 +214,14 @@ def missing_kernel(
     import onnxruntime
 
     text = str(error)
-    found = _NO_KERNEL.search(text)
-    if found is None:
+    match = _NO_KERNEL.search(text)
+    if match is None:
         unknown = _UNREGISTERED.search(text)
         if unknown is None:
             return None
         operator, label = unknown[1].rpartition(":")[2], ""
     else:
-        operator, label = found[1], found[2]
+        operator, label = match[1], match[2]
     graph = model.graph
     node = next((n for n in graph.node if label and n.name == label), None)
     node = node or next((n for n in graph.node if n.op_type == operator), None)

@@ -51,8 +51,8 @@ def reasons(problem: Problem, runtime: Runtime) -> list[str]:
         return [str(error)]
     outputs = [o.name for o in program.outputs]
     names = names_of(program, problem.parameters)
-    found = obstacles(program.proto(), names, outputs, runtime)
-    return [f"{o.text}. {help_for(problem, o)}".rstrip() for o in found]
+    obstacle_list = obstacles(program.proto(), names, outputs, runtime)
+    return [f"{o.text}. {help_for(problem, o)}".rstrip() for o in obstacle_list]
 
 
 def names_of(program: Program, parameters: Iterable[str]) -> list[str]:
@@ -79,19 +79,19 @@ def help_for(problem: Problem, obstacle: Obstacle) -> str:
 
 def _modes(problem: Problem) -> list[str]:
     """Dropout and BatchNormalization in training mode, wherever they are."""
-    found = []
+    lines = []
     fused = ", or use backend='fused'" if "fused" in problem.plugins["backends"] else ""
     for node in problem.model.ancestors(problem.predicted):
         if node.domain not in ("", "ai.onnx"):
             continue
         if node.op_type == "Dropout" and not inactive_dropout(problem, node):
-            found.append(f"{describe(node)} is in training mode; set dropout='off'{fused}")
+            lines.append(f"{describe(node)} is in training mode; set dropout='off'{fused}")
         elif node.op_type == "BatchNormalization" and trains_statistics(problem, node):
-            found.append(
+            lines.append(
                 f"{describe(node)}: the running statistics would not be updated; "
                 f"set batch_norm='freeze'{fused}"
             )
-    return found
+    return lines
 
 
 def describe(node: NodeProto) -> str:
@@ -139,8 +139,8 @@ def replacing(model: Model, wrt: Iterable[str], outputs: Iterable[str]) -> Rewri
             return None
         count = len([o for o in node.output if o])
         extra = {"count": count} if node.op_type in _COUNTED else {}
-        made = rule(trace.op, attributes_of(node), *inputs, **extra)
-        return (made,) if isinstance(made, Tensor) else made
+        replacement = rule(trace.op, attributes_of(node), *inputs, **extra)
+        return (replacement,) if isinstance(replacement, Tensor) else replacement
 
     return replace
 

@@ -90,9 +90,9 @@ class TrainingAgentBackend(LayerBackend):
         self, program: Program, wrt: Sequence[str], device: Device, runtime: Runtime, threads: int
     ) -> Agent:
         names = [o.name for o in program.outputs]
-        found = ort_gradients.obstacles(program.proto(), wrt, names, runtime, updates=False)
-        if found:
-            raise Unsupported("\n".join(o.text for o in found))
+        obstacles = ort_gradients.obstacles(program.proto(), wrt, names, runtime, updates=False)
+        if obstacles:
+            raise Unsupported("\n".join(o.text for o in obstacles))
         return Agent(program, wrt, device, threads)
 
 
@@ -285,16 +285,16 @@ class TrainingAgentEngine:
         # A first forward pass shows the shapes of the outputs; from then on they are fixed.
         trial = agent.vector()
         agent.forward(plan.feeds[self._weights.current], trial)
-        made = [self._made[name] for name in agent.outputs]
+        outputs = [self._made[name] for name in agent.outputs]
         values = {
             key: self.device.empty(tuple(trial[k].shape()), self._spec(key).numpy)
-            for k, key in enumerate(made)
+            for k, key in enumerate(outputs)
         }
         cotangents = {
             key: self.device.empty(tuple(value.shape()), self._spec(key).numpy)
             for key, value in values.items()
         }
-        plan.predicted = agent.pack([values[key] for key in made])
+        plan.predicted = agent.pack([values[key] for key in outputs])
         # The runtime takes no cotangent of an output that depends on no parameter.
         wanted = [self._made[name] for name in agent.differentiable]
         plan.cotangents = agent.pack([cotangents[key] for key in wanted])

@@ -74,8 +74,8 @@ def native_optimizer(problem: Problem) -> _Native | None:
 def _tensors(program: Program) -> list[str]:
     """The names of all tensors of a graph, subgraphs aside."""
     graph = program.proto().graph
-    made = [name for node in graph.node for name in node.output if name]
-    return [*(v.name for v in (*graph.input, *graph.initializer)), *made]
+    names = [name for node in graph.node for name in node.output if name]
+    return [*(v.name for v in (*graph.input, *graph.initializer)), *names]
 
 
 def _numbered(program: Program) -> Program:

@@ -127,10 +127,10 @@ def _run_of(path: Path) -> str | None:
     """The run of a checkpoint; None if it cannot be read."""
     try:
         table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
-        found = table["callbacks"]["checkpoint"]["run"]
+        run = table["callbacks"]["checkpoint"]["run"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    return found if isinstance(found, str) else None
+    return run if isinstance(run, str) else None
 
 
 def _damaged(path: Path) -> bool:
@@ -143,8 +143,8 @@ def _damaged(path: Path) -> bool:
     try:
         table = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        there = {inner.name for inner in path.iterdir()}
-        return not there or any(name in there for name in _FILES)
+        names = {inner.name for inner in path.iterdir()}
+        return not names or any(name in names for name in _FILES)
     return not (isinstance(table, dict) and "format" in table)
 
 

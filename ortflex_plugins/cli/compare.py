@@ -40,7 +40,7 @@ def compare(
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins)
     held_out = loaded.validation if isinstance(loaded.validation, float) else None
-    found = run(
+    result = run(
         Trainer.from_recipe(loaded, plugins),
         Parts(plugins.preferring(loaded.prefer)).build("data", loaded.data),
         steps=steps,
@@ -48,10 +48,10 @@ def compare(
         held_out=held_out,
     )
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        click.echo(json.dumps(result.to_dict(), indent=2))
     else:
-        _show(found)
-    if not found.agree:
+        _show(result)
+    if not result.agree:
         raise SystemExit(1)
 
 

@@ -85,7 +85,7 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
     """
     from ortflex_core.model import default_output, raw_scores
 
-    found = []
+    suggestions = []
     for spec in candidates(model):
         scores, operator = raw_scores(model, spec.name)
         if operator in ("Softmax", "LogSoftmax"):
@@ -93,15 +93,15 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
             return spec.name, "softmax_cross_entropy", why
         if operator == "Sigmoid":
             why = f"{spec.name!r} comes from a Sigmoid; the loss reads its scores, {scores!r}"
-            found.append((spec.name, "log_loss", why))
+            suggestions.append((spec.name, "log_loss", why))
         else:
-            found.append(
+            suggestions.append(
                 (spec.name, "squared_error", f"{spec.name!r} does not come from a Softmax")
             )
-    if not found:
+    if not suggestions:
         # Raises, with the alternatives.
         default_output(model)
-    return sorted(found, key=lambda f: f[1])[0]
+    return sorted(suggestions, key=lambda f: f[1])[0]
 
 
 def candidates(model: Model) -> list[TensorSpec]:
@@ -216,5 +216,5 @@ def _comment(text: str) -> Iterator[str]:
 
 def _listed(lines: Iterator[str]) -> list[str]:
     shown = list(lines)
-    more = len(shown) - _LISTED
-    return shown if more <= 0 else [*shown[:_LISTED], f"#   and {more} more"]
+    count = len(shown) - _LISTED
+    return shown if count <= 0 else [*shown[:_LISTED], f"#   and {count} more"]

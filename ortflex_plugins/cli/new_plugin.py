@@ -121,5 +121,9 @@ def _class(name: str) -> str:
 
 
 def _suggestion(name: str, kind: str) -> str:
-    found = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-    return found if _NAME.fullmatch(found) and not keyword.iskeyword(found) else f"my_{kind}"
+    suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return (
+        suggestion
+        if _NAME.fullmatch(suggestion) and not keyword.iskeyword(suggestion)
+        else f"my_{kind}"
+    )

@@ -22,8 +22,8 @@ class TakesKeys(click.Command):
             key = error.option_name.lstrip("-").replace("-", "_")
             key = KEY_SYNONYMS.get(key.lower(), key)
             if key.partition(".")[0] in attrs.fields_dict(Recipe):
-                told = f"{error.option_name} is not an option but a key: write {key}=…"
-                raise click.UsageError(told, ctx) from None
+                text = f"{error.option_name} is not an option but a key: write {key}=…"
+                raise click.UsageError(text, ctx) from None
             raise
 
 

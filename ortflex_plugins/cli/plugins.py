@@ -77,18 +77,18 @@ def plugins(what: str | None, as_json: bool, check: bool) -> None:
     Exits with 1 if one of them is broken.
     """
     discovered = Plugins.discover()
-    found = rows(discovered, check)
+    table = rows(discovered, check)
     if what is not None:
         from ortflex_plugins.cli.plugin_details import details
 
-        found, text = details(discovered, found, what)
+        table, text = details(discovered, table, what)
         if not as_json:
             click.echo(text)
     elif not as_json:
-        _show(found, check)
-    broken = [row for row in found if row["status"] not in ("ok", "not loaded")]
+        _show(table, check)
+    broken = [row for row in table if row["status"] not in ("ok", "not loaded")]
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(table, indent=2))
     if broken:
         raise SystemExit(1)
 

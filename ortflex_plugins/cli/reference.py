@@ -53,12 +53,12 @@ def pages(
     """
     plugins = plugins or Plugins.discover()
     ours = {kind: [e for e in plugins[kind] if e.distribution == _OURS] for kind in KINDS}
-    made = {
+    content = {
         "configuration.md": _configuration(),
         "components.md": _components(plugins, ours),
         **{f"{kind}.md": _kind(plugins, kind, entries) for kind, entries in ours.items()},
     }
-    out = {name: "\n".join(lines) + "\n" for name, lines in made.items()}
+    out = {name: "\n".join(lines) + "\n" for name, lines in content.items()}
     return {**out, "operators.md": operators_markdown(plugins, figures)}
 
 

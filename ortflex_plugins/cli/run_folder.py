@@ -61,11 +61,11 @@ def make(
         return _taken(_fresh(Path("runs"), Path(recipe.model).stem))
     goes_on = resume is not None and resume.resolve().is_relative_to(folder.resolve())
     lock = _taken(make_folder(folder))[1]
-    if goes_on or not (there := _at_risk(folder)):
+    if goes_on or not (names := _at_risk(folder)):
         return folder, lock
     lock.release()
     if not force:
-        raise OutputError(_refusal(folder, there))
+        raise OutputError(_refusal(folder, names))
     _rename(folder, recipe)
     return _taken(make_folder(folder))
 

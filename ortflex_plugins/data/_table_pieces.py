@@ -74,8 +74,8 @@ class TablePieces(Pieces):
         self._groups: list[tuple[Path, int]] = []
         self._sizes: list[int] = []
         plan: Plan | None = None
-        found = files(table.path, self._reader.ending)
-        for file in found:
+        paths = files(table.path, self._reader.ending)
+        for file in paths:
             with _Naming(file):
                 schema, sizes = self._reader.look(file)
                 if plan is None:
@@ -88,10 +88,10 @@ class TablePieces(Pieces):
         assert plan is not None
         self._plan = plan
         if not self._sizes:
-            raise DataError(f"{found[0]}: the data are empty: 0 rows")
+            raise DataError(f"{paths[0]}: the data are empty: 0 rows")
         first = next(self.read(0), None)
         if first is None:
-            raise DataError(f"{found[0]}: its metadata have {self._sizes[0]} rows, its data have 0")
+            raise DataError(f"{paths[0]}: its metadata have {self._sizes[0]} rows, its data have 0")
         self._buffer = table.buffer or usual_buffer(first)
 
     @property

@@ -47,10 +47,10 @@ def files(path: str, ending: str) -> list[Path]:
         return [given]
     if not given.is_dir():
         raise DataError(f"{given}: no such file or folder")
-    found = sorted(file for file in given.glob(f"*.{ending}") if file.is_file())
-    if not found:
+    paths = sorted(file for file in given.glob(f"*.{ending}") if file.is_file())
+    if not paths:
         raise DataError(f"{given}: expected .{ending} files in this folder, found none")
-    return found
+    return paths
 
 
 @attrs.frozen
@@ -137,10 +137,10 @@ class Plan:
                     f"{file}: no column {name!r}, which {self.file} has; "
                     f"{suggest(name, schema.names)}"
                 )
-            here, there = schema.field(name).type, self.schema.field(name).type
-            if here != there:
+            kind, first_kind = schema.field(name).type, self.schema.field(name).type
+            if kind != first_kind:
                 raise DataError(
-                    f"{file}: the column {name!r} is {here}, in {self.file} it is {there}; write all "
+                    f"{file}: the column {name!r} is {kind}, in {self.file} it is {first_kind}; write all "
                     "files with one schema"
                 )
 

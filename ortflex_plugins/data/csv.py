@@ -136,8 +136,8 @@ class _Table:
                 f"{path}: does not fit into memory; parquet and arrow files are read in pieces"
             ) from error
         if len(rows) < 1 + headed:
-            found = "only a header" if rows else "nothing"
-            raise DataError(f"{path}: expected {'a header and ' * headed}rows, found {found}")
+            content = "only a header" if rows else "nothing"
+            raise DataError(f"{path}: expected {'a header and ' * headed}rows, found {content}")
         if headed:
             header = [name.strip() for name in rows[0]]
             rows, lines = rows[1:], lines[1:]

@@ -67,8 +67,8 @@ class NpyFolder(DataSource):
         """Map the files, or read their headers if they are read in pieces."""
         folder = Path(self.path)
         if not folder.is_dir():
-            found = "a file" if folder.exists() else "nothing"
-            raise DataError(f"{folder}: expected a folder of .npy files, got {found}")
+            kind = "a file" if folder.exists() else "nothing"
+            raise DataError(f"{folder}: expected a folder of .npy files, got {kind}")
         files = sorted(folder.glob("*.npy"))
         shards = sorted(inner for inner in folder.iterdir() if any(inner.glob("*.npy")))
         if not files and not shards:
@@ -79,8 +79,8 @@ class NpyFolder(DataSource):
                 f"{shards[0].name}"
             )
         if shards or self.buffer is not None:
-            made = NpyPieces(shards or [folder], self.target, self.weight, self.buffer)
-            return read_if_small(made)
+            pieces = NpyPieces(shards or [folder], self.target, self.weight, self.buffer)
+            return read_if_small(pieces)
         arrays = {file.stem: _map(file) for file in files}
         return sort_columns(arrays, self.target, self.weight, self.path)
 

@@ -57,8 +57,8 @@ class _RowGroups(Reader):
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(file) as opened:
-            found = opened.metadata
-            sizes = [found.row_group(group).num_rows for group in range(found.num_row_groups)]
+            metadata = opened.metadata
+            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
             return opened.schema_arrow, sizes
 
     def read(self, file: Path, group: int, columns: Sequence[str]) -> Iterator[Any]:

@@ -41,12 +41,12 @@ class Cpu(Device):
         import onnxruntime
 
         try:
-            made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            tensor = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
                 list(shape), np.dtype(dtype).type
             )
         except (RuntimeError, TypeError) as error:
             raise Unsupported(f"onnxruntime binds no {np.dtype(dtype)} tensors: {error}") from error
-        return made._ortvalue  # type: ignore[no-any-return]
+        return tensor._ortvalue  # type: ignore[no-any-return]
 
     def put(self, array: Array) -> Value:
         value = self.empty(array.shape, array.dtype)

@@ -77,18 +77,18 @@ class Cuda(Device):
     def empty(self, shape: Sequence[int], dtype: Any) -> Value:
         import onnxruntime
 
-        made = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+        tensor = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
             list(shape), np.dtype(dtype).type, "cuda", self.index
         )
-        return made._ortvalue  # type: ignore[no-any-return]
+        return tensor._ortvalue  # type: ignore[no-any-return]
 
     def put(self, array: Array) -> Value:
         import onnxruntime
 
         # A contiguous array of the same rank: ascontiguousarray would make a scalar a vector.
         whole = np.asarray(array, order="C")
-        made = onnxruntime.OrtValue.ortvalue_from_numpy(whole, "cuda", self.index)
-        return made._ortvalue  # type: ignore[no-any-return]
+        tensor = onnxruntime.OrtValue.ortvalue_from_numpy(whole, "cuda", self.index)
+        return tensor._ortvalue  # type: ignore[no-any-return]
 
     def write(self, value: Value, array: Array) -> None:
         value.update_inplace(np.asarray(array, order="C"))  # type: ignore[attr-defined]

@@ -340,12 +340,12 @@ class OrtEstimator(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         """Files and arrays instead of sessions; copies and pickles hold no runtime object."""
         state = dict(super().__getstate__())
-        made: Trainer | None = state.pop("_made", None)
+        trainer: Trainer | None = state.pop("_made", None)
         state.pop("_model", None)
         if "_proto" in state:
-            if made is not None:
-                state["_proto"] = made.export()
-                state["_slots"], state["_buffers"] = made.live.slots(), made.live.buffers()
+            if trainer is not None:
+                state["_proto"] = trainer.export()
+                state["_slots"], state["_buffers"] = trainer.live.slots(), trainer.live.buffers()
             state["_proto"] = state["_proto"].SerializeToString()
         state["_ortflex_version"] = ortflex_core.__version__
         return state

@@ -105,9 +105,9 @@ def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str)
         return made
 
     def constant(name: str, values: np.ndarray) -> str:
-        made = _free(name, taken)
-        graph.initializer.append(numpy_helper.from_array(values, made))
-        return made
+        constant_name = _free(name, taken)
+        graph.initializer.append(numpy_helper.from_array(values, constant_name))
+        return constant_name
 
     if link == "softmax":
         add("Softmax", scores, name=last, axis=1)

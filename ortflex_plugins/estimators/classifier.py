@@ -179,7 +179,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
                 f"y has {classes} classes, but the model's scores are {scores}; give a model with a "
                 "score for each class (of two classes, one is enough)"
             )
-        known = [] if (found := file_classes(model)) is None else found.tolist()
+        known = [] if (classes_in_file := file_classes(model)) is None else classes_in_file.tolist()
         ours = self.classes_.tolist()
         if known != ours and set(known) == set(ours):
             raise ModelError(

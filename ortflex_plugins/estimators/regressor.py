@@ -89,9 +89,9 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
 
     def _check_model(self, X: Array, outputs: int) -> None:
         super()._check_model(X, outputs)
-        found = [o.shape for o in self._model.outputs]
-        columns = [s[1] for s in found if s is not None and len(s) == 2]
-        if len(found) == 1 and columns and isinstance(columns[0], int) and columns[0] != outputs:
+        shapes = [o.shape for o in self._model.outputs]
+        columns = [s[1] for s in shapes if s is not None and len(s) == 2]
+        if len(shapes) == 1 and columns and isinstance(columns[0], int) and columns[0] != outputs:
             raise ModelError(
                 f"y has {outputs} columns, the model's output {self._model.outputs[0]} has {columns[0]}"
             )

@@ -32,8 +32,8 @@ class Activation:
             return self.alpha * op.Tanh(self.beta * x)
         settings: dict[str, Any] = {"alpha": self.alpha, "beta": self.beta}
         used = list(settings)[: _PARAMETERS[self.name]]
-        made: Tensor = op(self.name, x, **{n: settings[n] for n in used})
-        return made
+        result: Tensor = op(self.name, x, **{n: settings[n] for n in used})
+        return result
 
     def slope(self, op: Ops, y: Tensor) -> Tensor:
         """Return f′(x) from y = f(x)."""
@@ -92,7 +92,9 @@ def _activation(given: str, alphas: Iterator[float], betas: Iterator[float]) -> 
     filled = [u if v is None else v for v, u in zip(values, [*usual, None, None], strict=False)]
     if any(v is None for v in filled):
         raise NoGradientRule(f"with the activation {given!r} without its activation_alpha or _beta")
-    found = Activation(name, *(float(v) for v in filled if v is not None))
-    if name in ("LeakyRelu", "ScaledTanh", "ThresholdedRelu", "Elu") and found.alpha <= 0:
-        raise NoGradientRule(f"with the activation {given!r} and activation_alpha {found.alpha:g}")
-    return found
+    activation = Activation(name, *(float(v) for v in filled if v is not None))
+    if name in ("LeakyRelu", "ScaledTanh", "ThresholdedRelu", "Elu") and activation.alpha <= 0:
+        raise NoGradientRule(
+            f"with the activation {given!r} and activation_alpha {activation.alpha:g}"
+        )
+    return activation

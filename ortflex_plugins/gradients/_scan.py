@@ -41,21 +41,21 @@ def scan(
 
     inner_states, inner_items = declare("state", states, 0), declare("item", items, 1)
     inner_outer = {name: inner.input(name, t.dtype, t.shape) for name, t in outer.items()}
-    after, made = step(inner.op, inner_states, inner_items, inner_outer)
+    after, results = step(inner.op, inner_states, inner_items, inner_outer)
     outputs = {f"next{k}": t for k, t in enumerate(after)}
-    outputs |= {f"out{k}": t for k, t in enumerate(made)}
+    outputs |= {f"out{k}": t for k, t in enumerate(results)}
     body = build(inner, outputs, name="step").proto().graph
     _isolate(body, outer)
     size = None if items[0].shape is None else items[0].shape[0]
     types = [(t.dtype, t.shape) for t in after]
-    types += [(t.dtype, None if t.shape is None else (size, *t.shape)) for t in made]
+    types += [(t.dtype, None if t.shape is None else (size, *t.shape)) for t in results]
     settings: dict[str, object] = {
         "body": body,
         "num_scan_inputs": len(items),
         "scan_input_directions": [int(backwards)] * len(items),
     }
-    if made:
-        settings["scan_output_directions"] = [int(backwards)] * len(made)
+    if results:
+        settings["scan_output_directions"] = [int(backwards)] * len(results)
     found = trace.node(
         "Scan",
         [*states, *items],

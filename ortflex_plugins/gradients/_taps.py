@@ -111,8 +111,8 @@ def zeros_outside(op: Ops, tap: Tap, size: Tensor, dtype: int) -> Tap:
 
 def times(factors: Iterable[Any]) -> Tensor | float:
     """The product of weights."""
-    made: Tensor | float = functools.reduce(operator.mul, factors)
-    return made
+    product: Tensor | float = functools.reduce(operator.mul, factors)
+    return product
 
 
 def joined(op: Ops, parts: Sequence[T]) -> T | Tensor:

@@ -98,7 +98,7 @@ def windows(node: NodeView, places: Tensor, out: Tensor, kernel: Sizes | None) -
         raise NoGradientRule("on a tensor of unknown rank")
     n = len(kernel) if kernel is not None else int(rank or 0) - 2
     ones = [1] * n
-    found = Windows(
+    result = Windows(
         kernel,
         tuple(node.strides or ones),
         tuple(node.dilations or ones),
@@ -107,7 +107,7 @@ def windows(node: NodeView, places: Tensor, out: Tensor, kernel: Sizes | None) -
         None if out.shape is None else known(out.shape[2:]),
         node.auto_pad == "SAME_LOWER",
     )
-    return attrs.evolve(found, pads=_pads(node, found, n))
+    return attrs.evolve(result, pads=_pads(node, result, n))
 
 
 def _pads(node: NodeView, found: Windows, n: int) -> tuple[tuple[int, int], ...] | None:
@@ -165,8 +165,8 @@ def spread(op: Ops, g: Tensor, weight: Tensor, at: Windows, x: Tensor, group: in
         rows = zip(at.strides, at.counts, at.spans, at.pads, at.sizes, strict=True)
         ends = [s * (o - 1) + span - pad[0] - size for s, o, span, pad, size in rows]
         pads = [*(pad[0] for pad in at.pads), *(max(e, 0) for e in ends)]
-        more = [max(-e, 0) for e in ends]
-        return _transposed(op, g, weight, pads, more, settings)
+        excess = [max(-e, 0) for e in ends]
+        return _transposed(op, g, weight, pads, excess, settings)
     if at.pads is not None and set(at.strides) == {1}:
         pads = [pad[side] for side in (0, 1) for pad in at.pads]
         return _transposed(op, g, weight, pads, [], settings)

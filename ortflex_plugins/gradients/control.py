@@ -169,20 +169,20 @@ def _reversed(
     going = sub.formal(TensorProto.BOOL, ())
     cotangents = {k: sub.formal(outputs[k].dtype, outputs[k].shape) for k in floats}
     totals = [sub.formal(node.captures[n].dtype, node.captures[n].shape) for _, n in waiting]
-    here = length - 1 - iteration
+    position = length - 1 - iteration
 
     def began(k: int) -> Tensor:
         state = outputs[k]
         known = None if state.shape is None else (None, *_common(node, shape, k))
         stacks[k] = sub.later(f"{sub.prefix}state{k}", state.dtype, known)
-        return inside.Gather(stacks[k], here, axis=0)
+        return inside.Gather(stacks[k], position, axis=0)
 
     states = [began(k) for k in range(count)]
     slices = [
-        inside.Gather(sub.capture(node.inputs[k]), iteration if back else here, axis=axis)
+        inside.Gather(sub.capture(node.inputs[k]), iteration if back else position, axis=axis)
         for k, axis, back in shape.slices
     ]
-    control = [here, sub.trace.constant(np.array(True))][: shape.first]
+    control = [position, sub.trace.constant(np.array(True))][: shape.first]
     results = replay(sub.trace, body, [*control, *states, *slices], sub.values)[shape.results :]
     _deterministic(sub.trace, "body")
     roots: list[tuple[Tensor, Tensor | None]] = [(results[k], cotangents[k]) for k in floats]
@@ -190,7 +190,7 @@ def _reversed(
         g = gs[k] if k < len(gs) else None
         if g is not None and outputs[k].is_float:
             stack = sub.capture(full(op, g, outputs[k]))
-            part = inside.Gather(stack, iteration if back else here, axis=axis)
+            part = inside.Gather(stack, iteration if back else position, axis=axis)
             roots.append((results[k], part))
     by_place = dict(zip((s[0] for s in shape.slices), slices, strict=True))
     inner = [
@@ -267,17 +267,17 @@ def _keep(
         state = node.outputs[k]
         known = None if state.shape is None else _common(node, shape, k)
         sources[body.input[shape.first + k].name] = (state.dtype, known)
-    more = []
+    kept = []
     for index, (name, (dtype, known)) in enumerate(sources.items()):
         copy = f"{label}{index}"
         body.node.append(NodeProto(op_type="Identity", input=[name], output=[copy]))
         body.output.append(onnx.helper.make_tensor_value_info(copy, dtype, None))
-        more.append(Tensor(trace, dtype, None if known is None else (None, *known)))
+        kept.append(Tensor(trace, dtype, None if known is None else (None, *known)))
     attributes = {"body": onnx.helper.make_attribute("body", body)}
     for name in ("scan_output_axes", "scan_output_directions"):
         given = getattr(node, name) if shape.slices else None
         if given:
-            attributes[name] = onnx.helper.make_attribute(name, [*given, *([0] * len(more))])
-    node.replace(attributes, more)
-    stacks = dict(zip(wanted, more[1:], strict=True))
-    return op.Size(more[0]), stacks
+            attributes[name] = onnx.helper.make_attribute(name, [*given, *([0] * len(kept))])
+    node.replace(attributes, kept)
+    stacks = dict(zip(wanted, kept[1:], strict=True))
+    return op.Size(kept[0]), stacks

@@ -92,8 +92,8 @@ def _conv_transpose(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         if any(map(any, at.pads)):
             settings["pads"] = [pad[side] for side in (0, 1) for pad in at.pads]
         back = op.Conv(whole, weight, **settings)
-        more = node.output_padding or ()
-        if any(p >= s for p, s in zip(more, at.strides, strict=False)):
+        output_padding = node.output_padding or ()
+        if any(p >= s for p, s in zip(output_padding, at.strides, strict=False)):
             # The padding may have room for more windows than X has.
             axes = list(at.axes)
             back = op.Slice(back, [0] * len(axes), op.Slice(dims(op, x), [2], [END]), axes)
@@ -122,9 +122,9 @@ def _transposed_windows(node: NodeView, y: Tensor, x: Tensor, kernel: Sizes | No
     found = Windows(kernel, strides, dilations, None, None, counts)
     assert counts is not None
     assert found.spans is not None
-    more = node.output_padding or [0] * n
+    output_padding = node.output_padding or [0] * n
     sizes = (node.output_shape or [o * s for o, s in zip(counts, strides, strict=True)])[-n:]
-    rows = zip(counts, strides, found.spans, more, sizes, strict=True)
+    rows = zip(counts, strides, found.spans, output_padding, sizes, strict=True)
     totals = [max(s * (o - 1) + extra + span - size, 0) for o, s, span, extra, size in rows]
     # SAME_UPPER puts the larger half last; otherwise, also without auto_pad, it is first.
     pads = tuple(halves(t, node.auto_pad != "SAME_UPPER") for t in totals)

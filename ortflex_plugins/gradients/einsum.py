@@ -73,16 +73,16 @@ def _operand(op: Ops, node: NodeView, equation: Equation, g: Tensor, k: int) -> 
     tensors = [t for j, t in enumerate(node.inputs) if j != k]
     known = set(equation.result).union(*others)
     letters = "".join(dict.fromkeys(mine))
-    found = "".join(c for c in letters if c in known)
-    text = ",".join([equation.result, *others]) + "->" + found
+    subscripts = "".join(c for c in letters if c in known)
+    text = ",".join([equation.result, *others]) + "->" + subscripts
     out: Tensor = g
-    if text != f"{equation.result}->{found}" or found != equation.result:
+    if text != f"{equation.result}->{subscripts}" or subscripts != equation.result:
         out = op.Einsum(g, *tensors, equation=text)
     # A letter of this input alone was summed: every element along it has the same gradient.
     seen: set[str] = set()
     inserted = []
     for axis, letter in enumerate(mine):
-        if letter in seen or letter not in found:
+        if letter in seen or letter not in subscripts:
             inserted.append(axis)
         seen.add(letter)
     if inserted:

@@ -149,9 +149,9 @@ def _is_error_of(y: Tensor, x: Tensor) -> bool:
     if y.node is None or y.node.op_type != "Add" or y.node.domain:
         return False
     error, c = y.node.inputs
-    made = None if error is None else error.node
+    node = None if error is None else error.node
     known = c is not None and c.constant is not None
-    return known and made is not None and made.op_type == "Erf" and made.inputs[0] is x
+    return known and node is not None and node.op_type == "Erf" and node.inputs[0] is x
 
 
 @RULES.rule("Div")

@@ -108,7 +108,7 @@ def _resized(node: NodeView) -> list[int]:
     """The axes that may change, from what is known while the graph is built."""
     x, y = node.inputs[0], node.outputs[0]
     scales, crops = _given(node, 2), _crops(node)
-    found = []
+    axes = []
     for k, axis in enumerate(_axes(node)):
         size = x.shape[axis]
         same = size is not None and y.shape is not None and y.shape[axis] == size
@@ -117,8 +117,8 @@ def _resized(node: NodeView) -> list[int]:
         # Runtimes have linear and cubic kernels for spatial axes only, not for batch and channels.
         outside = node.mode != "nearest" and x.rank > 2 and axis == 0
         if not (outside or (same and not (crops and _cropped(node, k)))):
-            found.append(axis)
-    return found
+            axes.append(axis)
+    return axes
 
 
 def _cropped(node: NodeView, k: int) -> bool:
@@ -166,8 +166,8 @@ def _matrix_of_scale(op: Ops, node: NodeView, axis: int) -> Tensor:
     scale = op.Reshape(reduce(ratios, keepdims=0), op.constant([1]))
     count = _sizes(op, x, axis)
     unit = op.EyeLike(op.Expand(op.constant(0.0), op.Concat(count, count, axis=0)))
-    more = op.Cast(op.Ceil(op.Reciprocal(scale)), to=onnx.TensorProto.INT64) + 2
-    pads = op.Concat(op.constant([0, 0, 0]), more, axis=0)
+    surplus = op.Cast(op.Ceil(op.Reciprocal(scale)), to=onnx.TensorProto.INT64) + 2
+    pads = op.Concat(op.constant([0, 0, 0]), surplus, axis=0)
     unit = op.Cast(op.Pad(unit, pads, mode="edge"), to=x.dtype)
     if rank > 2:
         unit = op.Unsqueeze(unit, axes=list(range(rank - 2)))

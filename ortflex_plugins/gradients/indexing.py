@@ -91,8 +91,8 @@ def _written(op: Ops, node: NodeView, data: Tensor, updates: Tensor, reduction: 
     settings = {"axis": node.axis} if node.op_type == "ScatterElements" else {}
     if reduction != "none":
         settings["reduction"] = reduction
-    made: Tensor = op(node.op_type, data, node.inputs[1], updates, **settings)
-    return made
+    result: Tensor = op(node.op_type, data, node.inputs[1], updates, **settings)
+    return result
 
 
 def _read(op: Ops, node: NodeView, data: Tensor) -> Tensor:

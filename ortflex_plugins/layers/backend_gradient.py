@@ -67,8 +67,8 @@ class BackendGradient:
         values = [feeds[n].value() for n in self._passes.inputs]
         packed, fetched = self._passes.pack(values), self._passes.pack([])
         state = self._passes.forward(packed, fetched)
-        made = {n: Buffer.of_value(fetched[k]) for k, n in enumerate(self._passes.outputs)}
-        return made, Flight(feeds, (packed, values, fetched), state)
+        outputs = {n: Buffer.of_value(fetched[k]) for k, n in enumerate(self._passes.outputs)}
+        return outputs, Flight(feeds, (packed, values, fetched), state)
 
     def backward(self, cotangents: Mapping[str, Buffer], kept: Flight) -> dict[str, Buffer]:
         """Gradients by name; ``cotangents`` are called ``cotangent/<output>``."""

@@ -332,12 +332,12 @@ class OnnxFunction:
         return buffer.array().copy() if self.reuses else buffer.array()
 
     def _fit(self, spec: TensorSpec, array: Any) -> Array:
-        found = np.asarray(array)
-        if found.dtype != spec.numpy or (spec.shape is not None and found.ndim != len(spec.shape)):
+        given = np.asarray(array)
+        if given.dtype != spec.numpy or (spec.shape is not None and given.ndim != len(spec.shape)):
             raise DataError(
-                f"{spec.name!r} takes {spec}, got {found.dtype}{list(found.shape)}; convert it first"
+                f"{spec.name!r} takes {spec}, got {given.dtype}{list(given.shape)}; convert it first"
             )
-        return found
+        return given
 
     def _named(
         self, given: Any, names: Sequence[str], what: str, partial: bool = False

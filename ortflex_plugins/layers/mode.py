@@ -108,5 +108,5 @@ class Rewriting:
             return rewrite_for_inference(trace, node, inputs)
         known = trace.inputs.get(STEP)
         step = trace.input(STEP, TensorProto.INT64, ()) if known is None else known
-        made = dropout(trace.op, x, ratio, step, seed=self._mode.seed, node=node.output[0])
-        return made[: len(node.output)]
+        masked = dropout(trace.op, x, ratio, step, seed=self._mode.seed, node=node.output[0])
+        return masked[: len(node.output)]

@@ -65,19 +65,19 @@ class OwnGradient:
         """All outputs, and the state from which :meth:`backward` computes the wanted gradients."""
         some = tuple(n for n in self._wrt if wanted is None or n in wanted)
         pair = self._pair(some)
-        made = pair.forward(feeds)
+        results = pair.forward(feeds)
         if pair.backward is None:
-            return made, Kept({}, None)
+            return results, Kept({}, None)
         kept = {n: feeds[n] for n in pair.backward.inputs if n in feeds}
-        return made, Kept(kept | {n: made[n] for n in pair.halves.saved}, pair.backward)
+        return results, Kept(kept | {n: results[n] for n in pair.halves.saved}, pair.backward)
 
     def backward(self, cotangents: Mapping[str, Buffer], kept: Kept) -> dict[str, Buffer]:
         """Gradients by name; ``cotangents`` are called ``cotangent/<output>``."""
         if kept.run is None:
             return {}
         feeds = {**kept.buffers, **cotangents}
-        made = kept.run({n: feeds[n] for n in kept.run.inputs})
-        return {n.removeprefix(GRADIENT): b for n, b in made.items()}
+        results = kept.run({n: feeds[n] for n in kept.run.inputs})
+        return {n.removeprefix(GRADIENT): b for n, b in results.items()}
 
 
 class _Run:

@@ -300,8 +300,8 @@ _KINDS = {
 
 def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
     """A tensor's memory."""
-    found = _KINDS.get(tensor.dtype)
-    if found != dtype:
+    kind = _KINDS.get(tensor.dtype)
+    if kind != dtype:
         raise DataError(
             f"{name!r} is {tensor.dtype}, the model takes {dtype}; convert it, or export the model "
             "in that precision"
@@ -313,5 +313,5 @@ def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
 
 def _tensor(buffer: Buffer) -> torch.Tensor:
     """A result of onnxruntime as a tensor on the same memory."""
-    made: torch.Tensor = dlpack.from_dlpack(buffer.owner.to_dlpack())
-    return made.view(torch.bool) if buffer.dtype == np.bool_ else made
+    tensor: torch.Tensor = dlpack.from_dlpack(buffer.owner.to_dlpack())
+    return tensor.view(torch.bool) if buffer.dtype == np.bool_ else tensor

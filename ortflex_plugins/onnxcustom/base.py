@@ -118,16 +118,16 @@ class BaseLearningOnnx(BaseOnnxClass):
 
     def _sessions(self, device: Any, program: Program, bindings: int) -> tuple[Any, list[Any]]:
         """A session and some bindings of it; equal programs share a session."""
-        made = get_session(program, core_device(device))
-        return made, [made.io_binding()._iobinding for _ in range(bindings)]
+        session = get_session(program, core_device(device))
+        return session, [session.io_binding()._iobinding for _ in range(bindings)]
 
     def _need(self, attribute: str) -> Any:
-        found = getattr(self, attribute, None)
-        if found is None:
+        value = getattr(self, attribute, None)
+        if value is None:
             raise RuntimeError(
                 f"{type(self).__name__} has no {attribute!r} yet: call build_onnx_function first"
             )
-        return found
+        return value
 
     def _binder(self, bind: Any, sess: Any = None) -> Binder:
         """The caching binder of an ``_iobinding`` from ``session.io_binding()``."""

@@ -74,10 +74,10 @@ def fitted(array: Any, spec: TensorSpec, what: str) -> Array:
     """
     if hasattr(array, "toarray"):
         raise DataError(f"{what} is a sparse matrix, expected an array: {what}.toarray()")
-    made = fit_to(np.asarray(array), spec, what, check_finite=False)
-    if not made.size:
-        raise DataError(f"{what} is empty: its shape is {list(made.shape)}")
-    if made.dtype.kind == "f" and not np.isfinite(made).all():
-        row = int(np.argwhere(~np.isfinite(made))[0][0])
+    result = fit_to(np.asarray(array), spec, what, check_finite=False)
+    if not result.size:
+        raise DataError(f"{what} is empty: its shape is {list(result.shape)}")
+    if result.dtype.kind == "f" and not np.isfinite(result).all():
+        row = int(np.argwhere(~np.isfinite(result))[0][0])
         raise DataError(f"{what} has a value that is not finite (first in row {row})")
-    return made
+    return result

@@ -93,15 +93,15 @@ def onnx_derivative(
         raise ConfigError("options: FillGrad needs KeepOutputs, too")
     by = list(floats if inputs is None else inputs)
     by += get_train_initializer(onx) if weights is None else weights
-    made = _named(gradient_model(onx, by))
+    model = _named(gradient_model(onx, by))
     outputs = [o.name for o in onx.graph.output]
-    seeds = [i.name for i in made.graph.input if i.name.removesuffix("_grad") in outputs]
+    seeds = [i.name for i in model.graph.input if i.name.removesuffix("_grad") in outputs]
     if options == DerivativeOptions.KeepYieldOp:
-        _yield(made, seeds)
+        _yield(model, seeds)
     elif options & DerivativeOptions.FillGrad:
-        _fill(made, seeds)
-    _arrange(made, outputs if options & DerivativeOptions.KeepOutputs else [])
-    return made
+        _fill(model, seeds)
+    _arrange(model, outputs if options & DerivativeOptions.KeepOutputs else [])
+    return model
 
 
 def _of_loss(
@@ -126,11 +126,11 @@ def _of_loss(
         raise ConfigError(f"loss: {loss!r} is not an output of the model; {suggest(loss, outputs)}")
     labels = {label} if isinstance(label, str) else set(label)
     by = [n for n in ([inputs] if isinstance(inputs, str) else inputs) if n not in labels]
-    made = _named(gradient_model(onx, by, [loss]))
-    _fill(made, [f"{loss}_grad"])
-    _arrange(made, outputs)
-    write_bytes(Path(os.fspath(path_name)), made.SerializeToString())
-    return made
+    model = _named(gradient_model(onx, by, [loss]))
+    _fill(model, [f"{loss}_grad"])
+    _arrange(model, outputs)
+    write_bytes(Path(os.fspath(path_name)), model.SerializeToString())
+    return model
 
 
 def _named(model: ModelProto) -> ModelProto:

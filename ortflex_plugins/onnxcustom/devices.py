@@ -99,11 +99,11 @@ def core_device(device: Any) -> Device:
 @functools.cache
 def _checked_device(kind: str, index: int) -> Device:
     spec: Any = {"name": kind, "index": index} if index else kind
-    found: Device = plugins().component("devices", spec, "device")
-    unavailable = type(found).available(this_runtime())
+    core: Device = plugins().component("devices", spec, "device")
+    unavailable = type(core).available(this_runtime())
     if unavailable:
         raise Unsupported(f"the device {kind!r} cannot be used: {unavailable[0]}")
-    return found
+    return core
 
 
 def numpy_to_ort_value(array: Array, device: Any = None) -> Any:

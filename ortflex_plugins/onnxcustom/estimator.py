@@ -59,8 +59,8 @@ class BaseEstimator(BaseOnnxClass):
             if name not in known:
                 raise ValueError(f"unknown parameter {name!r}; {suggest(name, known)}")
         for name, value in params.items():
-            made = self._select[name](value) if name in self._select else value
-            setattr(self, name, made)
+            component = self._select[name](value) if name in self._select else value
+            setattr(self, name, component)
         self._check_parameters()
         self.build_onnx_function()
         return self

@@ -144,8 +144,8 @@ class OrtGradientForwardBackward:
 
     def new_instance(self) -> OrtGradientForwardBackwardFunction:
         """An object with ``forward`` and ``backward``."""
-        made: OrtGradientForwardBackwardFunction = self.cls_type_()
-        return made
+        function: OrtGradientForwardBackwardFunction = self.cls_type_()
+        return function
 
     def get_initializer(self, name: str, exc: bool = True) -> Array | None:
         """An initializer's value; without ``exc`` None if it does not exist.
@@ -281,10 +281,10 @@ class OrtGradientForwardBackwardFunction:
         if self._logger is not None:
             self._logger.debug("[%s.backward]", type(self).__name__)
         function = self._function
-        made = function.run_backward(
+        gradients = function.run_backward(
             {n: seeds[n] for n in function.differentiated}, self.states_.pop()
         )
-        return own_vector([made[n].value() for n in (*function.inputs, *function.parameters)])
+        return own_vector([gradients[n].value() for n in (*function.inputs, *function.parameters)])
 
 
 def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunction:

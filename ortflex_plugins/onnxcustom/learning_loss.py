@@ -138,13 +138,13 @@ class BaseLearningLoss(BaseLearningOnnx):
         names = _names()
         if not isinstance(class_name, str) or class_name not in names:
             raise ValueError(f"unknown loss {class_name!r}; {suggest(str(class_name), names)}")
-        found: BaseLearningLoss = names[class_name](**kwargs)
-        return found
+        loss: BaseLearningLoss = names[class_name](**kwargs)
+        return loss
 
 
 def _named(name: str, **parameters: Any) -> Loss:
-    found: Loss = plugins().component("losses", {"name": name, **parameters}, "loss")
-    return found
+    loss: Loss = plugins().component("losses", {"name": name, **parameters}, "loss")
+    return loss
 
 
 class SquareLearningLoss(BaseLearningLoss):

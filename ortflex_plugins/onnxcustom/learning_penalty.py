@@ -52,8 +52,8 @@ class BaseLearningPenalty(BaseLearningOnnx):
         if not isinstance(class_name, str | None) or class_name not in names:
             known = [n for n in names if n]
             raise ValueError(f"unknown penalty {class_name!r}; {suggest(str(class_name), known)}")
-        found: BaseLearningPenalty = names[class_name](**kwargs)
-        return found
+        penalty: BaseLearningPenalty = names[class_name](**kwargs)
+        return penalty
 
 
 class NoLearningPenalty(BaseLearningPenalty):
@@ -118,8 +118,8 @@ class ElasticLearningPenalty(BaseLearningPenalty):
         self.names_ = [i.name for i in self.penalty_onnx_.graph.input]
         program = shrinking_program(self.l1, self.l2, opset, kind)
         self.penalty_grad_onnx_ = program.proto()
-        made = self._sessions(device, program, n_tensors)
-        self.penalty_grad_sess_, self.penalty_grad_sess_binds_ = made
+        sessions = self._sessions(device, program, n_tensors)
+        self.penalty_grad_sess_, self.penalty_grad_sess_binds_ = sessions
         self.scratch_ = Scratch(core_device(device))
 
     def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:

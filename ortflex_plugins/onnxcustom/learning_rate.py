@@ -103,8 +103,8 @@ class BaseLearningRate(BaseLearningOnnx):
             raise ValueError(
                 f"unknown learning rate {class_name!r}; {suggest(str(class_name), names)}"
             )
-        found: BaseLearningRate = names[class_name](**kwargs)
-        return found
+        rate: BaseLearningRate = names[class_name](**kwargs)
+        return rate
 
 
 class LearningRateSGD(BaseLearningRate):
@@ -204,8 +204,8 @@ class LearningRateSGD(BaseLearningRate):
         """Make the graph of an update, ``axpy_onnx_``, with velocities ``axpyw_onnx_``."""
         self.built_ = (opset, device, n_tensors, np.dtype(dtype).name)
         program = self._program(opset, onnx_dtype(np.dtype(dtype)))
-        made, binds = self._sessions(device, program, n_tensors)
-        made_for = {"onnx": program.proto(), "sess": made, "sess_binds": binds}
+        session, binds = self._sessions(device, program, n_tensors)
+        made_for = {"onnx": program.proto(), "sess": session, "sess_binds": binds}
         vars(self).update({f"{self._graph}_{kind}_": value for kind, value in made_for.items()})
         place = core_device(device)
         # In the type of the graphs, always in the same memory, so that it is bound once.

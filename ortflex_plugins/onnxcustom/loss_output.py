@@ -114,11 +114,11 @@ def _output(onx: ModelProto, index: int | str | None) -> ValueInfoProto:
         index = names.index(index)
     if not -len(names) <= index < len(names):
         raise ConfigError(f"output_index: expected a place or a name among {names}, got {index!r}")
-    found = ValueInfoProto()
-    found.CopyFrom(outputs[index])
-    if found.type.tensor_type.elem_type not in FLOATS:
-        raise ModelError(f"the output {found.name!r} is not a tensor of floats; others: {names}")
-    return found
+    output = ValueInfoProto()
+    output.CopyFrom(outputs[index])
+    if output.type.tensor_type.elem_type not in FLOATS:
+        raise ModelError(f"the output {output.name!r} is not a tensor of floats; others: {names}")
+    return output
 
 
 def _loss_graph(

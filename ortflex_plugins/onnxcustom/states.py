@@ -43,8 +43,8 @@ class OrtValueState(BaseEstimator):
             AttributeError: nothing was trained yet.
         """
         full = self.get_full_state(kind)
-        found: list[Any] = full[len(full) - len(self.weights_to_train) :]
-        return found
+        values: list[Any] = full[len(full) - len(self.weights_to_train) :]
+        return values
 
     def set_state(
         self, state: Any, check_trained: bool = True, kind: str = "weight", zero: bool = False

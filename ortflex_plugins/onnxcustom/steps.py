@@ -135,8 +135,8 @@ class Steps:
 
     def save_gradient(self, path: str) -> None:
         """Write the graph of the gradients, and that of a step to ``<path>.training.onnx``."""
-        made = gradient_model(self._onx, self.weights, [self._loss], plugins=plugins())
-        write_bytes(Path(path), made.SerializeToString())
+        gradient = gradient_model(self._onx, self.weights, [self._loss], plugins=plugins())
+        write_bytes(Path(path), gradient.SerializeToString())
         write_bytes(Path(f"{path}.training.onnx"), self._step().SerializeToString())
 
     def _step(self) -> ModelProto:

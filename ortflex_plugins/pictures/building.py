@@ -101,12 +101,12 @@ def _grouped(ops: Sequence[Op], wanted: Iterable[str]) -> list[Op]:
     for _, same in groupby(range(len(ops)), key=lambda k: _part(ops[k])):
         piece = list(same)
         low = piece[0]
-        for found in repeats(
+        for repeat in repeats(
             [ops[k].token for k in piece], [[m - low for m in wiring[k]] for k in piece]
         ):
-            start, stop = low + found.start, low + found.stop
+            start, stop = low + repeat.start, low + repeat.stop
             out += ops[at:start]
-            copies = [ops[s : s + found.period] for s in range(start, stop, found.period)]
+            copies = [ops[s : s + repeat.period] for s in range(start, stop, repeat.period)]
             out.append(_block(copies, start, stop, readers))
             at = stop
     return [*out, *ops[at:]]
@@ -117,11 +117,11 @@ def _block(
 ) -> Op:
     """Copies of a block as one box, with the first of them inside."""
     everything = [op for copy in copies for op in copy]
-    made = set(made_in(everything))
+    names = set(made_in(everything))
     outside = [n for n in made_in(everything) if _leaves(n, start, stop, readers)]
     first = start + len(copies[0])
     leaving = [n for n in made_in(copies[0]) if _leaves(n, start, first, readers)]
-    reads = tuple(dict.fromkeys(n for op in everything for n in op.inputs if n not in made))
+    reads = tuple(dict.fromkeys(n for op in everything for n in op.inputs if n not in names))
     item = folded(f"{_summary(copies[0])} ×{len(copies)}", copies[0], everything, leaving)
     return Op(
         item=item,
@@ -146,8 +146,8 @@ def folded(
     title: str, shown: Sequence[Op], everything: Sequence[Op], leaving: Sequence[str]
 ) -> Item:
     """A box for ``everything`` with ``shown`` inside; ``leaving`` are its results."""
-    made = {name for op in shown for name in op.outputs}
-    reads = list(dict.fromkeys(n for op in shown for n in op.inputs if n not in made))
+    names = {name for op in shown for name in op.outputs}
+    reads = list(dict.fromkeys(n for op in shown for n in op.inputs if n not in names))
     if len(reads) > _PORTS:
         # Too many to draw: the boxes list their inputs.
         shown = [
@@ -165,7 +165,7 @@ def folded(
         ]
         reads = []
     ports = [End(n, Item(title=n, kind="io", tip="from outside")) for n in reads]
-    exits = [End(n, Item(title=n, kind="io", tip="to outside")) for n in leaving if n in made]
+    exits = [End(n, Item(title=n, kind="io", tip="to outside")) for n in leaving if n in names]
     weights = {c.text for op in everything for c in op.item.chips if c.kind == "parameter"}
     count = sum(op.size for op in everything)
     chips = [Chip(f"{count} operators", "note")] if count else []

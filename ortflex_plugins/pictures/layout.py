@@ -232,12 +232,12 @@ def _together(layers: Sequence[Sequence[Box]], islands: dict[int, int]) -> None:
     for number in range(1, max(islands.values(), default=0) + 1):
         room, ends, own = [], [], []
         for layer in layers:
-            here = [b for b in layer if islands[id(b)] == number]
+            boxes = [b for b in layer if islands[id(b)] == number]
             left = [b for b in layer if islands[id(b)] < number]
             ends += [b.x - b.w / 2 for b in left]
-            own += here
-            if here and left:
-                room.append(here[0].x - here[0].w / 2 - left[-1].x - left[-1].w / 2 - GAP_X)
+            own += boxes
+            if boxes and left:
+                room.append(boxes[0].x - boxes[0].w / 2 - left[-1].x - left[-1].w / 2 - GAP_X)
         start = min(b.x - b.w / 2 for b in own)
         # Components without a common layer may lie below one another, but not further left.
         shift = min([*room, start - min(ends, default=start)])

@@ -105,12 +105,12 @@ class Measures:
         program = self._step.program
         try:
             feeds, values = self._feeds(trainer, program)
-            found = float(run_once(program, feeds, values, trainer.device)[NORM])
+            norm = float(run_once(program, feeds, values, trainer.device)[NORM])
         except (OrtflexError, KeyError) as error:
             self._notes.append(f"no gradient norms: {error}")
             self._step = None
             return None
-        return found if math.isfinite(found) else None
+        return norm if math.isfinite(norm) else None
 
     def _feeds(
         self, trainer: Trainer, program: Program

@@ -59,7 +59,7 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
         outputs: dict[Port, Tensor] = {t.term.total_port: t.total for t in losses}
     with trace.part("backward"):
         seeds = [(t.predicted, t.gradient(local)) for t in losses]
-        found = gradients(seeds, list(weights.values()), problem.rules)
+        gradient_list = gradients(seeds, list(weights.values()), problem.rules)
     cost = penalty_cost(trace, problem, weights)
     if cost is not None:
         outputs[Port("penalty")] = cost
@@ -67,7 +67,7 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
     with trace.part("backward"):
         totals = {
             name: gradient + penalties[name] if name in penalties else gradient
-            for name, gradient in zip(weights, found, strict=True)
+            for name, gradient in zip(weights, gradient_list, strict=True)
         }
     if norm:
         with trace.part("update"):

@@ -39,15 +39,15 @@ def repeats(tokens: Sequence[Hashable], makers: Sequence[Sequence[int]]) -> list
     """
     numbers: dict[Hashable, int] = {}
     codes = np.array([numbers.setdefault(t, len(numbers)) for t in tokens], dtype=np.int64)
-    found: list[Repeat] = []
+    runs: list[Repeat] = []
     pieces = [(0, len(codes))]
     while pieces:
         low, high = pieces.pop()
         best = _best(codes, makers, low, high)
         if best is not None:
-            found.append(best)
+            runs.append(best)
             pieces += [(low, best.start), (best.stop, high)]
-    return sorted(found, key=lambda r: r.start)
+    return sorted(runs, key=lambda r: r.start)
 
 
 def _best(

@@ -62,12 +62,12 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(_read(path))
+        content = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{str(path)!r}: expected an object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise ConfigError(f"{str(path)!r}: expected an object, got {type(content).__name__}")
+    return content
 
 
 def _history(path: Path) -> dict[str, list[float]]:

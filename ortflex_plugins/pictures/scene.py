@@ -80,15 +80,15 @@ class Level:
 
     def kinds(self) -> list[str]:
         """Every kind in it, including folded parts, in the order of :data:`COLORS`."""
-        found: set[str] = set()
+        names: set[str] = set()
         pending = [self]
         while pending:
             for item in pending.pop().items:
-                found.add(item.kind)
-                found.update(chip.kind for chip in item.chips)
+                names.add(item.kind)
+                names.update(chip.kind for chip in item.chips)
                 if item.inner is not None:
                     pending.append(item.inner)
-        return [kind for kind in COLORS if kind in found]
+        return [kind for kind in COLORS if kind in names]
 
 
 def describe(values: Mapping[str, Any]) -> str:

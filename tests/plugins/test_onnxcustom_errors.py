@@ -60,7 +60,7 @@ def test_velocity_is_not_for_graphs_with_the_loss_inside() -> None:
 
 @BOTH
 def test_only_sgd(way: str) -> None:
-    with pytest.raises(NotImplementedError, match="'AdamOptimizer'; there is 'SGDOptimizer' only"):
+    with pytest.raises(NotImplementedError, match="expected 'SGDOptimizer', got 'AdamOptimizer'"):
         fitted(way, training_optimizer_name="AdamOptimizer")
 
 
