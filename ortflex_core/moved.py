@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import sys
 import warnings
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, cast
 
@@ -64,16 +62,8 @@ MODULES = {
 """The new place of every module of 0.1 that has moved, without ``ortflex_core.``."""
 
 
-class Finder:
-    """Finds and loads a module of 0.1 by its old name; its attributes are those of the new module."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return a spec for an old name, None for any other."""
-        moved = fullname.startswith(_CORE) and fullname.removeprefix(_CORE) in MODULES
-        loader = cast("importlib.machinery.SourceFileLoader", self)  # that has the same two methods
-        return importlib.machinery.ModuleSpec(fullname, loader) if moved else None
+class _Loader:
+    """Loads a module of 0.1 by its old name; its attributes are those of the new module."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """Let Python make an empty module."""
@@ -100,7 +90,9 @@ class Finder:
         module.__doc__ = new.__doc__
 
 
-def install() -> None:
-    """Make the old names importable; once in a process."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.append(Finder())
+def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Return a spec for an old name, None for any other."""
+    if name.removeprefix(_CORE) not in MODULES:
+        return None
+    loader = cast("importlib.machinery.SourceFileLoader", _Loader())  # it has the same two methods
+    return importlib.machinery.ModuleSpec(name, loader)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 
 from ortflex_core.autodiff.families import load_rules
+from ortflex_plugins import gradients
 from ortflex_plugins.cli.operators import (
     NEWEST,
     OLDEST,
@@ -15,6 +17,13 @@ from ortflex_plugins.cli.operators import (
     standard,
 )
 from tests.training import plugins
+
+
+def test_the_package_of_rules_lists_every_family() -> None:
+    families = {entry.name for entry in plugins()["gradients"] if entry.owner == "ortflex"}
+    listed = set(re.findall(r"``(\w+)``", str(gradients.__doc__)))
+    assert len(families) > 10
+    assert families - listed == set()
 
 
 def test_all_144_differentiable_operators_can_be_trained_through() -> None:
