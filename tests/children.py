@@ -46,7 +46,7 @@ def run(
             raise AssertionError(f"{list(call)} took more than {seconds} s:\n{said}") from None
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind
+                os.killpg(process.pid, signal.SIGKILL)  # what it started and left running
     assert not check or process.returncode == 0, f"{process.returncode}: {out}\n{err}"
     return subprocess.CompletedProcess(list(call), process.returncode, out, err)
 

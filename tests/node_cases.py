@@ -3,7 +3,7 @@
 Every case of ``onnx.backend.test`` (the operators and their expanded function bodies): its gradient
 model, run by the installed onnxruntime with random cotangents on all real outputs, against float64
 central differences through onnx's reference evaluator (:mod:`tests.node_oracle`), for all real inputs.
-Cases run in processes of their own, so that one which kills its process is counted and the rest goes on.
+Cases run in processes of their own, so that one which kills its process is counted and the rest continues.
 
 The outcomes:
 

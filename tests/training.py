@@ -34,7 +34,7 @@ every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def make(model: Any, **options: Any) -> Trainer:
-    """A quiet Trainer with the squared error, unless told otherwise."""
+    """A quiet Trainer with the squared error, by default."""
     options = {"loss": "squared_error", "progress": False, "plugins": plugins()} | options
     if isinstance(options.get("backend"), str) and options["backend"] in BACKENDS:
         usable(options["backend"])

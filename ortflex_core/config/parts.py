@@ -79,9 +79,9 @@ class Parts:
         if name == "penalty":
             return self._spell_penalties(value, component)
         if name in _LISTS:
-            return tuple(self._spell(name, m, v) for m, v in zip(made, value, strict=True))
+            return tuple(self._spell(name, m, v) for m, v in zip(component, value, strict=True))
         if name in (*_SINGLE, "backend", "distributed", "data", "validation", "averaging"):
-            return self._spell(name, made, value)
+            return self._spell(name, component, value)
         if name == "constraint":
             single = value is None or not isinstance(component, dict)
             return (

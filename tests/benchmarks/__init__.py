@@ -1,1 +1,1 @@
-"""What a training step costs, beside others who do the same: ``python -m tests.benchmarks``."""
+"""What a training step costs, next to others who do the same: ``python -m tests.benchmarks``."""

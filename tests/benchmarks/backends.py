@@ -1,10 +1,10 @@
-"""Microseconds a step of every backend here, beside torch eager and scikit-learn.
+"""Microseconds a step of every backend here, compared with torch eager and scikit-learn.
 
     make bench        or        python -m tests.benchmarks backends --rounds 15
 
 All train the same network, 100-50-10-1 with relu and squared error, on one thread, in one process,
-turn by turn: a round gives everybody a few epochs, so that a slow moment of the machine hits all.
-Everybody shuffles anew each epoch and keeps the loss of every step. What is printed is the median
+turn by turn: a round gives all peers a few epochs, so that a slow moment of the machine hits all.
+Every peer shuffles again at each epoch and keeps the loss of every step. What is printed is the median
 over rounds, and the median of (peer / ours) within a round; the first rounds warm up. The results
 are appended to tests/benchmarks/results/bench.csv with the versions.
 """
@@ -36,7 +36,7 @@ from tests.benchmarks import table
 SIZES = (100, 50, 10, 1)
 PEERS = ("torch eager", "scikit-learn")
 RESULTS = table.RESULTS / "bench.csv"
-# On the first case: the most µs a step, and the least over torch eager beside it. The µs are those
+# On the first case: the most µs a step, and the least over torch eager next to it. The µs are those
 # of a machine on which torch eager takes 160 to 200.
 TARGETS = {"training_agent": (80.0, 2.0), "training_session": (35.0, 4.5)}
 
@@ -67,7 +67,7 @@ Epochs = Callable[[int], float]
 
 
 def weights() -> list[Any]:
-    """Weight, bias, weight, bias …: the same start for everybody."""
+    """Weight, bias, weight, bias …: the same start for all peers."""
     rng = np.random.default_rng(1)
     out: list[Any] = []
     for before, after in itertools.pairwise(SIZES):
@@ -176,7 +176,7 @@ def torch_eager(case: Case) -> Epochs:
 
 
 def scikit_learn(case: Case) -> Epochs:
-    """MLPRegressor going on from where it is; it shuffles and keeps losses by itself."""
+    """MLPRegressor continued; it shuffles and keeps losses by itself."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
     from threadpoolctl import threadpool_limits
@@ -208,7 +208,7 @@ def scikit_learn(case: Case) -> Epochs:
 
 
 def competitors(case: Case) -> tuple[dict[str, Epochs], dict[str, str]]:
-    """Everybody who can take part here, and why the others cannot."""
+    """Every peer that can take part here, and why the others cannot."""
     makers: dict[str, Callable[[], Epochs]] = {
         name: lambda name=name: ours(name, case)  # type: ignore[misc]
         for name in Plugins.discover()["backends"].names()
@@ -230,7 +230,7 @@ def competitors(case: Case) -> tuple[dict[str, Epochs], dict[str, str]]:
 
 
 def measure(case: Case, runners: dict[str, Epochs], rounds: int, epochs: int) -> dict[str, Any]:
-    """µs a step of everybody, round by round; two rounds before that are not counted."""
+    """µs a step of all peers, round by round; two rounds before that are not counted."""
     for runner in (*runners.values(), *runners.values()):
         runner(epochs)
     found: dict[str, Any] = {name: [] for name in runners}

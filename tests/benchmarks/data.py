@@ -1,6 +1,6 @@
 """Training on files that are read piece by piece: rows a second, time waited for data, peak memory.
 
-Every figure is from a fresh process; the files are generated first, in a folder beside this one.
+Every figure is from a fresh process; the files are generated first, in a folder next to this one.
 """
 
 from __future__ import annotations

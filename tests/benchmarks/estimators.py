@@ -1,4 +1,4 @@
-"""Seconds of a fit on the digits: OrtClassifier beside MLPClassifier, alternating, one thread.
+"""Seconds of a fit on the digits: OrtClassifier compared with MLPClassifier, alternating, one thread.
 
 The same architecture, epochs and batch size, shuffling on, the data as scikit-learn gives them.
 """

@@ -1,4 +1,4 @@
-"""What the features of a training cost: µs a step on the MLP 100-50-10-1, alone and beside none.
+"""What the features of a training cost: µs a step on the MLP 100-50-10-1, alone and without it.
 
 Every feature takes turns with the plain training in one process, epoch by epoch; the median of the
 ratios counts. The batch has 15 rows, one thread, shuffling and history on.

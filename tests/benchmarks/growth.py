@@ -160,7 +160,7 @@ def network(name: str, path: str) -> dict[str, float]:
 
 
 def rows(count: int) -> dict[str, float]:
-    """µs a step and memory beside the data, with batches of 100."""
+    """µs a step and memory in addition to the data, with batches of 100."""
     import numpy as np
 
     rng = np.random.default_rng(0)

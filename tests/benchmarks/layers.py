@@ -1,4 +1,4 @@
-"""An ONNX layer inside torch beside the same layer in torch: µs of forward and backward, and ratio.
+"""An ONNX layer inside torch next to the same layer in torch: µs of forward and backward, and ratio.
 
 ``python -m tests.benchmarks layers [--case NAME …] [--rounds N]``. The same network, input and cotangent;
 gradients of the input and of all parameters, which are compared first. Both take turns in one

@@ -1,6 +1,6 @@
 """Who takes part. Each is a function of a workload that returns a function of a number of epochs.
 
-Everybody starts from the same weights, shuffles anew each epoch, keeps the loss of every step and
+Every peer starts from the same weights, shuffles again each epoch, keeps the loss of every step and
 computes on one thread. An epoch function returns the losses of its last epoch.
 """
 
@@ -102,7 +102,7 @@ def _torch(workload: Workload, options: dict[str, Any]) -> Epochs:
 
 
 def scikit_learn(workload: Workload) -> Epochs:
-    """MLPRegressor or MLPClassifier going on from where it is; both shuffle by themselves."""
+    """MLPRegressor or MLPClassifier continued; both shuffle by themselves."""
     if workload.name not in ("W1", "W2", "W3"):
         raise Absent("scikit-learn has no such training loop, or takes too long")
     from sklearn.exceptions import ConvergenceWarning

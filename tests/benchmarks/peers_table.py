@@ -1,6 +1,6 @@
-"""Microseconds a step beside the peers, on the eight workloads.
+"""Microseconds a step compared with the peers, on the eight workloads.
 
-Everybody has a process of its own, with an interpreter of its own where that is needed, and they
+Every peer has a process of its own, with an interpreter of its own where that is needed, and they
 take turns: a round gives each about the same time, in another order each round, and only one of
 them works at any moment. What counts is the median over rounds of (peer / ours) within the round.
 """

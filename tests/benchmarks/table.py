@@ -1,4 +1,4 @@
-"""What was measured, as a table beside what is to be reached, and as lines of a CSV file."""
+"""What was measured, as a table next to what is to be reached, and as lines of a CSV file."""
 
 from __future__ import annotations
 

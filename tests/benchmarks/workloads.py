@@ -12,7 +12,7 @@ WIDTH, HEADS, LENGTH, INNER = 128, 4, 64, 512
 
 
 class Workload(NamedTuple):
-    """One problem, the same for everybody.
+    """One problem, the same for all peers.
 
     ``targets`` is what is to be reached: peer's time / ours.
     """
@@ -106,7 +106,7 @@ WORKLOADS = {
 
 
 def weights(workload: Workload) -> list[Any]:
-    """The same start for everybody, matrices as [inputs, outputs]."""
+    """The same start for all peers, matrices as [inputs, outputs]."""
     rng = np.random.RandomState(1)
 
     def normal(*shape: int, fan: int) -> Any:

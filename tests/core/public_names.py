@@ -1,6 +1,6 @@
 """The public names as a page: ``python -m tests.core.public_names`` writes docs/reference/names.md.
 
-What is public is chosen here; the page has it with its arguments, and the test beside this module
+What is public is chosen here; the page has it with its arguments, and the test next to this module
 compares the two.
 """
 

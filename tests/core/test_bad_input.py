@@ -257,7 +257,7 @@ def test_sample_weights_that_all_round_to_zero(backend: str) -> None:
     trainer = make(models.linear(), backend=backend, epochs=1)
     with pytest.raises(DataError, match=r"sample_weight: row 0 has the weight 1e-300, .*multiply"):
         trainer.fit(X, Y, np.full(20, 1e-300))
-    trainer.fit(X, Y, cut(np.ones(20), 1e-300))  # beside a 1 that is 0
+    trainer.fit(X, Y, cut(np.ones(20), 1e-300))  # next to a 1 that is 0
 
 
 def test_small_sample_weights_of_a_sum_are_no_denominator() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: a training that was cut goes on as if nothing had been, to the last bit."""
+"""Checkpoints: a training that was cut continues as if nothing had been, to the last bit."""
 
 from __future__ import annotations
 

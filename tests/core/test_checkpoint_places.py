@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sampled
 
 @pytest.fixture(params=["one step", "two steps"])
 def swapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How folders are exchanged: as here, or as on a system that cannot do it in one step."""
+    """How folders are exchanged: as on this system, or as on a system that cannot do it in one step."""
     if request.param == "two steps":
         monkeypatch.setattr(folders, "exchange", lambda a, b: False)
     return str(request.param)
@@ -273,7 +273,7 @@ class _Killed(BaseException):
 def test_a_process_may_end_at_any_change_of_the_file_system(
     swapping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Class: what a save leaves behind, at each of its steps, must not stop the next one.
+    """Class: what a save leaves, at each of its steps, must not stop the next one.
 
     A folder is removed file by file; one without its checkpoint.json was taken for a user's.
     """

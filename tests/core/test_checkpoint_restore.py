@@ -1,7 +1,7 @@
-"""What a training goes on with is what it began with, or it is refused and the difference is named.
+"""What a training continues with is what it began with, or it is refused and the difference is named.
 
 The class of mistake: something that decides about the weights differs although all counts and names are
-equal, so that the training goes on to other weights without a word. Arguments are enumerated from the
+equal, so that the training ends with other weights without an error. Arguments are enumerated from the
 Trainer's signature, so that none can be forgotten.
 """
 
@@ -406,7 +406,7 @@ def test_the_same_data_in_another_form_are_accepted(saved: tuple[Path, Trainer])
 
 
 def test_another_training_may_have_other_data(tmp_path: Path) -> None:
-    """Only an unfinished training goes on; a finished one is followed by one on any data."""
+    """Only an unfinished training continues; a finished one is followed by one on any data."""
     x, y = data()
     trainer = make(models.mlp(), **BASE)
     trainer.fit(x, y)

@@ -1,4 +1,4 @@
-"""Batches that somebody else makes: as they are, mixed in a buffer, drawn ahead; to look at, too."""
+"""Batches that another author makes: as they are, mixed in a buffer, drawn ahead; to look at, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training on data larger than memory goes on where it was, to the last bit."""
+"""A training on data larger than memory continues where it was, to the last bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parts() -> list[Any]:
 
 
 class Stateful:
-    """Batches in an order drawn anew every time, and a state that says where it is."""
+    """Batches in an order drawn again every time, and a state that says where it is."""
 
     def __init__(self) -> None:
         self._turn, self._next = 0, 0

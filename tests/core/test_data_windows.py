@@ -151,7 +151,7 @@ def test_the_next_epoch_is_begun_while_the_last_window_is_in_use() -> None:
         time.sleep(0.001)
     assert (
         len(pieces.reads) >= 3
-    )  # the first window of the second epoch, which nobody asked for yet
+    )  # the first window of the second epoch, which no one asked for yet
     second = source.epoch(np.random.default_rng(1), number=1)
     assert [r for group in second for r in rows_in(group)] == wanted[1]
     assert len(pieces.reads) == 4

@@ -1,6 +1,6 @@
 """The float64 twin of a model is well typed, and computes what the model does.
 
-The class: an operator gives float32 unless told otherwise (a default type, a fixed one), or reads it, and
+The class: an operator gives float32 by default (a default type, a fixed one), or reads it, and
 its neighbours are float64 by then.
 """
 

@@ -149,7 +149,7 @@ def test_an_export_that_ends_anywhere_leaves_the_old_pair_or_the_new_one(
 ) -> None:
     """Killed before the k-th call to the system, or the disk full from there on, for every k.
 
-    What it left behind, the next export removes.
+    What it left, the next export removes.
     """
     (tmp_path / "place").mkdir()
     path = pair(tmp_path / "place" / "m.onnx")

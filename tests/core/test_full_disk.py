@@ -68,7 +68,7 @@ class Fill:
 def test_a_checkpoint_that_cannot_be_written(
     step: int, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In the middle of an epoch, at its end, and at the end of all: saved elsewhere, it goes on."""
+    """In the middle of an epoch, at its end, and at the end of all: saved elsewhere, it continues."""
     whole = trainer()
     whole.fit(X, Y)
     place, fill = {"name": "checkpoint", "folder": str(tmp_path / "ck"), **settings}, Fill(step)

@@ -77,7 +77,7 @@ SECRET = np.arange(5, dtype=np.float32).tobytes()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a model, beside a file that is none of its business."""
+    """The folder of a model, next to a file that is none of its business."""
     (tmp_path / "secret.bin").write_bytes(SECRET)
     (tmp_path / "model").mkdir()
     return tmp_path / "model"

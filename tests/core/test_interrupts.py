@@ -1,4 +1,4 @@
-"""Ctrl-C and hooks that stop a training lose no step and count none twice: it goes on to the same bits."""
+"""Ctrl-C and hooks that stop a training lose no step and count none twice: it ends in the same bits."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_who_stops_in_mid_epoch_goes_on_there(backend: str, at: int, tmp_path: P
     trainer = training(Stop(), named, backend=backend)
     cut = trainer.fit(X, Y, validation_data=HELD_OUT)
     assert cut["rows"] == ([22.0] * (at // 5) + [5.0 * (at % 5)] * (at % 5 > 0))
-    assert np.isfinite(cut["validation_loss"]).all()  # scores of what there is
+    assert np.isfinite(cut["validation_loss"]).all()  # scores of the existing weights
     trainer.save(tmp_path / "by hand")
     for folder in ("by hand", "c"):
         again = Trainer.resume(tmp_path / folder, plugins=plugins(), callbacks=[])

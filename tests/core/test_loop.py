@@ -467,7 +467,7 @@ def test_evaluating_other_kinds_of_data_in_a_hook_leaves_the_training_alone(back
     options: dict[str, Any] = {"backend": backend, "epochs": 3, "learning_rate": 0.05}
     watched = make(models.linear(), callbacks=[Evaluate()], **options)
     plain = make(models.linear(), **options)
-    # Validation data without weights beside training data with them, too.
+    # Validation data without weights next to training data with them, too.
     watched.fit(x, y, w, validation_data=(x, y))
     plain.fit(x, y, w)
     same(watched.get_state(), plain.get_state(), 0)

@@ -127,7 +127,7 @@ def test_tensors_that_stay_in_their_file_are_fed_from_there(
 
 
 def test_large_tensors_that_onnxruntime_is_not_fed_are_inside() -> None:
-    """A bfloat16 table behind an operator without inference; arrays of that type cannot be fed."""
+    """A bfloat16 table after an operator without inference; arrays of that type cannot be fed."""
     proto = wide(8, 4)
     table = onnx.numpy_helper.from_array(np.ones((300, 8), np.float32), "table")
     half = helper.make_tensor(
@@ -284,7 +284,7 @@ def test_shapes_that_follow_the_values_of_inputs_stay_unknown(text: str) -> None
 def test_an_input_of_whole_numbers_leaves_known_what_does_not_follow_them(
     text: str, whole: str, width: int | None
 ) -> None:
-    """The class: whole numbers as inputs, and an operator without inference behind them.
+    """The class: whole numbers as inputs, and an operator without inference after them.
 
     A width that follows their values stays unknown, another one is learned.
     """

@@ -132,9 +132,9 @@ def merged(*, tied: bool = True) -> onnx.ModelProto:
 def test_a_parameter_that_several_nodes_read_is_remarked_on_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The class: weights that an exporter merged, which train as one without a word.
+    """The class: weights that an exporter merged, which train as one without an error.
 
-    Readers are named behind copies; a node that leads to no loss is no reader.
+    Readers are named after copies; a node that leads to no loss is no reader.
     """
     trainer = make(merged(), backend="fused", epochs=1, batch_size=8)
     with caplog.at_level(logging.WARNING, logger="ortflex"):

@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote: checkpoints and pickles of users go on, to the same weights."""
+"""Files that version 0.1.0 wrote: checkpoints and pickles of users continue, to the same weights."""
 
 from __future__ import annotations
 

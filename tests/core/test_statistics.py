@@ -126,7 +126,7 @@ def test_a_layer_used_twice_updates_twice() -> None:
 
 @pytest.mark.parametrize("mode", ["train", "freeze"])
 def test_a_file_in_training_mode_is_trained_like_any_other(mode: str) -> None:
-    """Its nodes have three outputs, of which nobody reads the last two."""
+    """Its nodes have three outputs, of which no one reads the last two."""
     plain = LAYERS.replace("mean1, var1", "zeros, ones").replace("mean2, var2", "zeros, ones")
     training = plain.replace("BatchNormalization", "BatchNormalization<training_mode = 1>")
     training = training.replace("n1 =", "n1, m1, s1 =").replace("n2 =", "n2, m2, s2 =")

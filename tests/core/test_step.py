@@ -176,7 +176,7 @@ def test_a_convolution_that_somebody_else_reads_too() -> None:
 
 
 def test_a_relu_goes_behind_the_pool() -> None:
-    """Overlapping windows, padding, ties at 0 and above: the pool comes first all the same."""
+    """Overlapping windows, padding, ties at 0 and above: the pool comes first anyway."""
     x = np.random.default_rng(1).integers(-1, 2, (3, 2, 7, 7)).astype(np.float32)
     nodes = [
         helper.make_node("Conv", ["X", "W"], ["c"]),

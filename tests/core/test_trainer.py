@@ -1,4 +1,4 @@
-"""The Trainer beside its loop: state, going on, starting anew, predictions, choices of backends."""
+"""The Trainer next to its loop: state, continuing, starting again, predictions, choices of backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between gradient and weight: clipping, groups, constraints, averages; beside torch in float64."""
+"""Between gradient and weight: clipping, groups, constraints, averages; compared with torch in float64."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def draw(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def run(case: dict[str, Any], folder: Path) -> None:
-    """Start the training in a folder, or go on with it, and write what came out."""
+    """Start the training in a folder, or continue it, and write what came out."""
     (by_api if case["by"] == "api" else by_command_line)(case, folder)
     (folder / "done").touch()
 

@@ -318,7 +318,7 @@ def converted(estimator: Any, given: Data, target: Any, **options: Any) -> Any:
 
 
 def behind(name: str, transformer: Case, units: int) -> tuple[Any, Data]:
-    """A transformer and a network behind it, fitted, and the rows of both."""
+    """A transformer and a network after it, fitted, and the rows of both."""
     rows = data(transformer)
     if transformer.y != "two":
         rows = attrs.evolve(rows, y=data(Case(y="classes")).y)

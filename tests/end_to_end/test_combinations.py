@@ -1,4 +1,4 @@
-"""Everything at once: what stands between gradient and weight, beside torch, stopped and gone on with."""
+"""Everything at once: the stages between gradient and weight, compared with torch, and resumed."""
 
 from __future__ import annotations
 

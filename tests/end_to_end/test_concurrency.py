@@ -139,7 +139,7 @@ FORK = """
 @every_backend
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_after_training(backend: str, tmp_path: Path) -> None:
-    """Parent and child go on from the same weights to the same bits; a new training works, too."""
+    """Parent and child continue from the same weights to the same bits; a new training works, too."""
     usable(backend)
     result = children.run(
         [
@@ -156,7 +156,7 @@ def test_a_fork_after_training(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_a_fork_while_a_thread_holds_the_cache(tmp_path: Path) -> None:
-    """The child's lock is free, whoever held the parent's."""
+    """The lock of the child is free, even if a thread of the parent held it."""
     if not hasattr(os, "fork"):
         pytest.skip("no fork here")
     code = """
@@ -195,7 +195,7 @@ def going_on(made: Trainer) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["loky", "threading"])
 @pytest.mark.once
 def test_joblib_workers(kind: str) -> None:
-    """They make Trainers of their own, or go on with those that they are sent."""
+    """They make Trainers of their own, or continue those that they are sent."""
     joblib = pytest.importorskip("joblib")
     pair = [trainer(backend="fused", seed=k) for k in (0, 1)]
     pair[1].fit(X, Y)

@@ -44,7 +44,7 @@ def assert_same_but(model: ModelProto, exported: ModelProto, trained: Any) -> No
 
 
 def decorated(model: ModelProto) -> ModelProto:
-    """With everything a file can carry beside its graph."""
+    """With everything a file can carry next to its graph."""
     model.producer_name, model.producer_version = "another tool", "7.1"
     model.domain, model.model_version, model.doc_string = "org.example", 42, "what it is for"
     helper.set_model_props(model, {"author": "somebody", "licence": "CC0"})
@@ -332,7 +332,7 @@ def test_saving_graphs_before_anything_is_compiled_says_what_to_do() -> None:
 
 
 def unwritable(tmp_path: Path) -> Path:
-    """A file where a folder is wanted: nobody may write there, root included."""
+    """A file where a folder is wanted: no one may write there, root included."""
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     return blocked

@@ -34,7 +34,7 @@ trained(Path(sys.argv[1]))
 
 
 def trained(folder: Path) -> Trainer:
-    """Start, or go on with, a training that writes a checkpoint every few steps."""
+    """Start, or continue, a training that writes a checkpoint every few steps."""
     x, y = regression(rows=200, features=6)
     place = folder / "checkpoints"
     options = {"name": "checkpoint", "folder": str(place), "steps": 3, "keep": 2, "best": False}

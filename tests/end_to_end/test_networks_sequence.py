@@ -194,7 +194,7 @@ def check(network: Any, proto: onnx.ModelProto, x: Any) -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "encoder"])
 def test_training_follows_torch(name: str) -> None:
-    """Five steps of Adam: smooth networks run freely beside torch's."""
+    """Five steps of Adam: smooth networks run freely, compared with those of torch."""
     network, proto, x = made(name)
     labels = torch.tensor([0, 2, 1])
     trainer = Trainer(

@@ -253,7 +253,7 @@ class Net(nn.Module):
         self.case = case
 
     def forward(self, x: Any) -> Any:
-        """The module behind the layer."""
+        """The module after the layer."""
         y = self.case.call(self.module, x if self.first is None else self.first(x))
         while isinstance(y, tuple):
             y = y[0]

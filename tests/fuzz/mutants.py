@@ -105,7 +105,7 @@ def _checkpoint(rng: Random, folder: Path) -> str:
 
 
 def _seal(files: dict[str, bytes]) -> None:
-    """Put the digests right, or no mutant would get behind them."""
+    """Put the digests right, or no mutant would pass them."""
     try:
         table = json.loads(files[record.NAME])
         for name in table["files"]:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from tests.fuzz.values import TEXTS, number, real, scrambled
 
 _WEIGHTS = {"AttributeProto": 8, "Dimension": 6, "NodeProto": 4, "TensorProto": 6}
-"""What is behind the first checks; everything else has 1."""
+"""What follows the first checks; everything else has 1."""
 
 
 def mutate(rng: Random, message: Message) -> None:

@@ -174,7 +174,7 @@ def outside() -> ModelProto:
 
 
 def weights() -> bytes:
-    """What ``w.bin`` beside the model ``outside`` holds."""
+    """What ``w.bin`` next to the model ``outside`` holds."""
     return b"".join(t.raw_data for t in models.mlp((3, 4, 1)).graph.initializer)
 
 

@@ -36,7 +36,7 @@ def check(kind: str, first: int, count: int) -> None:
     assert not bad, f"{len(bad)} of {count}, for example:\n{shown}"
     assert len(outcomes) == count
     print(kind, batch.summary(outcomes))
-    # Mutants that never get behind the first check would find nothing.
+    # Mutants that never pass the first check would find nothing.
     assert sum(o["outcome"] == "fine" for o in outcomes) > count / 50
 
 

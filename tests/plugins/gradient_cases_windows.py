@@ -47,7 +47,7 @@ CONV = [
     conv("1x1-strides", (2, 3, 4, 5), (2, 3, 1, 1), strides=[2, 2]),
     conv("1x1-groups", (2, 4, 3, 2), (2, 2, 1, 1), group=2),
     conv("1x1-pads", (1, 2, 3, 2), (2, 2, 1, 1), pads=[1, 0, 0, 2]),
-    # Automatic padding depends on the size of the kernel, which somebody must know.
+    # Automatic padding depends on the size of the kernel, which a user must know.
     conv(
         "same-upper",
         (1, 2, 5, 5),

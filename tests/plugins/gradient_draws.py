@@ -51,7 +51,7 @@ def shapes(low: int = 0, high: int = 3, side: int = 3, smallest: int = 1) -> Any
 
 
 def tenths(low: int, high: int) -> Any:
-    """Numbers with one digit behind the point."""
+    """Numbers with one digit after the point."""
     return st.integers(low, high).map(lambda k: k / 10)
 
 

@@ -15,7 +15,7 @@ from tests.plugins.gradient_draws import Draw, Draws, numbers, torch
 
 DRAWS = Draws()
 
-# One operator of a body on h, beside an outer w; the same in torch.
+# One operator of a body on h, next to an outer w; the same in torch.
 STEPS = {
     "Tanh(h)": lambda h, w: h.tanh(),
     "Sigmoid(h)": lambda h, w: h.sigmoid(),

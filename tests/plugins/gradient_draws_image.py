@@ -62,7 +62,7 @@ def resize(draw: Draw, operator: str) -> Case:
     if draw(st.booleans()):
         inputs["sizes"] = np.array([target[a] for a in axes])
     else:
-        # Sizes that are whole even after rounding, so that nobody can be of two minds.
+        # Sizes that are whole even after rounding, so that no one can be of two minds.
         scales = [1.0 if a < 2 else (target[a] + 0.25) / shape[a] for a in axes]
         inputs["scales"] = np.array(scales, np.float32)
     if place == "tf_crop_and_resize":

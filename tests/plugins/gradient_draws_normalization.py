@@ -77,7 +77,7 @@ def batch(draw: Draw, operator: str) -> Case:
             return channels(s / (v + epsilon).sqrt(), x) * (x - channels(m, x)) + channels(b, x)
         return _f().batch_norm(x, None, None, s, b, True, 0.1, epsilon)
 
-    if kind == "training":  # nobody sees the running statistics
+    if kind == "training":  # no one sees the running statistics
         held = [arrays[n].astype(np.float32) for n in "mv"]
         return drawn(
             f"BatchNormalization training {epsilon}",

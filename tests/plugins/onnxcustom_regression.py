@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("way", ["inside", "beside"])
 
 
 def trainer(way: str, weighted: bool = False, **options: Any) -> Any:
-    """A linear regression with the loss inside its graph, or beside it."""
+    """A linear regression with the loss inside its graph, or next to it."""
     model = models.linear(3)
     options = {"max_iter": 4, "learning_rate": 0.05, **options}
     if way == "beside":

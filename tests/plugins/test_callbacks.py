@@ -1,4 +1,4 @@
-"""The callbacks: what they write, when they stop, and that a resumed training goes on with them."""
+"""The callbacks: what they write, when they stop, and that a resumed training continues with them."""
 
 from __future__ import annotations
 

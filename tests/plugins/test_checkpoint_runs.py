@@ -144,7 +144,7 @@ def test_a_resumed_training_removes_what_its_run_wrote_before(tmp_path: Path) ->
 
 
 def test_resuming_from_an_older_checkpoint_keeps_the_newer_ones_apart(tmp_path: Path) -> None:
-    """Or the next resume would go on with those, and ``keep`` would remove the new ones at once."""
+    """Or the next resume would continue those, and ``keep`` would remove the new ones at once."""
     place = tmp_path / "ck"
     trainer(place, epochs=4, keep=9).fit(X, Y)
     before = content(place / "step-000000012")

@@ -215,7 +215,7 @@ def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
 
 
 def test_a_full_disk_during_the_training(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint that cannot be written is written elsewhere, and goes on to the same bits."""
+    """The checkpoint that cannot be written is written elsewhere, and continues to the same bits."""
     assert ortflex("train", "train.toml", "output=whole").exit_code == 0
     monkeypatch.setenv("TMPDIR", str(folder / "tmp"))
     (folder / "tmp").mkdir()

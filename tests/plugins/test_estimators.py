@@ -1,4 +1,4 @@
-"""The estimators beside scikit-learn's own: its checks, its scores, its habits."""
+"""The estimators compared with scikit-learn's own: its checks, its scores, its habits."""
 
 from __future__ import annotations
 

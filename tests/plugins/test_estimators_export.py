@@ -1,4 +1,4 @@
-"""Pipelines that end in an estimator around a model of one's own, converted by skl2onnx."""
+"""Pipelines that end in an estimator around a user.s model, converted by skl2onnx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear estimators, row by row, beside scikit-learn's SGDRegressor and SGDClassifier."""
+"""Linear estimators, row by row, compared with scikit-learn's SGDRegressor and SGDClassifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators around models of all kinds: their shapes, their classes, losses beside the usual ones."""
+"""Estimators around models of all kinds: their shapes, their classes, losses next to the usual ones."""
 
 from __future__ import annotations
 

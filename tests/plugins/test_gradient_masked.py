@@ -1,4 +1,4 @@
-"""Rows that are masked everywhere: 0/0, which a Where behind it drops.
+"""Rows that are masked everywhere: 0/0, which a Where after it drops.
 
 The class of defects: a value that is no number, and that the model does not use, makes gradients that
 are no numbers. It is what scaled dot product attention with padding masks exports to.

@@ -1,7 +1,7 @@
 """An input that a rule gives no gradient has the slope 0, or asking for its gradient is refused.
 
 The class of defects: a rule returns None for a float input that matters. A parameter there then gets
-no gradient by this way, without a word where it has another way to the loss.
+no gradient by this way, without an error where it has another way to the loss.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def peak(function: Any) -> int:
 
 
 class Bomb:
-    """Executed by whoever unpickles it."""
+    """Executed when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("it-was-executed",)

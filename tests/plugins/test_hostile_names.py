@@ -30,7 +30,7 @@ EVIL = {
 
 
 def evil() -> ModelProto:
-    """A linear model with names that mean something to somebody else."""
+    """A linear model with names that mean something to another author."""
     model = models.renamed(models.linear(), EVIL)
     for node, name in zip(model.graph.node, EVIL.values(), strict=False):
         node.name = name

@@ -322,7 +322,7 @@ def test_compiled_networks_break_at_the_layer() -> None:
         net(x).sum().backward()
         for name, parameter in net.named_parameters():
             torch.testing.assert_close(compiled[name], parameter.grad)
-    # What is before the layer and what is behind it; a Sequential is a loop, which torch gives up.
+    # What is before the layer and what is after it; a Sequential is a loop, which torch gives up.
     assert graphs == [["linear", "relu"], ["tanh", "linear"]]
 
 

@@ -30,7 +30,7 @@ def agent() -> str:
 
 
 def looked_up() -> onnx.ModelProto:
-    """A float, an integer and a truth value out of a table that is looked up by ids."""
+    """A float, an integer and a boolean out of a table that is looked up by ids."""
     node = helper.make_node
     return models.model(
         [
@@ -226,7 +226,7 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         layer(models.mlp())(torch.ones(2, 6))
 
 
-# ---------------------------------------------------------------------- what nobody wants
+# ---------------------------------------------------------------------- what no one wants
 
 
 def test_gradients_that_nobody_wants_are_not_computed() -> None:

@@ -52,7 +52,7 @@ def normalized(momentum: float = 0.9, copies: bool = False) -> onnx.ModelProto:
 
 
 def dropping(ratio: float | None = 0.25, flag: bool | None = None) -> onnx.ModelProto:
-    """Relu(x)·W with a Dropout between, its ratio and training_mode as told."""
+    """Relu(x)·W with a Dropout between, its ratio and training_mode as given."""
     weights: dict[str, Any] = {"W": np.eye(50)}
     inputs = ["r"]
     if ratio is not None or flag is not None:

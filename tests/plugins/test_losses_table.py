@@ -1,4 +1,4 @@
-"""Every loss and every schedule in a training of fifty steps, beside torch's autograd in float64."""
+"""Every loss and every schedule in a training of fifty steps, compared with torch's autograd in float64."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_the_figures_that_are_checked_in_have_nothing_wrong() -> None:
 
 
 def test_another_count_or_reason_makes_the_figures_stale() -> None:
-    """The class: the page goes on to show what was true once."""
+    """The class: the page still shows what was true once."""
     results = [Result("a", "Add", "right"), Result("b", "Add", "refused", "Unsupported: no kernel")]
     line, reason = '"Add": {"right": 1, "refused": 1}', '["Add", "refused", "no kernel", 1]'
     changes = stale(results)

@@ -261,7 +261,7 @@ def test_validation(way: str) -> None:
     np.random.seed(0)
     session.fit(X, Y, X_val=X[:7], y_val=Y[:7])
     assert len(session.validation_losses_) == 10
-    factor = 1 if way == "inside" else 0.5  # the loss beside the graph is half the square
+    factor = 1 if way == "inside" else 0.5  # the loss next to the graph is half the square
     last = -factor * session.score(X[:7], Y[:7])
     assert session.validation_losses_[-1] == pytest.approx(last, rel=1e-5)
     with_a_number = trainer(way, max_iter=20, validation_every=5)

@@ -53,7 +53,7 @@ def run(model: Any, feeds: dict[str, Any]) -> dict[str, Any]:
 
 
 class Places:
-    """What onnxruntime would be told."""
+    """What onnxruntime would get."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

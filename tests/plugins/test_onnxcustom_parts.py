@@ -161,7 +161,7 @@ def test_base_classes_ask_for_their_methods() -> None:
 
 
 class Counting:
-    """Counts what onnxruntime would be told."""
+    """Counts what onnxruntime would get."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -301,7 +301,7 @@ def test_momentum_and_penalty(nesterov: bool | None, penalty: Any, own: bool) ->
 
 
 class Cubic(BaseLearningLoss):
-    """A loss as somebody else would write it, without a component."""
+    """A loss as another author would write it, without a component."""
 
     def build_onnx_function(self, opset: int, device: Any, *args: Any) -> None:
         """Nothing: it is numpy's."""
@@ -316,7 +316,7 @@ class Cubic(BaseLearningLoss):
 
 
 class Halving(BaseLearningRate):
-    """A learning rate as somebody else would write it."""
+    """A learning rate as another author would write it."""
 
     needs_grad = False  # type: ignore[assignment]
     value = 0.05  # type: ignore[assignment]

@@ -220,7 +220,7 @@ def test_every_operator_that_is_trusted_or_rewritten_has_a_case() -> None:
 
 
 def one(op_type: str, x: Any, *rest: Any, opset: int = 17, **attributes: Any) -> Any:
-    """A problem with one node behind ``X · w``; arrays are constants."""
+    """A problem with one node after ``X · w``; arrays are constants."""
     names = [f"c{k}" for k in range(len(rest))]
     arrays = dict(zip(names, rest, strict=True))
     nodes = [
@@ -306,7 +306,7 @@ def test_where_the_builder_is_wrong_our_gradient_is_right(what: str) -> None:
 
 
 def chain(*operators: str) -> Any:
-    """Products with W0, W1, … and an operator behind each."""
+    """Products with W0, W1, … and an operator after each."""
     nodes, value = [], "X"
     for k, operator in enumerate(operators):
         nodes.append(helper.make_node("MatMul", [value, f"W{k}"], [f"p{k}"]))

@@ -247,7 +247,7 @@ def test_an_inner_cosine_lasts_what_the_warm_up_leaves(by: Any) -> None:
     assert schedule.rate(1.0, at(by, 4, total=14)) == 1.0
     assert schedule.rate(1.0, at(by, 9, total=14)) == pytest.approx(0.5)
     assert schedule.rate(1.0, at(by, 14, total=14)) == pytest.approx(0.0, abs=1e-16)
-    # A training shorter than its warm-up has a rate all the same.
+    # A training shorter than its warm-up has a rate anyway.
     assert schedule.rate(1.0, at(by, 2, total=3)) == pytest.approx(2 / 3)
     with pytest.raises(ConfigError, match="give period="):
         schedule.rate(1.0, at(by, 2))

@@ -75,7 +75,7 @@ TWINS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     },
 }
 
-# What torch asks for and ours says in another way, with torch's default beside it.
+# What torch asks for and ours says in another way, with torch's default next to it.
 OTHERWISE = {
     ("OneCycleLR", "anneal_strategy"): "cos",
     ("OneCycleLR", "cycle_momentum"): True,  # no optimizer of ours has a momentum that is scheduled
