@@ -1,4 +1,4 @@
-"""What the user says about updates, read: parameter groups, constraints, averages."""
+"""Arguments about updates, read and checked: parameter groups, constraints, averages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUP_KEYS = {
 
 
 def table_problems(name: str, tables: Any) -> Iterator[str]:
-    """What is wrong with the keys and numbers of the tables, one line each; ``name`` is the argument."""
+    """The errors in keys and values of the tables, one line each; ``name`` is the argument."""
     if not isinstance(tables, list | tuple):
         yield f"{name}: expected a list of tables, got {tables!r}"
         return
@@ -92,19 +92,19 @@ def read(
     constraint: Any,
     averaging: Any,
 ) -> Grouped:
-    """Sort the parameters into groups and build what they ask for.
+    """Sort the parameters into groups and build the components of each.
 
     Args:
-        given: the tables of ``groups=``, in which :func:`table_problems` finds nothing wrong.
-        choices: what is trained without groups.
-        optimizer: the Trainer's optimizer, for all without one of their own.
+        given: the tables of ``groups=``, already checked by :func:`table_problems`.
+        choices: the parameters that are trained without groups.
+        optimizer: the Trainer's optimizer, for parameters whose group has none.
         plugins: where components are found.
-        penalty: the Trainer's penalty, for all without one of their own.
+        penalty: the Trainer's penalty, for parameters whose group has none.
         constraint: one for all parameters, or ``{parameter glob: constraint}``.
-        averaging: the mean of the weights along the way.
+        averaging: the mean of the weights during the training.
 
     Raises:
-        ConfigError, ModelError: everything that is wrong; a glob that fits no parameter.
+        ConfigError, ModelError: all errors at once; a glob that matches no parameter.
     """
     found = Problems()
     tables = [dict(t) for t in given]
@@ -116,10 +116,8 @@ def read(
         found.extend(["groups: every parameter is frozen, so that nothing is left to train"])
     first = min((_start(tables[owner[n]]) if n in owner else 0 for n in trained), default=0)
     if first:
-        line = f"groups: nothing is trained before epoch {first + 1}"
-        found.extend(
-            [f"{line}; the least start_epoch has to be 0, which it is without being given"]
-        )
+        line = f"groups: no parameter is trained before epoch {first + 1}"
+        found.extend([f"{line}; the smallest start_epoch must be 0, which is the default"])
     apart = {
         n: f"has the penalty of groups[{k}]" for n, k in owner.items() if "penalty" in tables[k]
     }
@@ -175,7 +173,7 @@ def _start(table: Mapping[str, Any]) -> int:
 def _owners(
     tables: Sequence[Mapping[str, Any]], names: Sequence[str], found: Problems
 ) -> dict[str, int]:
-    """Which group each parameter is in; the first that fits."""
+    """The group of each parameter: the first that matches."""
     owner: dict[str, int] = {}
     for k, table in enumerate(tables):
         patterns = dict.fromkeys(_patterns(table))

@@ -32,5 +32,5 @@ def hypers(prefix: str, component: Component) -> dict[str, float]:
 
 
 def _key(prefix: str, name: str) -> str:
-    # Not "/": a hyperparameter called "scale" is something else than the scale of its loss.
+    # Not "/": a hyperparameter called "scale" is not the scale of its loss.
     return f"{prefix}.{name}" if prefix else name

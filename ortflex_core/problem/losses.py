@@ -1,4 +1,4 @@
-"""What users ask for as ``loss=`` and ``penalty=``, read into terms of a problem."""
+"""The terms of a problem, from the arguments ``loss=`` and ``penalty=``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ortflex_core.protocols import Loss, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Shape, TensorSpec, dtype_name, shape_text
 
-# What models rarely call a tensor ("weight" is what every exported torch.nn.Linear has).
+# A name that tensors of models rarely have ("weight" is what every exported torch.nn.Linear has).
 _WEIGHT = "sample_weight"
 _LABEL = "label"
 
 
 @attrs.frozen(kw_only=True)
 class LossRequest:
-    """A loss as the user asked for it, before the data are known."""
+    """A loss as the user gave it, before the data are known."""
 
     loss: Loss
     output: str
@@ -58,10 +58,10 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
 
 
 def loss_tables(spec: Any) -> list[tuple[str | None, dict[str, Any]]]:
-    """The losses of ``loss=`` as (tensor, table); an object stands under the key ``object``.
+    """The losses of ``loss=`` as (tensor, table); an object is under the key ``object``.
 
     Raises:
-        ConfigError: none, or something that is no loss.
+        ConfigError: no loss, or a value that is not a loss.
     """
     items: list[tuple[str | None, dict[str, Any]]] = []
     if isinstance(spec, Mapping) and "name" not in spec:
@@ -110,8 +110,8 @@ def _loss_request(
         seen, operator = where, None
     elif loss.scores == "raw" and operator is None and targets.are_shares(model, where):
         raise ModelError(
-            f"{path}: {loss.name} takes raw scores, and {where!r} has shares, x / Σ x. For two classes "
-            "take a loss that has on='probabilities'; for more, a loss on the tensor of the scores"
+            f"{path}: {loss.name} takes raw scores, but {where!r} has normalized scores, x / Σ x. For "
+            "two classes use a loss with on='probabilities'; for more, a loss on the tensor of the scores"
         )
     return LossRequest(
         loss=loss,
@@ -142,9 +142,9 @@ def tensor_names(model: Model) -> set[str]:
 
 
 class _Columns:
-    """Columns of the batches for labels and sample weights, beside those of the model's inputs.
+    """Columns of the batches for labels and sample weights, next to those of the model's inputs.
 
-    Users give X, y and sample weights apart, so that the same name may stand for one of each.
+    Users give X, y and sample weights separately, so each may use the same name.
     """
 
     def __init__(self, model: Model) -> None:
@@ -152,7 +152,7 @@ class _Columns:
         self._known: dict[tuple[str, str], str] = {}
 
     def name(self, kind: str, key: str) -> str:
-        """The column of the labels or weights that users call ``key``."""
+        """The column of the labels or weights that have the name ``key`` for users."""
         if (kind, key) not in self._known:
             name = key
             while name in self._taken:
@@ -226,10 +226,10 @@ def bind_terms(
 
 
 def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
-    """Losses with values of other ranks that share their sample weights: one a row, [batch].
+    """Losses with values of different ranks that share sample weights: one weight a row, [batch].
 
     Raises:
-        DataError: the weights are finer than that, and fit each of the losses otherwise.
+        DataError: the weights have more dimensions, and fit each loss differently.
     """
     shapes: dict[str, set[Shape | None]] = {}
     for term in terms:
@@ -242,14 +242,14 @@ def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
         first, *rest = term.weight.shape or ()
         if any(size != 1 for size in rest):
             raise DataError(
-                f"the sample weights {term.weight_key!r} are shared by losses of other shapes; give "
+                f"the sample weights {term.weight_key!r} are shared by losses of different shapes; give "
                 "one weight a row, or each loss its own: weight='name'"
             )
         yield attrs.evolve(term, weight=attrs.evolve(term.weight, shape=(first,)))
 
 
 def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec) -> TensorSpec:
-    """The predicted tensor with a name for every unknown size; the first is the batch."""
+    """The predicted tensor with a symbol for every unknown size; the first is the batch."""
     shape = predicted.shape
     if shape is None:
         why = (
@@ -266,7 +266,7 @@ def _known_shape(model: Model, predicted: TensorSpec, given: TensorSpec) -> Tens
 
 
 def sample_shape(model: Model, loss: Loss, predicted: TensorSpec, label: TensorSpec) -> Shape:
-    """The shape of the per-sample values, found by tracing the formula once."""
+    """The shape of the per-sample values, from one trace of the formula."""
     trace = Trace(model.opsets)
     twin = symbolic(loss, "loss")
     values = calls.per_sample(
@@ -284,7 +284,7 @@ def sample_shape(model: Model, loss: Loss, predicted: TensorSpec, label: TensorS
 
 
 def _weight_shape(given: TensorSpec, samples: Shape) -> Shape:
-    """[B] weights gain trailing ones; anything else has to broadcast as it is."""
+    """Append axes of size 1 to [B] weights; others must broadcast unchanged."""
     shape = given.shape or ()
     if len(shape) == 1:
         return (samples[0], *([1] * (len(samples) - 1)))
@@ -311,7 +311,7 @@ def penalty_terms(
 
     ``{"by_parameter": {pattern: penalty}}``, or short ``{pattern: penalty}`` while no key is
     ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
-    ``apart`` says why other parameters are not among the names, ``path`` is the argument's.
+    ``apart`` has the reasons why other parameters are not among the names; ``path`` is the argument.
     """
     if spec is None:
         return ()
@@ -345,7 +345,7 @@ def penalty_terms(
 
 
 def _named(spec: Any, plugins: Plugins) -> Any:
-    """A table without a name, ``{"l2": 0.01}``, as one of the penalty that such tables mean."""
+    """A table without a name, ``{"l2": 0.01}``, with the name of the penalty that it means."""
     if not isinstance(spec, Mapping) or "name" in spec:
         return spec
     for name, penalty in plugins["penalties"].classes():
@@ -355,7 +355,7 @@ def _named(spec: Any, plugins: Plugins) -> Any:
 
 
 def check_inputs(model: Model) -> None:
-    """Refuse models that read text: onnxruntime binds no such tensors to a training.
+    """Refuse models with string inputs: onnxruntime cannot bind such tensors.
 
     Raises:
         ModelError: names the input.
@@ -363,8 +363,8 @@ def check_inputs(model: Model) -> None:
     for spec in model.inputs:
         if spec.dtype == TensorProto.STRING:
             raise ModelError(
-                f"the input {spec} is text, which cannot be fed to a training. Convert the parts that "
-                "read text apart from the network behind them, and train the network on their numbers"
+                f"the input {spec} is a string tensor, which cannot be used in training. Convert "
+                "the part that reads strings separately, and train the network that follows on its numbers"
             )
 
 

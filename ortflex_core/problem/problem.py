@@ -1,6 +1,6 @@
-"""What is to be trained, symbolically: the model's graph, losses, penalties, optimizer, parameters.
+"""A training problem, symbolically: the model's graph, losses, penalties, optimizer, parameters.
 
-A :class:`Problem` knows no files, no data and no device; backends compile it.
+A :class:`Problem` has no files, no data and no device; backends compile it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ T = TypeVar("T", bound="PenaltyTerm | Group | ConstraintTerm")
 class LossTerm:
     """One loss on one tensor of the graph.
 
-    ``output`` is the tensor the user asked for, ``predicted`` the one the loss sees (its raw
-    scores, say). ``label`` and ``weight`` are columns of the batches, whose names are all different;
-    users call them ``label_key`` and ``weight_key``. ``weight`` is shaped to broadcast against the
-    per-sample values of shape ``samples``, or [batch] where losses share it.
+    ``output`` is the tensor that the user named, ``predicted`` the one that the loss reads (for
+    example its raw scores). ``label`` and ``weight`` are columns of the batches, with unique names;
+    for users their names are ``label_key`` and ``weight_key``. ``weight`` has a shape that
+    broadcasts to the per-sample values, of shape ``samples``, or [batch] if several losses share it.
     """
 
     index: int
@@ -65,12 +65,12 @@ class LossTerm:
 
     @property
     def prefix(self) -> str:
-        """The beginning of this term's host symbols."""
+        """The prefix of this term's host symbols."""
         return f"loss{self.index}"
 
     @property
     def scale(self) -> Host:
-        """Factor / denominator of the batch: what a per-sample value counts in the total."""
+        """Factor / denominator of the batch: the factor of a per-sample value in the total."""
         return Host.symbol(self.scale_symbol)
 
     @property
@@ -96,7 +96,7 @@ class LossTerm:
         return Port("sample_weight", of=self.weight.name, step=self.step, batch=self.batch)
 
     def at(self, step: int, batch: int, rows: int | None) -> LossTerm:
-        """The term in one batch of several in a graph, of a known size if ``rows``."""
+        """The term for one of several batches in a graph, with a known size if ``rows`` is given."""
 
         def moved(spec: TensorSpec) -> TensorSpec:
             return attrs.evolve(spec, shape=sized(spec.shape, rows))
@@ -121,7 +121,7 @@ def sized(shape: Shape | None, rows: int | None) -> Shape | None:
 
 @attrs.frozen(kw_only=True)
 class PenaltyTerm:
-    """One penalty and the parameters it is on."""
+    """One penalty and its parameters."""
 
     index: int
     penalty: Penalty
@@ -129,7 +129,7 @@ class PenaltyTerm:
 
     @property
     def prefix(self) -> str:
-        """The beginning of this term's host symbols."""
+        """The prefix of this term's host symbols."""
         return f"penalty{self.index}"
 
 
@@ -154,7 +154,7 @@ class Problem:
     batch_size: int = 1
     """Rows of a whole batch, for cost models."""
     epoch_steps: int | None = None
-    """Whole batches an epoch, for cost models; None if nobody knows."""
+    """Whole batches in an epoch, for cost models; None if unknown."""
     peers: Peers | None = attrs.field(default=None, eq=False, repr=False)
     """The processes that compute the batches of a step together; batch k is that of rank k mod size."""
 
@@ -165,7 +165,7 @@ class Problem:
 
     @property
     def predicted(self) -> tuple[str, ...]:
-        """The tensors that the losses see, each once."""
+        """The tensors that the losses read, without duplicates."""
         return tuple(dict.fromkeys(t.predicted.name for t in self.terms))
 
     @property
@@ -223,7 +223,7 @@ class Problem:
         return specs
 
     def phase(self, epoch: int) -> Problem:
-        """The problem of an epoch: without the groups that are trained from a later one on."""
+        """The problem of an epoch, without the groups that are trained from a later epoch on."""
         later = {n for g in self.updating.groups if g.start_epoch > epoch for n in g.parameters}
         if not later:
             return self
@@ -244,7 +244,7 @@ class Problem:
         )
 
     def optimizer_of(self, name: str) -> Optimizer:
-        """The optimizer of a parameter: its group's, or the one for all."""
+        """The optimizer of a parameter: that of its group, else the Trainer's."""
         group = self.updating.group(name)
         return self.optimizer if group is None else group.optimizer
 
@@ -255,7 +255,7 @@ class Problem:
 
     @cached_property
     def average_keys(self) -> dict[str, str]:
-        """What a checkpoint calls the average of each parameter; nothing where none are kept."""
+        """The name of each parameter's average in a checkpoint; empty without averaging."""
         return {str(p.of): key for key, p in self.slot_ports.items() if p.role == "average"}
 
     def averaged(
@@ -277,9 +277,9 @@ class Problem:
         return ports
 
     def slot_values(self) -> dict[str, Array]:
-        """What each is before the first step, by its name: zero, and of averages the weight."""
+        """The state before the first step, by name: zeros, and the weights for averages."""
         return {
-            # One zero, seen as many: slots of large models take their memory only once.
+            # A broadcast zero takes no memory of the slot's size.
             spec.name: self.model.initializer(str(port.of))
             if port.role == "average"
             else np.broadcast_to(np.zeros((), spec.numpy), spec.shape or ())  # type: ignore[arg-type]
@@ -291,7 +291,7 @@ class Problem:
         return Trace(self.model.opsets)
 
     def scales(self, denominators: Sequence[float]) -> dict[str, float]:
-        """Factor / denominator of every loss term, by its host symbol; 0 for one without weight."""
+        """Factor / denominator of every loss term, by its host symbol; 0 if the weights sum to 0."""
         out = {}
         for term, denominator in zip(self.terms, denominators, strict=True):
             divisor = 1.0 if self.reduction == "sum" else denominator

@@ -1,4 +1,4 @@
-"""How weights move, as data: groups of parameters, clipping, constraints, the average of weights."""
+"""The settings of updates: groups of parameters, clipping, constraints, the average of weights."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def shared_port(slot: str, group: Group | None) -> Port:
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """Parameters that are updated alike: by an optimizer, with the rate times a factor.
+    """Parameters with the same optimizer and the same factor of the rate.
 
     They are trained from the epoch ``start_epoch`` on (gradual unfreezing), and their optimizer counts
-    steps from their own first one: ``rested`` are those that were made without them.
+    steps from their first update: ``rested`` is the number of steps before it.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Group:
 
     @property
     def prefix(self) -> str:
-        """The beginning of this group's host symbols."""
+        """The prefix of this group's host symbols."""
         return f"group{self.index}"
 
     @property
@@ -60,7 +60,7 @@ class Group:
 
 @attrs.frozen(kw_only=True)
 class ConstraintTerm:
-    """One constraint and the parameters it is on."""
+    """One constraint and its parameters."""
 
     index: int
     constraint: Constraint
@@ -68,18 +68,18 @@ class ConstraintTerm:
 
     @property
     def prefix(self) -> str:
-        """The beginning of this term's host symbols."""
+        """The prefix of this term's host symbols."""
         return f"constraint{self.index}"
 
 
 @attrs.frozen(kw_only=True)
 class Updating:
-    """What happens between the gradients and the new weights, the optimizer aside.
+    """Everything between the gradients and the new weights, except the optimizer.
 
     ``clip_value`` bounds every element of every gradient, penalties included; ``clip_norm`` then
     bounds the Euclidean norm of all of them together: g ← g · min(1, clip_norm / (‖g‖ + 1e-6)), as
-    torch.nn.utils.clip_grad_norm_ does. Weights that have moved are put back where a constraint
-    wants them, and then averaged. A step has the gradients of ``accumulate`` batches.
+    torch.nn.utils.clip_grad_norm_ does. Updated weights are projected onto their constraint and
+    then averaged. A step has the gradients of ``accumulate`` batches.
     """
 
     clip_value: float | None = None
@@ -91,7 +91,7 @@ class Updating:
 
     @property
     def uniform(self) -> bool:
-        """Whether all gradients meet the same optimizer with the same rate at the same step."""
+        """Whether all parameters have the same optimizer, rate and step number."""
         factors = {g.rate for g in self.groups} | ({1.0} if self.groups else set())
         own = any(g.optimizer_name or g.start_epoch for g in self.groups)
         return len(factors) <= 1 and not own
@@ -105,12 +105,12 @@ class Updating:
         return {name: g for g in reversed(self.groups) for name in g.parameters}
 
     def own_steps(self, slots: Mapping[str, Array]) -> dict[str, Array]:
-        """How often the parameters of each group that started later were updated, from the state."""
+        """The number of updates of each group that started later, from the state."""
         late = [g for g in self.groups if g.start_epoch]
         return {g.own_step: np.asarray(int(slots["step"]) - g.rested) for g in late}
 
     def going_on(self, slots: Mapping[str, Array]) -> Updating:
-        """The same from a state on, in which groups that started later have made fewer steps."""
+        """These settings for a state in which groups that started later have fewer updates."""
         made = int(slots.get("step", 0))
         groups = tuple(
             attrs.evolve(g, rested=made - int(slots.get(g.own_step, 0))) if g.start_epoch else g

@@ -1,7 +1,7 @@
-"""What a compiled step depends on, as a key: problems that are equal here share their programs.
+"""A key of what a compiled step depends on: problems with equal keys share programs.
 
-Hyperparameters are bound when a graph runs, so their values are no part of it. Classes and families
-of rules count as the objects they are: one that was defined anew is another.
+Hyperparameters are bound when a graph runs, so their values are not in the key. Classes and families
+of rules are compared by identity: one that was defined again is different.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Same:
-    """An object that equals itself alone, and is kept alive by whoever remembers it."""
+    """An object compared by identity and kept alive by the key."""
 
     __slots__ = ("thing",)
 
@@ -38,7 +38,7 @@ class Same:
 
 
 def problem_key(problem: Problem) -> Hashable:
-    """The key of everything that the graphs of a problem depend on, the batch size aside."""
+    """The key of everything that the graphs of a problem depend on, except the batch size."""
     updating = problem.updating
     return (
         _model_key(problem),

@@ -1,4 +1,4 @@
-"""How much a training step computes, and how many threads that is worth."""
+"""The number of operations of a training step, and the number of threads for it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ortflex_core.model.training_mode import Modes
 from ortflex_core.problem.problem import Problem
 from ortflex_core.programs import stages
 
-# Below so many operations a step a second thread costs more than it brings, and much more where
-# somebody else needs the processor. Measured on networks of 0.3 to 2,500 Mflop a step.
+# Below this number of operations a step, a second thread costs more than it saves, and much more if
+# other processes need the processor. Measured on networks of 0.3 to 2,500 Mflop a step.
 _WORTH = 50e6
 
 
@@ -38,13 +38,15 @@ def step_flops(problem: Problem) -> float:
         given |= stages.model_inputs(trace, problem, problem.predicted, rows=problem.batch_size)
         mode = Modes(problem, buffers)
         problem.model.replay(trace, problem.predicted, given, mode, infer=True)
-    except OrtflexError:  # a batch of another size than the model's, say: said elsewhere
+    except (
+        OrtflexError
+    ):  # for example a batch of another size than the model's, which is reported elsewhere
         pass
     return 3.0 * sum(map(_flops, trace.nodes))
 
 
 def _flops(node: Node) -> float:
-    """Two for every element of the output and every number that is summed up in it."""
+    """Two for every element of the output and every term of its sum."""
     if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv", "ConvTranspose"):
         return 0.0
     a, b = node.inputs[:2]

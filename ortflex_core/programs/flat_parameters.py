@@ -1,6 +1,6 @@
-"""Parameters that move as one vector: where updates are elementwise, many small ones cost as one.
+"""Parameters updated as one vector: if updates are elementwise, many small ones cost as much as one.
 
-A network of small layers spends its time on starting operators, not on numbers. Its gradients are
+A network of small layers spends its time on starting operators, not on arithmetic. Its gradients are
 put together in one vector, and so are its weights and the optimizer's slots, which stay together
 from step to step of a graph; the forward pass reads parts of the vector.
 """
@@ -26,24 +26,24 @@ _ELEMENTWISE = {
     *("Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal"),
     *("Sign", "Sqrt", "Sub", "Sum", "Tanh", "Where"),
 }
-# Elements that are copied in the time that starting an operator takes.
+# The number of elements copied in the time that starting an operator takes.
 _COPIED = 1500
 _VECTOR = (7,)
 
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """Which parameters lie side by side in the vector, in this order."""
+    """The parameters in the vector, in their order."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def name(self) -> str:
-        """The parameter whose settings are those of all."""
+        """The first parameter, whose settings are those of all."""
         return next(iter(self.shapes))
 
     def joined(self, trace: Trace, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The vector of some tensors by parameter."""
+        """The vector of tensors that are given by parameter."""
         op = trace.op
         parts = [
             tensors[name] if len(shape) == 1 else op.Reshape(tensors[name], [-1])
@@ -63,9 +63,9 @@ class Layout:
 
 
 def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
-    """The vector for graphs of some steps, where it pays; None where parameters move one by one.
+    """The vector for graphs of so many steps; None if updating parameters one by one is faster.
 
-    ``scaled``: the gradients have the rate already, which spares a product each.
+    ``scaled``: the gradients have the rate already, which saves a product for each.
     """
     if steps > 1 and updates.average_shares(problem, 1) is not None:
         # Running means are taken after the last step.
@@ -106,7 +106,7 @@ def _shaped_alike(problem: Problem) -> bool:
 
 
 def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:
-    """What the update of a parameter of some shape computes; None unless it is elementwise."""
+    """The formula of the update of a parameter of a shape; None unless it is elementwise."""
     trace = problem.trace()
     name = problem.parameters[0]
     dtype = problem.model.initializers[name].dtype
@@ -126,7 +126,7 @@ def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:
 
 
 def _place(places: Mapping[Tensor, Any], tensor: Tensor) -> Any:
-    """What a tensor is in a formula: an input, a line, a host scalar or a number."""
+    """The role of a tensor in a formula: an input, a line, a host scalar or a number."""
     if tensor.host is not None:
         return tensor.host
     if tensor.constant is not None:

@@ -1,4 +1,4 @@
-"""The gradient of a model as a model: for those who want derivatives and no training."""
+"""The gradient of a model as a model, for derivatives without training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gradient_model(
         wrt: names of float inputs and initializers to differentiate by.
         outputs: names of float outputs to differentiate; None for all of them.
         families: families of gradient rules that come first where two define an operator.
-        plugins: where gradient rules are looked for; None for what is installed.
+        plugins: where gradient rules are found; None for all that are installed.
 
     Returns:
         A model with the inputs of ``model``, the initializers named in ``wrt``, and one input
@@ -103,7 +103,7 @@ def gradient_model(
 def _names(given: str | Iterable[str], what: str) -> list[str]:
     names = [given] if isinstance(given, str) else list(given)
     if not names:
-        raise ModelError(f"{what}: expected one name at least, got none")
+        raise ModelError(f"{what}: expected at least one name, got none")
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise ModelError(f"{what}: {twice[0]!r} is given twice")
@@ -138,7 +138,7 @@ def _complete(
     pairs: Sequence[tuple[Tensor, Tensor | None]],
     seeds: Sequence[str],
 ) -> None:
-    """Inputs in the promised order, those included that nothing reads; large constants inside."""
+    """Inputs in the documented order, including those that nothing reads; large constants inside."""
     graph = proto.graph
     infos = list(_inputs(model, asked).values())
     infos += [TensorSpec(name, y.dtype, y.shape) for name, (y, _) in zip(seeds, pairs, strict=True)]

@@ -1,7 +1,7 @@
-"""Patterns of :func:`ortflex_core.programs.optimize`: what a node is replaced by, if by anything.
+"""Patterns of :func:`ortflex_core.programs.optimize`: the replacements of nodes.
 
 A pattern gets the walk, the old node and its new inputs; it returns the new tensor that stands for
-the node's output, or None to leave the node as it is. What it no longer needs is left out later.
+the node's output, or None to leave the node as it is. Nodes that are no longer needed are removed later.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
 
-# Up to so many elements a kernel's work is less than its start.
+# Up to this number of elements, starting a kernel takes longer than its work.
 _SMALL = 4096
-# Of a constant of ones: a file may claim any size.
+# The largest constant of ones: a file may claim any size.
 _MOST_ROWS = 2**20
 
 
@@ -57,7 +57,7 @@ def _numpy(tensor: Tensor) -> Any:
 def _product(
     build: Rebuild, tensor: Tensor | None, addend: Tensor, sign: float = 1.0
 ) -> Tensor | None:
-    """One Gemm for addend + sign · α·A′B′, if ``tensor`` is that product and nobody else reads it."""
+    """One Gemm for addend + sign · α·A′B′, if ``tensor`` is that product and has no other reader."""
     made = build.source(tensor, "Gemm", "MatMul")
     if made is None or tensor is None or not build.only_use(tensor) or len(made.inputs) > 2:
         return None
@@ -125,7 +125,7 @@ def _multiplied(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> 
 
 
 def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Scalars that multiply a factor go into alpha, where nothing has to be multiplied."""
+    """Scalars that multiply a factor move into alpha, which costs no multiplication."""
     a, b, c = (*node.inputs, None)[:3]
     if node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
@@ -136,7 +136,7 @@ def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
 
 
 def _divided(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Division by a host scalar is multiplication by its reciprocal, which takes less time."""
+    """Division by a host scalar is multiplication by its reciprocal, which is faster."""
     x, divisor = inputs
     if x is None or divisor is None or divisor.host is None or x.host is not None:
         return None
@@ -145,14 +145,14 @@ def _divided(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
 
 
 def _is_row(shape: Shape | None, product: Shape | None) -> bool:
-    """Whether a shape is [n] or [1, n] beside a product [m, n]."""
+    """Whether a shape is [n] or [1, n] for a product [m, n]."""
     if not shape or not product or len(product) != 2 or len(shape) > 2:
         return False
     return isinstance(shape[-1], int) and shape[-1] == product[-1] and shape[:-1] in ((), (1,))
 
 
 def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """C − α·A′B′ is one Gemm, and C minus a sum of products as many as they are."""
+    """C − α·A′B′ is one Gemm, and C minus a sum of products is one Gemm for each."""
     left = inputs[0]
     if left is None or not same_shape(left.shape, node.outputs[0].shape):
         return None
@@ -181,7 +181,7 @@ def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor 
 
 
 def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """A row minus sums of rows is a Gemm each: C − 1ᵀX."""
+    """A row minus sums of rows is one Gemm for each: C − 1ᵀX."""
     left = inputs[0]
     sums = build.row_sums(node.inputs[1])
     if left is None or left.rank != 2 or not all(rows.shape for rows in sums):
@@ -196,7 +196,7 @@ def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
 
 
 def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Vectors that have become rows [1, n] are stacked as [k, n]; what follows is a Reshape."""
+    """Vectors held as rows [1, n] are stacked as [k, n]; a Reshape follows."""
     first, before = inputs[0], node.inputs[0]
     if first is None or before is None or first.shape is None or first.rank == before.rank:
         return None
@@ -223,7 +223,7 @@ def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
 
 
 def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | None:
-    """The sum of all products, if a matrix product can make it: of columns or of vectors."""
+    """The sum of all products of columns or vectors, as a matrix product."""
     whole = len(node.inputs) == 1 and not settings(node).get("keepdims", 1)
     if not whole or not same_shape(left.shape, right.shape) or left.dtype != right.dtype:
         return None
@@ -238,7 +238,7 @@ def _dot(build: Rebuild, node: Node, left: Tensor, right: Tensor) -> Tensor | No
 
 
 def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum of a matrix's rows is 1ᵀX, which the matrix product does several times quicker."""
+    """The sum of a matrix's rows is 1ᵀX, which a matrix product computes several times faster."""
     x = summed_rows(node)
     if x is None or x.shape is None or x.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
@@ -251,9 +251,9 @@ def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) ->
 
 
 def _sign(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """The sign of what a Relu gave: 0 or 1, which HardSigmoid with a huge slope finds quicker.
+    """The sign of the output of a Relu, 0 or 1: HardSigmoid with a huge slope is faster.
 
-    They differ for positive values below 1/3e38, which float32 has only as denormal numbers.
+    They differ for positive values below 1/3e38, which are denormal in float32.
     """
     (y,) = inputs
     if y is None or y.node is None or y.node.op_type != "Relu" or y.dtype != TensorProto.FLOAT:
@@ -288,7 +288,7 @@ def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
 
 
 def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Log(1 + Exp(x)) is Softplus(x), which is worth it for few elements: it computes both sides."""
+    """Log(1 + Exp(x)) is Softplus(x), for few elements only: its kernel computes both branches."""
     total = build.source(node.inputs[0], "Add")
     if (
         total is None
@@ -306,14 +306,14 @@ def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> T
 
 
 def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Where(k, s·Cast(k), 0) is s·Cast(k), which is 0 there by itself."""
+    """Where(k, s·Cast(k), 0) is s·Cast(k), which is already 0 there."""
     chosen, kept, zero = inputs
     made = build.source(node.inputs[1], "Mul")
     if chosen is None or kept is None or zero is None or made is None or not _is(zero, 0.0):
         return None
     for scale, factor in (made.inputs, made.inputs[::-1]):
         cast = build.source(factor, "Cast")
-        # A host scalar is finite, so that nothing but 0 comes of its product with 0.
+        # A host scalar is finite, so its product with 0 is 0.
         if cast is not None and scale is not None and (scale.host is not None or _finite(scale)):
             (mask,) = cast.inputs
             if mask is not None and mask.dtype == TensorProto.BOOL and build.value(mask) is chosen:
@@ -351,4 +351,4 @@ SECOND: Mapping[str, Pattern] = {
     "ReduceSum": _sum_of_rows,
     "Sub": _rows_subtracted,
 }
-"""For the second walk, which knows the rows."""
+"""For the second pass, in which rows are known."""

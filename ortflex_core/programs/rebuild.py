@@ -1,6 +1,6 @@
-"""Smaller graphs that compute the same: patterns tried while a graph is traced once more.
+"""Smaller graphs with the same results: patterns are applied while a graph is traced again.
 
-Differentiate first, optimize after: no gradient rule has to know what is made here. Every pattern
+Differentiate first, optimize after: no gradient rule has to handle the operators made here. Every pattern
 (:mod:`ortflex_core.programs.patterns`) keeps values to float32 rounding, and each is tested for that.
 """
 
@@ -27,17 +27,17 @@ def optimize(
     replaced: Mapping[Tensor, Tensor] | None = None,
     parameters: Sequence[Port] = (),
 ) -> tuple[Trace, dict[K, Tensor]]:
-    """Trace again what ``outputs`` depend on, with patterns applied.
+    """Trace again the nodes that ``outputs`` depend on, with patterns applied.
 
     Args:
         trace: the graph.
         outputs: its outputs.
-        replaced: tensors, and what they are to be taken for, which does not depend on them.
+        replaced: tensors and their replacements, which do not depend on them.
         parameters: inputs of rank 1 that may become rows, [n] → [1, n], where all their uses allow
             it; their new values then are rows, too, and the costs of loss terms may come
             with the shape [1, 1]: the graph is for an engine that binds memory, not shapes.
     """
-    # What the first walk makes of sums shows the second which parameters can be rows.
+    # The first pass rewrites sums; then the second can see which parameters can be rows.
     trace, made = Rebuild(
         trace, outputs, replaced or {}, patterns.FIRST, bound=bool(parameters)
     ).run()
@@ -47,7 +47,7 @@ def optimize(
 
 
 class Rebuild:
-    """One walk over the old graph in order, making the new one."""
+    """One pass over the old graph in order, which makes the new one."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Rebuild:
             if self.uses[tensor] or isinstance(key, Port):
                 shape = (1, *(tensor.shape or ())) if key in rows else tensor.shape
                 self.values[tensor] = self.trace.input(key, tensor.dtype, shape)
-        # Totals that only the host reads: their shape does not matter.
+        # Only the host reads totals, so their shape does not matter.
         self.totals = {
             t
             for t in (self.resolved(t) for k, t in outputs.items() if _is_total(k))
@@ -79,7 +79,7 @@ class Rebuild:
         }
 
     def resolved(self, tensor: Tensor) -> Tensor:
-        """The old tensor that an old tensor is taken for."""
+        """The old tensor that replaces an old tensor."""
         while tensor in self.replaced:
             tensor = self.replaced[tensor]
         return tensor
@@ -94,7 +94,7 @@ class Rebuild:
         return self._sorted([n for n in self.old.nodes if id(n) in needed])
 
     def _sorted(self, nodes: list[Node]) -> list[Node]:
-        """The same nodes, each behind what it reads: a value may be taken from one made later."""
+        """The same nodes in topological order: a replacement may come from a later node."""
         out: list[Node] = []
         done: set[int] = set()
         for first in nodes:
@@ -130,7 +130,7 @@ class Rebuild:
         shape: Shape | None,
         **attributes: Any,
     ) -> Tensor:
-        """A new node of new tensors whose type is known, which spares its inference."""
+        """A new node of new tensors with known types, which need no inference."""
         protos = {k: onnx.helper.make_attribute(k, v) for k, v in attributes.items()}
         return self.trace.node(op_type, inputs, protos, types=[(dtype, shape)])[0]
 
@@ -160,7 +160,7 @@ class Rebuild:
         return self.trace, {name: self.value(t) for name, t in self.outputs.items()}
 
     def only_use(self, tensor: Tensor) -> bool:
-        """Whether the node at hand is all that reads an old tensor."""
+        """Whether the present node is the only reader of an old tensor."""
         return self.uses[self.resolved(tensor)] == 1
 
     def _rows(self, parameters: Sequence[Port]) -> set[Port]:
@@ -198,7 +198,7 @@ class Rebuild:
         return updated
 
     def _stacks(self, node: Node, readers: Mapping[Tensor, list[Node]]) -> bool:
-        """Whether a node puts vectors together only for a Reshape, which takes rows as well."""
+        """Whether a node concatenates vectors only for a Reshape, which accepts rows, too."""
         if node.op_type != "Concat" or node.attributes["axis"].i != 0:
             return False
         after = readers.get(node.outputs[0], [])

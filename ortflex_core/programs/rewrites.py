@@ -1,4 +1,4 @@
-"""Forward formulas in another form that makes a training step cheaper.
+"""Forward formulas in a form that makes a training step faster.
 
 Both are applied while the user's graph is replayed into a step; the values are the same to rounding.
 """
@@ -15,7 +15,7 @@ from ortflex_core.model.model import Rewrite
 
 
 def first_of(*rewrites: Rewrite) -> Rewrite:
-    """The first rewrite that has something to say about a node."""
+    """The result of the first rewrite that applies to a node."""
 
     def rewrite(
         trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -31,8 +31,8 @@ def pool_before_relu(
 ) -> Sequence[Tensor] | None:
     """MaxPool(Relu(x)) is Relu(MaxPool(x)), with fewer elements to mask.
 
-    Gradients are the same, ties included: where the largest is above 0 it is the same element, and
-    elsewhere nothing passes the Relu.
+    Gradients are the same, ties included: where the maximum is positive it is the same element, and
+    elsewhere the gradient of the Relu is 0.
     """
     if node.op_type != "MaxPool" or node.domain not in ("", "ai.onnx") or len(node.output) > 1:
         return None
@@ -50,8 +50,8 @@ def gelu_by_its_error(
 ) -> Sequence[Tensor] | None:
     """k·x·(1 + erf(s·x)) as (k/s)·(t·(erf(t) + 1)) with t = s·x, which is Gelu for k = ½ and s = √½.
 
-    Products before and behind take both factors into their own, and the gradient is
-    t·(erf(t) + 1)′ = erf(t) + 1 + t·exp(c − t²), which has the error function already.
+    Products before and after it absorb both factors, and the gradient is
+    t·(erf(t) + 1)′ = erf(t) + 1 + t·exp(c − t²), which reuses the error function.
     """
     if node.op_type not in ("Gelu", "Mul") or node.domain not in ("", "ai.onnx"):
         return None
@@ -104,6 +104,6 @@ def scaled(tensor: Tensor) -> tuple[float, Tensor]:
 
 
 def number(tensor: Tensor | None) -> float | None:
-    """The value of a constant of one element that broadcasts to anything beside it."""
+    """The value of a constant with one element that broadcasts to the other operand."""
     known = None if tensor is None else tensor.constant
     return float(known) if known is not None and known.ndim == 0 else None

@@ -1,4 +1,4 @@
-"""Graphs out of a problem: model, losses, penalties and updates, put together as backends need them.
+"""The stages of a step as graphs: model, losses and penalties, as backends need them.
 
 Inputs and outputs are found by their ports (:mod:`ortflex_core.graph.ports`). An output that has the
 port of an input is its new value.
@@ -66,8 +66,8 @@ def model_inputs(
 ) -> dict[str, Tensor]:
     """An input of the graph for every input of the model that ``outputs`` depend on.
 
-    With ``rows`` the first dimension, the batch, is of that size. ``step`` and ``batch`` say whose
-    data these are in a graph of several steps.
+    With ``rows`` the first dimension, the batch, is of that size. ``step`` and ``batch`` are the
+    position in a graph of several steps.
     """
     used = {name for node in problem.model.ancestors(outputs) for name in reads(node)}
     used |= set(outputs)
@@ -90,7 +90,7 @@ def _input(trace: Trace, port: Port, spec: TensorSpec) -> Tensor:
 
 
 def _beside(weight: Tensor, values: Tensor) -> Tensor:
-    """Weights [batch] made to broadcast to values [batch, …]."""
+    """Weights [batch], reshaped to broadcast to values [batch, …]."""
     missing = range(weight.rank or 0, values.rank or 0)
     return weight.trace.op.Unsqueeze(weight, axes=list(missing)) if missing else weight
 
@@ -122,7 +122,7 @@ class TracedLoss:
 
     @property
     def cost(self) -> Tensor:
-        """What the term adds to the loss: factor / denominator · Σ w·l."""
+        """The contribution of the term to the loss: factor / denominator · Σ w·l."""
         return self.term.scale * self.total
 
     def gradient(self, problem: Problem, factor: Host | float = 1.0) -> Tensor:
@@ -144,7 +144,7 @@ class TracedLoss:
 
 
 def same_precision(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors in one precision, the highest among them: outputs of a model may differ in it."""
+    """The tensors cast to the highest precision among them: outputs of a model may differ."""
     types = {tensor.dtype for tensor in tensors}
     if len(types) < 2:
         return list(tensors)
@@ -165,7 +165,7 @@ def trace_losses(trace: Trace, problem: Problem, values: Mapping[str, Tensor]) -
     losses = []
     for term in problem.terms:
         predicted = values[term.predicted.name]
-        # What inference lost on the way through the model is known from the term.
+        # The term has the shape that inference lost in the model.
         predicted.shape = term.predicted.shape
         losses.append(TracedLoss(trace, term, predicted))
     return losses
@@ -199,7 +199,7 @@ def penalty_cost(trace: Trace, problem: Problem, weights: Mapping[str, Tensor]) 
 def _penalized(
     trace: Trace, problem: Problem, weights: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Penalty, Tensor, Tensor]]:
-    """(parameter, symbolic penalty, weight, cost of its elements) of whatever costs something."""
+    """(parameter, symbolic penalty, weight, cost of its elements) for every penalized parameter."""
     for term in problem.penalties:
         twin = symbolic(term.penalty, term.prefix)
         for name in term.parameters:
@@ -267,7 +267,7 @@ def _forward(
 
 
 def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Program:
-    """Model, losses and penalties as one graph: what to minimize first, then its parts if there are two.
+    """Model, losses and penalties as one graph: the objective, then its two terms if there are two.
 
     Ports: "objective", "loss" and "penalty", or "loss" alone.
     """
@@ -280,7 +280,7 @@ def training_program(problem: Problem, rewrite: Rewrite | None = None) -> Progra
     if penalty is None:
         return build(trace, {LOSS: loss}, name="training")
     with trace.part("loss"):
-        # A scalar of another precision than the loss would not add up; the loss's wins.
+        # Scalars of different precision cannot be added; the penalty is cast to the loss's.
         penalty = trace.op.Cast(penalty, to=loss.dtype)
         outputs = {Port("objective"): loss + penalty, LOSS: loss, PENALTY: penalty}
     return build(trace, outputs, name="training")

@@ -1,7 +1,7 @@
 """Whole training steps as one graph: forward, loss, backward, penalty, update; one or several.
 
-What happens to a weight between two steps is a formula like any other, so a graph may hold several
-steps: each reads the weights that the one before it wrote.
+An update is a formula like any other, so a graph may hold several steps: each reads the weights
+that the previous one computed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_bef
 from ortflex_core.protocols import calls
 
 _OF_EVERY_STEP: tuple[Role, ...] = ("rate", "counter")
-"""Host symbols that each step of a graph has its own of."""
+"""Host symbols that differ between the steps of a graph."""
 
 
 def step_program(
@@ -41,15 +41,15 @@ def step_program(
 
     Takes data, labels and sample weights, parameters, slots and running statistics; host symbols are
     rate, counter, draw and the scales. Gives the Σ w·l of each loss term, the penalty if there is
-    one, and parameters, slots and statistics after the last step. What belongs to a step, or to one
-    batch of it (data, host symbols, costs), says so in its port.
+    one, and parameters, slots and statistics after the last step. Ports of data, host symbols and
+    costs have the number of their step and batch.
 
     Args:
         problem: what is trained.
         steps: how many.
-        rows: the batch size, where it is known and always the same: sizes then are constants of
-            the graph. None keeps the batch dimension symbolic.
-        plain: leave out every pass, and the rate out of the gradients: slower, as a reference.
+        rows: the batch size, if it is known and constant: sizes then are constants of the
+            graph. None keeps the batch dimension symbolic.
+        plain: apply no optimization, and keep the rate out of the gradients: slower, as a reference.
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
@@ -149,7 +149,7 @@ def _penalized(trace: Trace, gradient: Tensor, penalty: Tensor | None) -> Tensor
 
 @attrs.frozen
 class _Held:
-    """What updates move: tensors by parameter, or one vector for all under the name of the first."""
+    """The tensors to update: one for each parameter, or one vector under the name of the first."""
 
     weights: Mapping[str, Tensor]
     slots: Mapping[Port, Tensor]
@@ -157,7 +157,7 @@ class _Held:
 
 @attrs.frozen
 class _Now:
-    """What a step reads, and the next one after it."""
+    """The tensors that a step reads and replaces by new ones."""
 
     weights: Mapping[str, Tensor]
     held: _Held
@@ -228,7 +228,7 @@ def _step(
         if here is None:
             after = updates.apply_update(trace, problem, name, weight, total, own, shared, at)
         else:
-            # The gradient is scaled already: the product that the formula makes is replaced by it.
+            # The gradient is already scaled, so it replaces the product that the formula makes.
             port = Port("gradient", of=name, step=at)
             stand_in = trace.input(port, weight.dtype, weight.shape)
             after = updates.apply_update(trace, problem, name, weight, stand_in, own, shared, at)
@@ -279,10 +279,10 @@ def _gradients(
 
 
 def gradient_factor(problem: Problem) -> Host | None:
-    """The host scalar that the update multiplies its gradient with, if that is all it does with both.
+    """The host scalar by which the update multiplies its gradient, if both have no other use.
 
-    Plain gradient descent uses rate · gradient and neither of them elsewhere. Then the rate can be
-    the seed of the reverse walk, and no tensor of a weight's size has to be multiplied by it.
+    Plain gradient descent uses only the product rate · gradient. Then the rate can be the seed of
+    the reverse walk, and no tensor of a weight's size has to be multiplied by it.
     """
     if not problem.updating.uniform or problem.sharing:
         return None

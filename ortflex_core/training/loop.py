@@ -1,7 +1,7 @@
-"""The training loop: epochs, batches, rates, hooks; what is watched and when to stop.
+"""The training loop: epochs, batches, rates, hooks, and when to stop.
 
-Nothing is done per step that can be done once: hooks nobody implements are resolved away, a rate
-that counts by epochs is computed once an epoch, losses are handles that are read in blocks.
+Work is done once, not in every step, if possible: hooks without an implementation are removed before
+the loop, a rate by epochs is computed once an epoch, losses are handles that are read in blocks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ortflex_core.views.progress import Display
 
 _log = logging.getLogger("ortflex")
 
-# Losses are looked at after so many steps at the latest; a training that went wrong stops there.
+# Losses are read at least every so many steps; a training that diverged stops there.
 _BLOCK = 256
-# Rows of a first batch whose cost says where a training began.
+# The number of rows in a first batch whose loss is taken as the start.
 _SOME = 8
 
 Hook = Callable[..., Any]
@@ -39,11 +39,11 @@ Hook = Callable[..., Any]
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What one training needs to know.
+    """The inputs of one training.
 
-    ``hooks`` maps hook names to callables and has only those somebody implements; ``validate``
-    returns scores of the validation data, or is None; ``enter`` is asked at the start of every epoch
-    for another engine, where other parameters are trained from it on; ``lines`` is whether
+    ``hooks`` maps hook names to callables and has only hooks with an implementation; ``validate``
+    returns scores of the validation data, or is None; ``enter`` is called at the start of every epoch
+    and returns another engine if other parameters are trained from there on; ``lines`` is whether
     epochs are printed where there is no bar; ``start`` is where an earlier training of the same plan
     stopped; ``broken`` tells which weight is not finite at the start, if any.
     """
@@ -78,19 +78,19 @@ class Loop:
         self._good = Good()
         self._recent: list[float] = []
         self.begun: float | None = None
-        """What the first step cost that this process made."""
+        """The loss of the first step in this process."""
         self._stop = False
-        self._halted = False  # stopped by a step, which a training that goes on need not be
+        self._halted = False  # stopped by a step; a resumed training may continue
         self.watching = False
-        """Between runs of steps: how many steps a run has is up to the backend, so nothing may change."""
+        """Between runs of steps, whose length the backend decides, hooks may not change weights."""
         self.left_alone = False  # unfinished, and hooks at the end changed no weights
-        self.settled = False  # all was decided when the training ended or failed
+        self.settled = False  # the state was final when the training ended or failed
         self._interrupts = Interrupts(plan.peers)
         self._watched = self._any("step_end" in plan.hooks)
         self._rate = math.nan
         self._sums = _Sums()
         self._pending: list[tuple[Losses, Sequence[int]]] = []
-        self._before = 0.0  # seconds of the epoch under way that another process spent
+        self._before = 0.0  # seconds of the present epoch that were spent in another process
         self._started = 0.0
         if plan.start is not None:
             self._continue(plan.start)
@@ -101,7 +101,7 @@ class Loop:
 
     @property
     def _at_once(self) -> int:
-        """The steps of a run: each engine has its own number."""
+        """The number of steps in a run, which depends on the engine."""
         return 1 if self._watched else self.engine.steps_per_run
 
     def _continue(self, start: Position) -> None:
@@ -117,17 +117,17 @@ class Loop:
         )
         self._sums = _Sums(start.steps, start.rows, start.loss, start.penalty)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
-        # Where an epoch begins, so may another engine.
+        # Another engine may start at the beginning of an epoch.
         if start.at_once != self._at_once and (start.steps or self.plan.enter is None):
             _log.warning(
-                "the checkpoint was written by a training of %d steps a run, this one makes %d: the "
+                "the checkpoint was written by a training with %d steps a run, this one has %d: the "
                 "weights will be the same to float32 rounding, not to the last bit",
                 start.at_once,
                 self._at_once,
             )
 
     def position(self) -> Position:
-        """Where the training stands now; after a whole run of steps, from which it can go on."""
+        """The position of the training, after a complete run of steps; it can be resumed from there."""
         sums = self._sums
         self._drain()
         return Position(
@@ -172,7 +172,7 @@ class Loop:
                 self._keep()
                 interrupts.held = False
             except KeyboardInterrupt as error:
-                # It came between steps, so what there is is good.
+                # It came between steps, so the state is good.
                 self._interrupted = True
                 self._tell("exception", error=error)
             except BaseException as error:
@@ -195,9 +195,9 @@ class Loop:
         return hook(progress=self.progress, **values) if hook is not None else None
 
     def _settle(self, within: bool = False) -> None:
-        """The moment to save; a hook that fails now leaves a training that can go on from here."""
+        """Call the hooks that save; after a hook that fails, the training can be resumed from here."""
         self.settled = True
-        if within:  # an epoch, after as many steps as the backend makes at once
+        if within:  # an epoch, after a run of steps
             self._show("settled")
         else:
             self._tell("settled")
@@ -208,10 +208,10 @@ class Loop:
         return History(tuple(self._records), interrupted=self._interrupted)
 
     def _keep(self) -> None:
-        """Keep the state if it is good; if not, go back to the last that was."""
+        """Keep the state if it is finite; if not, restore the last one that was."""
         bad = self._good.keep(self.engine)
         if bad is not None:
-            self._give_up(f"the parameter {bad!r} is not finite any more", self.progress.step)
+            self._give_up(f"the parameter {bad!r} is no longer finite", self.progress.step)
 
     def _give_up(self, what: str, step: int) -> None:
         back = "the state at the start is kept"
@@ -249,7 +249,7 @@ class Loop:
         record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
         display.end_epoch(self.progress.step, record)
         if self._halted and sums.steps != self.progress.steps_per_epoch:
-            return  # the epoch has not ended: a training that goes on from here ends it
+            return  # the epoch has not ended: a training that resumes from here ends it
         self._sums, self._before = _Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
@@ -261,7 +261,7 @@ class Loop:
         self._settle()
 
     def _validated(self, validate: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
-        """The scores; this may take long and changes nothing, so Ctrl-C need not wait."""
+        """The scores; they may take long and change nothing, so Ctrl-C takes effect at once."""
         interrupts = self._interrupts
         interrupts.check()
         interrupts.held = self.plan.peers is not None
@@ -300,7 +300,7 @@ class Loop:
         every_step = schedule.by != "epoch"
         if not every_step:
             self._rate = self._rate_at(start)
-        # Not attrs.evolve, which costs more than the schedule does.
+        # attrs.evolve would take longer than the schedule.
         at = partial(
             Progress,
             epoch=start.epoch,
@@ -353,7 +353,7 @@ class Loop:
             self._drain()
 
     def _show(self, name: str, **values: Any) -> None:
-        """Tell a hook that may observe, and change nothing."""
+        """Call a hook that may observe but change nothing."""
         self.watching = True
         try:
             self._tell(name, **values)
@@ -366,7 +366,7 @@ class Loop:
         self._halted = self._any(self._halted or any(answers or ()))
 
     def _drain(self) -> list[tuple[float, float]]:
-        """Read the losses that have come together; a non-finite one ends the training."""
+        """Read the pending losses; a non-finite one ends the training."""
         pending, step = self._pending, self.progress.step
         if not pending:
             return []
@@ -377,7 +377,7 @@ class Loop:
             sizes.extend(of_steps)
         pending.clear()
         if self.begun is None:
-            # A few rows may cost far less than the others: they are no measure.
+            # The loss of a few rows may be far below that of all, so it is not representative.
             self.begun = sum(costs[0]) if sizes[0] >= _SOME else math.inf
         if len(costs) == 1 and math.isfinite(sum(costs[0])):  # a hook waits for every step
             self._recent = [*self._recent[-4:], sum(costs[0])]
@@ -402,7 +402,7 @@ def _same(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
 
 
 def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
-    """Where a training of some epochs over a source starts."""
+    """The progress at the start of a training of so many epochs over a source."""
     steps = None if source.steps is None else -(-source.steps // accumulate)
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
 
@@ -427,7 +427,7 @@ class _Sums:
         self.last = (math.nan, math.nan)
 
     def add_one(self, rows: int, loss: float, penalty: float) -> None:
-        """Take in one step: what ``add`` does, without arrays."""
+        """Add one step, as ``add`` does, without arrays."""
         self.steps += 1
         self.rows += rows
         self.loss += rows * loss
@@ -435,10 +435,10 @@ class _Sums:
         self.last = (loss, penalty)
 
     def add(self, rows: Array, costs: Array) -> None:
-        """Take in some steps: their rows [n], and their loss and penalty [n, 2]."""
+        """Add steps: their rows [n], and their losses and penalties [n, 2]."""
         self.steps += len(rows)
         self.rows += int(rows.sum())
-        # One after another, so that it does not matter how many come at a time.
+        # Added one by one, so that the sum does not depend on how many come in one call.
         before = np.array([[self.loss, self.penalty]])
         sums = np.cumsum(np.concatenate([before, rows[:, None] * costs]), axis=0)
         self.loss, self.penalty = map(float, sums[-1])

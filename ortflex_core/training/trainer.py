@@ -170,7 +170,7 @@ class Trainer:
             check_finite=check_finite,
             graph_built=partial(weak_hook, weakref.ref(self), "graph_built"),
         )
-        """Its weights, and the engine that has them once there were data."""
+        """The weights, and the engine that holds them after the first data."""
         self.loop: Loop | None = None
         self.folder = Path()
         """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
@@ -216,7 +216,7 @@ class Trainer:
 
     @property
     def problem(self) -> Problem:
-        """What is trained; its loss terms are there once data were seen."""
+        """What is trained; the loss terms exist after the first data."""
         return self.live.problem
 
     @property
@@ -235,7 +235,7 @@ class Trainer:
         """The compiled problem.
 
         Raises:
-            OrtflexError: nothing was trained yet.
+            OrtflexError: nothing is compiled yet.
         """
         if self.live.engine is None:
             raise OrtflexError("nothing is compiled yet: call fit or step first")
@@ -251,7 +251,7 @@ class Trainer:
         return self.setup.describe()
 
     def forget_engine(self) -> None:
-        """Build the engine anew at the next step, out of the state that waits for it."""
+        """Build the engine again at the next step, with the state of the present one."""
         self.live.forget()
 
     def fit(
@@ -265,8 +265,8 @@ class Trainer:
     ) -> History:
         """Train on arrays, mappings of arrays, a data source, or an iterable of batches.
 
-        Weights and optimizer state go on from where they are; the schedule starts anew. After
-        :meth:`resume` from a checkpoint of an unfinished training, that training goes on instead.
+        Training continues from the present weights and optimizer state; the schedule restarts. After
+        :meth:`resume` from a checkpoint of an unfinished training, that training is continued.
 
         Args:
             X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or
@@ -280,8 +280,8 @@ class Trainer:
 
         Raises:
             DataError: the data do not fit the model or the loss.
-            Unsupported: no backend can train this problem; each one's reasons are given.
-            TrainingDiverged: loss or weights are not finite any more; the last good state is kept.
+            Unsupported: no backend can train this problem; the reasons of each are given.
+            TrainingDiverged: the loss or a weight is no longer finite; the last good state is kept.
         """
         with self.sharing_errors():
             data = (X, y, sample_weight)
@@ -311,7 +311,7 @@ class Trainer:
         return self.history_["validation_loss"] if has else []
 
     def predict(self, X: Any, outputs: str | Sequence[str] | None = None) -> Any:
-        """The model's outputs with the weights of now, in inference mode.
+        """The model's outputs with the present weights, in inference mode.
 
         One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
         """
@@ -319,12 +319,12 @@ class Trainer:
         if outputs is not None:
             wanted = names("outputs", outputs)
             if not wanted:
-                raise ConfigError("outputs: expected one name at least, got none")
+                raise ConfigError("outputs: expected at least one name, got none")
         whole = self.live.predictions(self._feed(X, labelled=False), wanted)
         return whole[wanted[0]] if len(wanted) == 1 else whole
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
-        """Loss and metrics on labelled data, with the weights of now, in inference mode.
+        """Loss and metrics on labelled data, with the present weights, in inference mode.
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
@@ -342,13 +342,13 @@ class Trainer:
         """Copies of the trained tensors, by initializer name.
 
         Args:
-            buffers: running statistics, too.
-            averaged: the averages of the weights instead of them, where ``averaging`` keeps any.
+            buffers: include running statistics.
+            averaged: return the averages of the weights, if ``averaging`` is set, instead of the weights.
         """
         return self.live.state(buffers=buffers, averaged=averaged)
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Replace trained tensors; those not named stay.
+        """Replace trained tensors; tensors that are not named stay.
 
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
@@ -357,7 +357,7 @@ class Trainer:
         if self.loop is not None and self.loop.watching:
             raise OrtflexError(
                 "set_state: weights cannot be changed in the hooks steps_end and settled, which come "
-                "after so many steps as the backend makes at once; use step_end, which comes after "
+                "after a run of several steps of the backend; use step_end, which comes after "
                 "every step, or epoch_end"
             )
         self.live.replace(state)
@@ -369,7 +369,7 @@ class Trainer:
         free_batch: bool = False,
         inference: bool = False,
     ) -> onnx.ModelProto:
-        """The model with the weights of now, everything else as in the user's file.
+        """The model with the present weights, everything else as in the user's file.
 
         A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
         unless ``free_batch`` is given here, too. A file that was exported in training mode stays in
@@ -381,7 +381,8 @@ class Trainer:
         """
         if not inference and (still := in_training(self.model.proto)):
             _log.warning(
-                "%s is in training mode (%s), and so is the export; export(inference=True) is not",
+                "%s is in training mode (%s), and so is the export; "
+                "export(inference=True) switches that off",
                 self.model.label,
                 ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
             )
@@ -390,10 +391,10 @@ class Trainer:
         )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint: everything that :meth:`resume` needs to go on, bit for bit.
+        """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.
 
-        Between steps and during a training (from a hook) alike. An older one of that name is
-        replaced when the new one is whole, whichever other processes save there. A symbolic link to
+        This works between calls and during a training (from a hook). An older one of that name is
+        replaced when the new one is complete, even if other processes save there, too. A symbolic link to
         a folder is followed.
 
         Raises:
@@ -411,7 +412,7 @@ class Trainer:
         strict: bool = True,
         **changes: Any,
     ) -> Trainer:
-        """A Trainer out of a checkpoint; its ``fit``, given the same data, goes on from there.
+        """A Trainer from a checkpoint; its ``fit``, given the same data, continues from there.
 
         Args:
             folder: what :meth:`save` or the checkpoint callback wrote.
@@ -419,19 +420,19 @@ class Trainer:
             strict: refuse plugins of other versions, other weights that are not trained and, in the
                 next ``fit``, other data than those the checkpoint was written with; else warn.
             changes: arguments that replace the recorded ones (``epochs=50``), and those whose
-                objects no file can name (callbacks among them).
+                objects cannot be written to a file (such as callbacks).
 
         Raises:
-            CheckpointError: there is no checkpoint, it is damaged, of another model or of other plugins.
+            CheckpointError: there is no checkpoint, or it is damaged, of another model or of other plugins.
         """
         return checkpointing.resume(cls, Path(folder), plugins, strict, changes)
 
     def restore(self, folder: str | os.PathLike[str], *, strict: bool = True) -> None:
-        """Take over a checkpoint's state; the next ``fit``, given the same data, goes on from there.
+        """Load a checkpoint's state; the next ``fit``, given the same data, continues from there.
 
         Args:
             folder: as for :meth:`resume`.
-            strict: refuse what :meth:`resume` refuses, and a Trainer with other arguments, those aside
+            strict: refuse what :meth:`resume` refuses, and a Trainer with other arguments, except those
                 that do not change the training (:data:`ortflex_core.training.differences.FREE`); else warn.
 
         Raises:

@@ -6,7 +6,7 @@ from ortflex_core.errors import OrtflexError
 
 
 class ConvergenceError(OrtflexError, RuntimeError):
-    """The loss is not finite any more: the gradient descent has failed."""
+    """The loss is no longer finite: the gradient descent has failed."""
 
 
 class EvaluationError(OrtflexError, RuntimeError):

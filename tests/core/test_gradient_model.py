@@ -141,7 +141,7 @@ def kernels() -> bool:
     [
         ("v", None, "wrt: 'v' is not an input or initializer of the model; .*Known: aside, w, x"),
         (["x", "x"], None, "wrt: 'x' is given twice"),
-        ([], None, "wrt: expected one name at least, got none"),
+        ([], None, "wrt: expected at least one name, got none"),
         ("x", "m", "outputs: 'm' is not an output of the model; Known: y, z"),
         ("x", ["y", "y"], "outputs: 'y' is given twice"),
     ],

@@ -63,7 +63,7 @@ def test_a_file_of_another_name(tmp_path: Path) -> None:
 
 def test_predictions_of_nothing_and_weights_of_nobody() -> None:
     trainer = make(models.mlp())
-    with pytest.raises(ConfigError, match="outputs: expected one name at least, got none"):
+    with pytest.raises(ConfigError, match="outputs: expected at least one name, got none"):
         trainer.predict(X, outputs=[])
     with pytest.raises(ConfigError, match="outputs: expected a name or a list of names, got 3"):
         trainer.predict(X, outputs=3)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_weights_that_overflow_in_the_very_last_step_are_noticed(backend: str) -
     weights = {"coef": np.full((5, 1), 1e-2, np.float32), "intercept": np.zeros(1, np.float32)}
     trainer = make(models.linear(), backend=backend, epochs=1, batch_size=4, learning_rate=1e3)
     trainer.set_state(weights)
-    with pytest.raises(TrainingDiverged, match="parameter 'coef' is not finite any more at step 1"):
+    with pytest.raises(TrainingDiverged, match="parameter 'coef' is no longer finite at step 1"):
         trainer.fit(x, y)
     same(trainer.get_state(), weights, 1e-7)
 

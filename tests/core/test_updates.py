@@ -257,7 +257,7 @@ def test_weights_that_are_set_are_their_own_average() -> None:
         ),
         (
             {"groups": [{"params": "W*", "start_epoch": 1}, {"params": "b*", "start_epoch": 3}]},
-            "groups: nothing is trained before epoch 2; the least start_epoch has to be 0",
+            "groups: no parameter is trained before epoch 2; the smallest start_epoch must be 0",
         ),
         ({"groups": [{"params": "*", "frozen": True}]}, "groups: every parameter is frozen, so"),
         ({"constraint": "non_negativ"}, "unknown constraint 'non_negativ'; did you mean"),

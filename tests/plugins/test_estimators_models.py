@@ -165,7 +165,9 @@ def test_probabilities_without_a_softmax_are_no_scores(
     fitted.fit(x, y)
     options: dict[str, Any] = {"options": {"zipmap": False}, "target_opset": 17}
     model = to_onnx(fitted, x[:1], black_op={"LinearClassifier"}, **options)
-    with pytest.raises((ModelError, ConfigError), match=r"adds up to 1|has shares, x / Σ x"):
+    with pytest.raises(
+        (ModelError, ConfigError), match=r"adds up to 1|has normalized scores, x / Σ x"
+    ):
         OrtClassifier(model, **SHORT).fit(x, y)
     clf = OrtClassifier(
         model, loss={scores: "log_loss"}, optimizer="sgd", learning_rate=1e-9, max_iter=1
