@@ -50,7 +50,7 @@ class Group:
 
     @property
     def own_step(self) -> str:
-        """What a checkpoint calls the number of this group's own steps."""
+        """The name of this group's step counter in a checkpoint."""
         return self.key("step")
 
     def key(self, slot: str) -> str:
