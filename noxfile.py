@@ -243,6 +243,17 @@ for name, environment in ENVIRONMENTS.items():
             )
 
 
+@session_for("tests", "mpi", "3.11")
+def run_mpi(session: nox.Session) -> None:
+    """The process group of MPI, whose library comes as a wheel."""
+    with reported("tests(mpi)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        prepare(session, "stock", "mpi", "dev", with_torch=True)
+        tests = "tests/plugins/test_process_group_mpi.py"
+        session.run("python", "-m", "pytest", tests, *session.posargs)
+
+
 for name in ("agent", "session"):
 
     @session_for("bench", name, ENVIRONMENTS[name].python)

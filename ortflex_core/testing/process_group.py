@@ -28,7 +28,7 @@ Members = Callable[[int, str], list[Any]]
 
 
 class ProcessGroupKit(ComponentKit):
-    """Override ``component``, and ``launcher`` where other variables than torchrun's are needed."""
+    """Override ``component``, and ``launcher`` and ``environ`` if its launcher is not like torchrun."""
 
     kind: ClassVar[str] = "process_groups"
     has_formula: ClassVar[bool] = False
@@ -39,11 +39,20 @@ class ProcessGroupKit(ComponentKit):
         return lambda size: [sys.executable, "-m", "ortflex_core.testing.launch", str(size)]
 
     @pytest.fixture
+    def environ(self) -> Mapping[str, str]:
+        """What the launcher sets in the first of two processes; by default what torchrun sets."""
+        return _environment(2)
+
+    @pytest.fixture
     def members(
-        self, component: ProcessGroup, launcher: Callable[[int], Sequence[str]], tmp_path: Path
+        self,
+        component: ProcessGroup,
+        launcher: Callable[[int], Sequence[str]],
+        environ: Mapping[str, str],
+        tmp_path: Path,
     ) -> Members:
         """Runs a job in a number of processes; what it returned in each, None where it did not end."""
-        if reasons := type(component).unavailable(_environment(2)):
+        if reasons := type(component).unavailable(environ):
             pytest.skip("; ".join(reasons))
 
         def run(size: int, job: str) -> list[Any]:

@@ -1,0 +1,78 @@
+"""The process group ``mpi`` in processes that mpiexec starts: its kit, and ``ortflex train``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ortflex_core.testing import ProcessGroupKit
+from ortflex_plugins.process_groups.mpi import Mpi
+from tests import children
+from tests.plugins.test_process_group_torch import recipe, weights
+
+MPIEXEC = shutil.which(
+    "mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+)
+started = pytest.mark.skipif(
+    MPIEXEC is None, reason="there is no mpiexec: pip install 'ortflex[mpi]'"
+)
+
+
+def launch(size: int) -> list[str]:
+    return [str(MPIEXEC), "-n", str(size), sys.executable]
+
+
+class TestMpi(ProcessGroupKit):
+    @pytest.fixture
+    def component(self) -> Mpi:
+        return Mpi()
+
+    @pytest.fixture
+    def environ(self) -> dict[str, str]:
+        return {"PMI_RANK": "0", "PMI_SIZE": "2"}
+
+    @pytest.fixture
+    def launcher(self) -> Callable[[int], Sequence[str]]:
+        if MPIEXEC is None:
+            pytest.skip("there is no mpiexec: pip install 'ortflex[mpi]'")
+        return launch
+
+
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({}, "was not started by mpiexec"),
+        ({"SLURM_NTASKS": "4"}, "was not started by mpiexec"),
+        ({"PMI_RANK": "0"}, "set PMI_RANK, but not PMI_SIZE"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "set OMPI_COMM_WORLD_SIZE, but not OMPI_COMM_WORLD_RANK"),
+    ],
+)
+def test_variables_of_a_launcher(environ: dict[str, str], reason: str) -> None:
+    pytest.importorskip("mpi4py")
+    (found,) = Mpi.unavailable(environ)
+    assert reason in found
+
+
+@started
+def test_the_command_trains_in_three_processes_to_the_bits_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    recipe(tmp_path)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one = [sys.executable, "-m", "ortflex", "train", "train.toml"]
+    three = [*launch(3), *one[1:]]
+    children.run([*one, "accumulate=3", "output=one"], cwd=tmp_path, env=env, check=True)
+    done = children.run(
+        [*three, "distributed=auto", "output=three"], cwd=tmp_path, env=env, check=True
+    )
+    assert weights(tmp_path / "one" / "trained.onnx") == weights(
+        tmp_path / "three" / "trained.onnx"
+    )
+    assert done.stdout.count("wrote") == 1
+    refused = children.run([*three, "distributed=mpi", "output=three"], cwd=tmp_path, env=env)
+    assert refused.returncode != 0
+    assert "the process of rank 0 failed" in refused.stderr
