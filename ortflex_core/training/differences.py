@@ -30,6 +30,7 @@ FREE: Mapping[str, str] = {
     "callbacks": "they keep their own state",
     "reinitialize": "the weights come from the checkpoint",
     "check_finite": "it refuses data and never changes them",
+    "distributed": "accumulate has the batches of all processes",
     "progress": "it only changes what is displayed",
 }
 """Arguments that may differ, and why that changes nothing in the training."""

@@ -174,6 +174,7 @@ def _default_keys(plugins: Plugins) -> Iterator[str]:
         "clip_value": 0.5,
         "constraint": {"name": "max_norm", "bound": 2.0},
         "averaging": "ema",
+        "distributed": "auto",
         "classes": ["no", "yes"],
         "progress": False,
     }
@@ -194,7 +195,7 @@ def _choices(key: str, plugins: Plugins) -> Iterator[str]:
 
     kind = kinds_of_plugins().get(key)
     names = plugins[kind].names() if kind else key_choices(key)
-    if key == "backend":
+    if key in ("backend", "distributed"):
         names = ["auto", *names]
     if names:
         yield from _comment(f"Choices: {', '.join(names)}.")

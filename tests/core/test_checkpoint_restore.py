@@ -23,6 +23,7 @@ from ortflex_core.data import digests
 from ortflex_core.errors import CheckpointError, DataError
 from ortflex_core.hooks import hook
 from ortflex_core.parameters import selection
+from ortflex_core.testing import ThreadGroup
 from ortflex_core.training import differences
 from ortflex_core.types import Array
 from tests import models
@@ -99,6 +100,7 @@ SAME: dict[str, Any] = {
     "callbacks": ["early_stopping"],
     "reinitialize": True,
     "check_finite": False,
+    "distributed": ThreadGroup(),
     "progress": False,
 }
 

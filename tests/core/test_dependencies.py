@@ -25,6 +25,7 @@ FOR_ANOTHER = {
     "alembic": "mlflow's default store",
     "sqlalchemy": "mlflow's default store",
     "sqlparse": "mlflow's default store",
+    "mpich": "the library of mpi4py, and mpiexec",
 }
 OURS = ("ortflex_core", "ortflex_plugins")
 TOOLS = ("docs", "dev")
@@ -75,6 +76,7 @@ def test_what_is_imported_is_asked_for_and_the_other_way_round() -> None:
 UNASKED = {
     "google",  # protobuf, which onnx brings
     "scipy",  # which scikit-learn brings
+    "IPython",  # which the kernel of a notebook has
     "pandas",  # looked at only where a user's data are of it
 }
 
