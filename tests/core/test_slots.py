@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.checkpoints import checkpoint
+from ortflex_core.comparison import compare
 from ortflex_core.component import hyper
 from ortflex_core.errors import BrokenPlugin, CheckpointError, DataError, Unsupported
 from ortflex_core.programs import flat_parameters
@@ -161,6 +162,18 @@ def test_what_parameters_share_is_one_number(backend: str) -> None:
         trainer.step((X[rows], Y[rows]))
         np.testing.assert_allclose(trainer.engine.slots()["long"], max(steps), rtol=1e-5)
     assert {"long", "step"} == set(trainer.engine.slots())
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "prodigy", "d0": 0.01}, "adafactor"])
+def test_every_backend_keeps_the_state_of_the_float64_reference(optimizer: Any) -> None:
+    groups = [{"params": "W1", "rate": 0.5}]
+    trainer = make(models.mlp(), optimizer=optimizer, backend="fused", groups=groups, batch_size=8)
+    compared = compare(trainer, X, Y, steps=6)
+    assert not compared.differences
+    for result in compared.results:
+        kept = result.kept_errors
+        assert {"d", "r", "d#group0"} <= set(kept) or {"row/W1", "variance/b1"} <= set(kept)
+        assert max(kept.values()) < 1e-5
 
 
 @pytest.mark.parametrize("optimizer", [Rows(), SaysElementwise(), Longest()])
