@@ -162,6 +162,24 @@ class Modes:
         return statistics
 
 
+def statistics_momenta(settings: Settings, predicted: Sequence[str]) -> dict[str, float] | None:
+    """How much of each running statistic a batch leaves; None where a layer moves some twice a batch.
+
+    With all of them 0 before a batch, :class:`Modes` gives (1 − momentum) · batch, which can be added
+    elsewhere: momentum · running + that are the bits of the graph that has both.
+    """
+    out: dict[str, float] = {}
+    for node in settings.model.ancestors(predicted):
+        if node.op_type != "BatchNormalization" or not trains_statistics(settings, node):
+            continue
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        for name in node.input[3:5]:
+            if name in out:
+                return None
+            out[name] = float(attributes.get("momentum", 0.9))
+    return out
+
+
 def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:
     """The outputs of a Dropout that drops nothing: its input, and a mask that is all true."""
     if len(node.output) < 2 or not node.output[1]:

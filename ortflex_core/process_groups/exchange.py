@@ -19,24 +19,37 @@ class GradientExchange:
     costs that belong to it. ``own`` are the arrays that this process writes its gradients to, by
     parameter; ``costs`` the float64 numbers that travel with them; ``sums`` what :meth:`add` makes.
 
+    The running statistics of BatchNormalization travel, too: ``shares`` are (1 − momentum) · batch of this
+    process's batch, and every process moves its ``statistics`` by those of all batches in their order:
+    statistics ← momentum · statistics + share.
+
     Args:
         peers: the processes.
         like: an array of the shape and type of each gradient.
         costs: how many numbers travel with them.
+        statistics: the running statistics.
+        momenta: the momentum of each of them.
     """
 
-    def __init__(self, peers: Peers, like: Mapping[str, Array], costs: int) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        like: Mapping[str, Array],
+        costs: int,
+        statistics: Mapping[str, Array] | None = None,
+        momenta: Mapping[str, float] | None = None,
+    ) -> None:
         self.peers = peers
-        self._places: dict[str, tuple[int, Array]] = {}
+        self.statistics = {name: array.copy() for name, array in (statistics or {}).items()}
+        self._momenta = momenta or {}
         end = 8 * costs
-        for name, array in like.items():
-            start = -(-end // _ALIGNED) * _ALIGNED
-            self._places[name] = start, array
-            end = start + array.nbytes
+        self._places, end = _places(like, end)
+        self._shared, end = _places(self.statistics, end)
         self._packet = np.zeros(end, np.uint8)
         self._costs = costs
         self.costs = self._packet[: 8 * costs].view(np.float64)
-        self.own = self._arrays(self._packet)
+        self.own = _arrays(self._packet, self._places)
+        self.shares = _arrays(self._packet, self._shared)
         self.sums = {name: np.zeros(a.shape, a.dtype) for name, a in like.items()}
 
     def add(self, first: int, present: int) -> list[list[float]]:
@@ -48,17 +61,36 @@ class GradientExchange:
         """
         costs = []
         for rank, part in enumerate(self.peers.gather("step", self._packet)[:present]):
-            for name, gradient in self._arrays(part).items():
+            for name, gradient in _arrays(part, self._places).items():
                 total = self.sums[name]
                 if first + rank == 0:
                     np.copyto(total, gradient)
                 else:
                     np.add(total, gradient, out=total)
+            for name, share in _arrays(part, self._shared).items():
+                moved = self.statistics[name]
+                moved *= moved.dtype.type(self._momenta[name])
+                moved += share
             costs.append(part[: 8 * self._costs].view(np.float64).tolist())
         return costs
 
-    def _arrays(self, packet: Array) -> dict[str, Array]:
-        return {
-            name: packet[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
-            for name, (start, like) in self._places.items()
-        }
+
+_Places = Mapping[str, tuple[int, Array]]
+
+
+def _places(like: Mapping[str, Array], end: int) -> tuple[_Places, int]:
+    """Where in a packet arrays begin that come after its first bytes, and where they end."""
+    out: dict[str, tuple[int, Array]] = {}
+    for name, array in like.items():
+        start = -(-end // _ALIGNED) * _ALIGNED
+        out[name] = start, array
+        end = start + array.nbytes
+    return out, end
+
+
+def _arrays(packet: Array, places: _Places) -> dict[str, Array]:
+    """The arrays in a packet, without a copy."""
+    return {
+        name: packet[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+        for name, (start, like) in places.items()
+    }

@@ -397,23 +397,41 @@ def test_an_interrupt_in_one_process_ends_all_after_the_same_step() -> None:
     assert first[2] == 10
 
 
+def normalizing(twice: bool = False) -> Any:
+    w = np.random.default_rng(6)
+    names, last = ["s", "b", "m", "v"], "h"
+    nodes = [node("MatMul", ["X", "a"], ["h"])]
+    for k in range(1 + twice):
+        nodes.append(node("BatchNormalization", [last, *names], [f"n{k}"], momentum=0.7))
+        last = f"n{k}"
+    others = ["s2", "b2", "m2", "v2"]
+    nodes += [node("Tanh", [last], ["t"]), node("MatMul", ["t", "c"], ["u"])]
+    nodes.append(node("BatchNormalization", ["u", *others], ["Y"]))
+    weights = {"a": w.standard_normal((6, 5)), "c": w.standard_normal((5, 1))}
+    weights |= {n: w.uniform(0.5, 1.5, 5) for n in names}
+    weights |= {n: w.uniform(0.5, 1.5, 1) for n in others}
+    return models.model(nodes, [floats("X", "N", 6)], [floats("Y", "N", 1)], weights)
+
+
+@pytest.mark.parametrize(("size", "per_rank"), [(2, 1), (3, 1), (2, 3)])
+def test_running_statistics_move_by_all_batches_in_their_order(size: int, per_rank: int) -> None:
+    trained = training(normalizing(), accumulate=2)
+    before = trained.model.initializer("m").copy()
+    trained.fit(X, Y)
+    assert (trained.get_state(buffers=True)["m"] != before).all()
+    fit = {"validation_data": HELD}
+    equal(size, (X, Y, WEIGHT), per_rank, model=normalizing(), optimizer="adam", fit=fit)
+
+
 def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
-    norm = models.model(
-        [
-            node("MatMul", ["X", "a"], ["h"]),
-            node("BatchNormalization", ["h", "s", "b", "m", "v"], ["Y"]),
-        ],
-        [floats("X", "N", 6)],
-        [floats("Y", "N", 1)],
-        {
-            "a": np.ones((6, 1)),
-            **{n: np.ones(1) for n in "sbmv"},
-        },
-    )
+    norm = normalizing(twice=True)
     jobs: list[tuple[str, Callable[[ThreadGroup], Any]]] = [
         ("iterable", lambda g: training(distributed=g).fit([(X, Y), (X, Y)])),
         ("takes its batches by itself", lambda g: training(distributed=g).step((X, Y))),
-        ("BatchNormalization", lambda g: training(norm, distributed=g).fit(X, Y)),
+        (
+            "BatchNormalization that is used twice",
+            lambda g: training(norm, distributed=g).fit(X, Y),
+        ),
         (
             "does not train in several processes",
             lambda g: training(distributed=g, backend="example_numpy").fit(X, Y),
