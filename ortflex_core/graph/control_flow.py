@@ -19,6 +19,7 @@ from ortflex_core.errors import GraphError
 from ortflex_core.graph import sequences
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.program import build
+from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.types import Array, Shape
 
 CONTROL = frozenset({"If", "Loop", "Scan"})
@@ -106,15 +107,6 @@ def _prefix(graph: GraphProto, prefix: str, keep: set[str]) -> None:
         node.output[:] = map(renamed, node.output)
         for inner in subgraphs_of(node):
             _prefix(inner, prefix, keep)
-
-
-def subgraphs_of(node: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
-    return [
-        graph
-        for a in node.attribute
-        for graph in ([a.g] if a.type == AttributeProto.GRAPH else a.graphs)
-    ]
 
 
 def captured_names(node: NodeProto) -> list[str]:

@@ -6,14 +6,14 @@ every operator of a function means the same in both opsets, the function gets th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx
 import onnx.inliner
 from onnx import ModelProto, NodeProto
 
 from ortflex_core.errors import ModelError
-from ortflex_core.graph.control_flow import subgraphs_of
+from ortflex_core.graph.subgraphs import all_nodes
 
 _STANDARD = ("", "ai.onnx")
 
@@ -49,18 +49,11 @@ def _of_one_opset(proto: ModelProto) -> ModelProto:
     same = ModelProto()
     same.CopyFrom(proto)
     for function in same.functions:
-        nodes = list(_nodes(function.node))
+        nodes = list(all_nodes(function.node))
         for own in function.opset_import:
             if own.domain in _STANDARD and _mean_the_same(nodes, own.version, opset):
                 own.version = opset
     return same
-
-
-def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for graph in subgraphs_of(node):
-            yield from _nodes(graph.node)
 
 
 def _mean_the_same(nodes: Iterable[NodeProto], one: int, other: int) -> bool:

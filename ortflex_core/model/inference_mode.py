@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from ortflex_core.graph.control_flow import captured_names, subgraphs_of
+from ortflex_core.graph.control_flow import captured_names
+from ortflex_core.graph.subgraphs import subgraphs_of
 
 
 def in_training(model: ModelProto) -> list[str]:

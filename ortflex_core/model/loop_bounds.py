@@ -9,14 +9,14 @@ of a model only, never in the export.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from ortflex_core.graph.control_flow import subgraphs_of
+from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.model.vetting import spec_bytes
 from ortflex_core.types import TensorSpec
 
@@ -29,7 +29,7 @@ _OURS = "ortflex.bound/"
 
 def within(model: ModelProto) -> bool:
     """Whether a model has loops at all."""
-    return any(node.op_type in ("Loop", "Scan") for node in _nodes(model.graph))
+    return any(node.op_type in ("Loop", "Scan") for node in all_nodes(model.graph.node))
 
 
 def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> ModelProto:
@@ -48,7 +48,7 @@ def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> M
 
 def unbounded(model: ModelProto) -> ModelProto:
     """The same model without the bounds, as in its file."""
-    for node in list(_nodes(model.graph)):
+    for node in list(all_nodes(model.graph.node)):
         for body in subgraphs_of(node) if node.op_type == "Loop" else ():
             added = [n for n in body.node if n.output and n.output[0].startswith(_OURS)]
             if added:
@@ -59,13 +59,6 @@ def unbounded(model: ModelProto) -> ModelProto:
                 del body.initializer[:]
                 body.initializer.extend(kept)
     return model
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for inner in subgraphs_of(node):
-            yield from _nodes(inner)
 
 
 Known = Mapping[str, TensorProto]

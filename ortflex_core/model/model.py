@@ -18,9 +18,10 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.graph.control_flow import captured_names as captured_names
-from ortflex_core.graph.control_flow import subgraphs_of, trace_node
+from ortflex_core.graph.control_flow import trace_node
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port
+from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.model import (
     attributes,
     export,

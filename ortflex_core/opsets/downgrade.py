@@ -25,6 +25,7 @@ from onnx import (
 from ortflex_core.errors import ModelError, RuntimeUnavailable
 from ortflex_core.graph.program import ir_for
 from ortflex_core.graph.schemas import ELEMENT_TYPES, Schema, schema
+from ortflex_core.graph.subgraphs import all_nodes
 from ortflex_core.opsets import function_bodies, shape_inference
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.types import TensorSpec
@@ -126,12 +127,7 @@ def _type_proto(spec: TensorSpec) -> TypeProto:
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """Every node of the standard's operators, those of subgraphs included."""
-    for node in graph.node:
-        if node.domain in ("", "ai.onnx"):
-            yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
+    return (node for node in all_nodes(graph.node) if node.domain in ("", "ai.onnx"))
 
 
 def _differing(

@@ -15,8 +15,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto
 
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import schemas, sequences
-from ortflex_core.graph.control_flow import replay, subgraphs_of
+from ortflex_core.graph.control_flow import replay
 from ortflex_core.graph.ops import Node, Tensor, Trace
+from ortflex_core.graph.subgraphs import subgraphs_of
 
 _RECURRENT: Mapping[str, int] = {"RNN": 1, "GRU": 1, "LSTM": 2}
 """Recurrent operators and how many states they carry; the first of them is input 5."""

@@ -11,9 +11,9 @@ import onnx.inliner
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from ortflex_core.errors import RuntimeUnavailable
-from ortflex_core.graph.control_flow import subgraphs_of
 from ortflex_core.graph.program import ir_for
 from ortflex_core.graph.schemas import schema
+from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
 from ortflex_core.opsets import function_bodies
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import error_reason, session_options
@@ -42,7 +42,7 @@ def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
 
 
 def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, dict[str, str]]:
-    if not any(_suspect(node) for node in _nodes(model.graph)):
+    if not any(_suspect(node) for node in all_nodes(model.graph.node)):
         return model, {}
     typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
     functions: dict[str, FunctionProto] = {}
@@ -61,13 +61,6 @@ def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, d
     ]  # these inferred types may be less precise than those inferred elsewhere
     inlined.graph.value_info.extend(model.graph.value_info)
     return inlined, reasons
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for inner in subgraphs_of(node):
-            yield from _nodes(inner)
 
 
 def _suspect(node: NodeProto) -> bool:
@@ -179,7 +172,7 @@ def deviations(model: ModelProto) -> Iterator[str]:
 
     The standard's node cases (``tests/node_cases.py``) show them in 1.31.1.
     """
-    for node in _nodes(model.graph):
+    for node in all_nodes(model.graph.node):
         settings = {a.name: a for a in node.attribute}
         mode = settings.get("coordinate_transformation_mode")
         scaled = len(node.input) > 2 and bool(node.input[2])

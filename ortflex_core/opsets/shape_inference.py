@@ -9,8 +9,8 @@ import onnx
 from onnx import GraphProto, ModelProto
 
 from ortflex_core.errors import ModelError
-from ortflex_core.graph.control_flow import subgraphs_of
 from ortflex_core.graph.schemas import schema
+from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.types import Shape, TensorSpec
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 from onnx import NodeProto, TensorProto
 
-from ortflex_core.graph.control_flow import subgraphs_of
+from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
 
