@@ -20,6 +20,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -298,14 +299,19 @@ def _newest_accepted(load: Callable[[bytes], Any]) -> tuple[int, int]:
 
 
 def _nothing_installed() -> Fault:
-    # The choice of the extra `default` in pyproject.toml.
-    trains = (
-        sys.platform == "linux"
-        and platform.machine() == "x86_64"
-        and sys.version_info[:2] in {(3, 11), (3, 12)}
-    )
-    package = "onnxruntime-training-cpu==1.19.2" if trains else "onnxruntime"
-    return Fault("No onnxruntime is installed in this environment.", f"{_PIP} install {package}")
+    text = "No onnxruntime is installed in this environment."
+    if _has_nvidia() and sys.platform in ("linux", "win32") and platform.machine() in _X86:
+        text += " This machine has an NVIDIA GPU; to leave it out, install onnxruntime."
+        return Fault(text, f"{_PIP} install onnxruntime-gpu")
+    return Fault(text, f"{_PIP} install onnxruntime")
+
+
+_X86 = ("x86_64", "AMD64")
+
+
+def _has_nvidia() -> bool:
+    """Whether the driver of an NVIDIA GPU is installed."""
+    return shutil.which("nvidia-smi") is not None
 
 
 def _no_metadata(location: str) -> Fault:

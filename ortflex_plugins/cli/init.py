@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ortflex_core.model import Model
     from ortflex_core.registry import Plugins
     from ortflex_core.types import TensorSpec
+    from ortflex_plugins.cli.look import Look
 
 _WIDTH = 98
 _LISTED = 40
@@ -28,8 +29,10 @@ _LISTED = 40
     show_default=True,
     help="The file to write.",
 )
+@click.option("--data", help="A file or folder of data: its shapes and its labels choose the loss.")
+@click.option("--target", help="With --data: the column or array of labels, if it is not y.")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
-def init(model: Path, output: Path, force: bool) -> None:
+def init(model: Path, output: Path, data: str | None, target: str | None, force: bool) -> None:
     """Write a commented TOML file for a model.
 
     It lists the model's inputs, what can be trained and why the rest cannot, and every key with its
@@ -44,12 +47,21 @@ def init(model: Path, output: Path, force: bool) -> None:
     if output.exists() and not force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     refuse_recipe(model, "init")
-    text = template(Model(model), output.parent, Plugins.discover())
+    plugins = Plugins.discover()
+    look = None
+    if data is not None:
+        from ortflex_plugins.cli.look import look as look_at
+
+        look = look_at(data, target, output.parent, plugins)
+    text = template(Model(model), output.parent, plugins, look)
     write_bytes(output, text.encode())
+    if look is not None:
+        click.echo(f"wrote {output}; run it: ortflex train {output}")
+        return
     click.echo(f"wrote {output}; put the data at the path in it, then: ortflex train {output}")
 
 
-def template(model: Model, folder: Path, plugins: Plugins) -> str:
+def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = None) -> str:
     """The file for a model; its path is written relative to ``folder``.
 
     Raises:
@@ -59,6 +71,12 @@ def template(model: Model, folder: Path, plugins: Plugins) -> str:
     from ortflex_core.parameters import choose_parameters
 
     output, loss, why = suggest_loss(model)
+    if look is not None and look.labels is not None:
+        from ortflex_plugins.cli.look import loss_of_labels
+
+        raw = loss == "squared_error"  # a Softmax or a Sigmoid has said it already
+        if raw and (found := loss_of_labels(model, output, look.labels)) is not None:
+            loss, why = found
     choices = choose_parameters(model, [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
@@ -72,7 +90,7 @@ def template(model: Model, folder: Path, plugins: Plugins) -> str:
     if left:
         lines += [f"# Not trained ({len(left)}):"]
         lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in left)
-    lines += ["", *_model_keys(model, path, output, loss, why, plugins)]
+    lines += ["", *_model_keys(model, path, output, loss, why, plugins, look)]
     lines += ["# Every other key with its default.", "", *_default_keys(plugins)]
     # A name with a line break must not end the comment.
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
@@ -95,9 +113,10 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
             why = f"{spec.name!r} comes from a Sigmoid; the loss reads its scores, {scores!r}"
             suggestions.append((spec.name, "log_loss", why))
         else:
-            suggestions.append(
-                (spec.name, "squared_error", f"{spec.name!r} does not come from a Softmax")
-            )
+            why = f"{spec.name!r} does not come from a Softmax"
+            if spec.shape is not None and len(spec.shape) > 1 and spec.shape[1] != 1:
+                why += "; if its columns are scores of classes, take softmax_cross_entropy"
+            suggestions.append((spec.name, "squared_error", why))
     if not suggestions:
         # Raises, with the alternatives.
         default_output(model)
@@ -112,7 +131,13 @@ def candidates(model: Model) -> list[TensorSpec]:
 
 
 def _model_keys(
-    model: Model, path: str, output: str, loss: str, why: str, plugins: Plugins
+    model: Model,
+    path: str,
+    output: str,
+    loss: str,
+    why: str,
+    plugins: Plugins,
+    look: Look | None,
 ) -> Iterator[str]:
     from ortflex_core.config import to_toml
     from ortflex_core.model import file_classes
@@ -127,8 +152,12 @@ def _model_keys(
         "folder with a .npy file for each, or a .csv file with a header. "
         f"y: {_labels(model, loss)}."
     )
-    yield '# data = { name = "csv", path = "data.csv", target = "y" }'
-    yield 'data = "data.npz"'
+    if look is None:
+        yield '# data = { name = "csv", path = "data.csv", target = "y" }'
+        yield 'data = "data.npz"'
+    else:
+        yield from _comment(f"What is there: {', '.join(look.lines)}.")
+        yield f"data = {to_toml(look.spec)}"
     yield ""
     yield from _comment(f"{_help('loss')}. {why}.")
     yield from _choices("loss", plugins)

@@ -1,28 +1,46 @@
-"""``ortflex report``: a run folder as one page."""
+"""``ortflex report``: one run folder, or several, as one page."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
 
+_EVERY = 5
+"""Seconds between two pages of a training that is watched."""
+
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write; by default report.html in the folder.",
+    help="The page to write; by default report.html in the folder, or here for several folders.",
 )
-def report(folder: Path, output: Path | None) -> None:
+@click.option(
+    "--watch", is_flag=True, help="Write the page again every 5 seconds until no run is going on."
+)
+def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     """Write a page about a training: curves, times, weights, graph, recipe, versions.
 
-    FOLDER is what `ortflex train` wrote. The page is one file that loads nothing from anywhere.
+    FOLDERS are what `ortflex train` wrote; of several the page compares curves, results and the keys
+    of the recipes that differ. The page is one file that loads nothing from anywhere. Of a training
+    that is going on it shows the epochs so far, and a browser loads the page again by itself.
     """
     from ortflex_core.files import write_bytes
     from ortflex_plugins.pictures.report import report as page
+    from ortflex_plugins.pictures.run_files import is_running
+    from ortflex_plugins.pictures.several import report_several
 
-    target = output or folder / "report.html"
-    write_bytes(target, page(folder).encode())
+    single = folders[0] if len(folders) == 1 else None
+    target = output or (Path() if single is None else single) / "report.html"
+    while True:
+        running = any(is_running(folder) for folder in folders)
+        text = report_several(folders) if single is None else page(single)
+        write_bytes(target, text.encode())
+        if not (watch and running):
+            break
+        time.sleep(_EVERY)
     click.echo(f"wrote {target}")

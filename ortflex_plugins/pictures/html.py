@@ -14,14 +14,19 @@ from ortflex_plugins.pictures.scene import COLORS, Level, clean
 _HERE = Path(__file__).parent
 
 
-def page(title: str, body: str, *, note: str = "") -> str:
-    """A whole page; ``body`` is HTML already, title and note are plain strings."""
+def page(title: str, body: str, *, note: str = "", refresh: bool = False) -> str:
+    """A whole page; ``body`` is HTML already, title and note are plain strings.
+
+    With ``refresh`` a browser loads the page again every five seconds.
+    """
     style = (_HERE / "page.css").read_text("utf-8")
     script = (_HERE / "page.js").read_text("utf-8")
+    again = '<meta http-equiv="refresh" content="5">\n' if refresh else ""
     said = f'<p class="note">{text(note)}</p>' if note else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"{again}"
         # The page may load nothing, whatever strings a file contains.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from ortflex_core.errors import MALFORMED, ConfigError, OrtflexError
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
+from ortflex_plugins.pictures.run_files import Run, read_run
 from ortflex_plugins.pictures.scene import COLORS, clean
 
 _KNOWN = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
@@ -28,17 +27,10 @@ def report(folder: Path) -> str:
     Raises:
         ConfigError: it is not a run folder, or one of its files is broken.
     """
-    if not (folder / "recipe.toml").is_file():
-        raise ConfigError(
-            f"{str(folder)!r} is not a run folder: expected a folder with recipe.toml and history.csv, "
-            "as `ortflex train` writes it"
-        )
-    recipe = _read(folder / "recipe.toml")
-    history = _history(folder / "history.csv")
-    versions = _json(folder / "versions.json")
-    measures = _json(folder / "measures.json")
+    run = read_run(folder)
+    history, versions, measures = run.history, run.versions, run.measures
     try:
-        shown = [_summary(history, versions), _curves(history, measures), _weights(measures)]
+        shown = [_summary(run), _curves(history, measures), _weights(measures)]
     except OrtflexError:
         raise
     except MALFORMED as error:
@@ -47,43 +39,14 @@ def report(folder: Path) -> str:
             "form that `ortflex train` writes: "
             f"{type(error).__name__}: {error}"
         ) from error
-    parts = [*shown, _graph(folder), _recipe(recipe), _versions(versions)]
-    return html.page(f"Training {folder.resolve().name}", "\n".join(parts))
+    parts = [*shown, _graph(folder), _recipe(run.recipe), _versions(versions)]
+    title = f"Training {folder.resolve().name}"
+    return html.page(title, "\n".join(parts), refresh=run.state == "running")
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{str(path)!r} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{str(path)!r}: expected an object, got {type(content).__name__}")
-    return content
-
-
-def _history(path: Path) -> dict[str, list[float]]:
-    """Columns of history.csv; an empty cell is not a number."""
-    if not path.is_file():
-        return {}
-    try:
-        rows = list(csv.DictReader(_read(path).splitlines()))
-        names = list(rows[0]) if rows else []
-        return {n: [float(row[n]) if row[n] else math.nan for row in rows] for n in names}
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
-        raise ConfigError(f"{str(path)!r} is not a History: {error}") from error
-
-
-def _summary(history: Mapping[str, Sequence[float]], versions: Mapping[str, Any]) -> str:
-    facts: dict[str, str] = {}
+def _summary(run: Run) -> str:
+    history, versions = run.history, run.versions
+    facts: dict[str, str] = {} if run.state == "finished" else {"state": run.state}
     if history.get("loss"):
         facts["epochs"] = str(len(history["loss"]))
         for name in ("loss", *(n for n in history if n.startswith("validation_"))):

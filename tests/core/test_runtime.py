@@ -74,11 +74,21 @@ def test_a_sound_installation_has_no_faults() -> None:
     assert diagnose([SESSION], numpy_version="1.26.4", location=somewhere) == []
 
 
-def test_none_installed() -> None:
+@pytest.mark.parametrize("driver", [None, "/usr/bin/nvidia-smi"])
+@pytest.mark.parametrize(("system", "machine"), [("linux", "x86_64"), ("darwin", "arm64")])
+def test_none_installed(
+    monkeypatch: pytest.MonkeyPatch, driver: str | None, system: str, machine: str
+) -> None:
+    """The newest one that fits: a GPU's where there is one and a build for this machine."""
+    monkeypatch.setattr("shutil.which", lambda name: driver)
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     [fault] = diagnose([], location=nowhere)
 
-    assert fault.message == "No onnxruntime is installed in this environment."
-    assert fault.command.startswith("python -m pip install onnxruntime")
+    assert fault.message.startswith("No onnxruntime is installed in this environment.")
+    fits = driver is not None and system == "linux"
+    assert fault.command == "python -m pip install onnxruntime" + "-gpu" * fits
+    assert ("NVIDIA" in fault.message) == fits
 
 
 def test_import_without_metadata() -> None:

@@ -1,0 +1,77 @@
+"""What `ortflex init --data` sees in a file: shapes, and the loss that its labels ask for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ortflex_core.model import Model
+    from ortflex_core.registry import Plugins
+    from ortflex_core.types import Array
+
+
+@attrs.frozen
+class Look:
+    """Data for a recipe: the value of its key ``data``, a line for each array, and the labels."""
+
+    spec: Any
+    lines: list[str]
+    labels: Array | None
+
+
+def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
+    """Read a file or folder of data; the path in ``spec`` is relative to ``folder``.
+
+    Raises:
+        ConfigError: no data source reads it, or labels of several columns were asked of a source that
+            has none.
+        DataError: it cannot be read.
+    """
+    from ortflex_core.config import Parts
+    from ortflex_core.data import Columns
+
+    parts = Parts(plugins)
+    table = parts.as_table("data", path)
+    if target is not None:
+        table["target"] = target
+    loaded = parts.build("data", table).load()
+    if not isinstance(loaded, Columns):
+        raise ConfigError(
+            f"{path}: these data are read piece by piece; write data = … into the recipe by hand"
+        )
+    named = {**loaded.inputs, **loaded.labels, **loaded.weights}
+    lines = [f"{name}: {array.dtype}{list(array.shape)}" for name, array in named.items()]
+    relative = Path(os.path.relpath(path, folder)).as_posix()
+    spec: Any = relative if target is None else {"name": table["name"], "path": relative}
+    if target is not None:
+        spec["target"] = target
+    labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
+    return Look(spec, lines, labels)
+
+
+def loss_of_labels(model: Model, output: str, labels: Array) -> tuple[str, str] | None:
+    """(loss, why) for whole-number or named labels, None where they are values.
+
+    Scores of shape [N, C > 1] with one whole number or name a row are classes; a single score with
+    labels 0 and 1 only is a decision between two.
+    """
+    shape = model.value(output).shape
+    if shape is None or len(shape) < 2 or labels.dtype.kind not in "iubUSO":
+        return None
+    one_a_row = labels.ndim == 1 or labels.shape[1:] == (1,)
+    classes = shape[1]
+    if isinstance(classes, int) and classes > 1 and one_a_row:
+        kind = "names" if labels.dtype.kind in "USO" else "whole numbers"
+        why = (
+            f"{output!r} has {classes} scores a row, and the labels are {kind}, one a row: classes"
+        )
+        return "softmax_cross_entropy", why
+    if classes == 1 and one_a_row and set(labels.ravel().tolist()) <= {0, 1}:
+        return "log_loss", f"{output!r} has one score a row, and the labels are 0 and 1"
+    return None

@@ -1,0 +1,111 @@
+"""Several run folders as one page: curves together, results, and where the recipes differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ortflex_core.errors import ConfigError
+from ortflex_plugins.pictures import charts, html
+from ortflex_plugins.pictures.charts import Numbers
+from ortflex_plugins.pictures.run_files import Run, read_run
+
+_LONGEST = 200
+
+
+def report_several(folders: Sequence[Path]) -> str:
+    """The page of several folders that ``ortflex train`` wrote; it refers to nothing outside.
+
+    Raises:
+        ConfigError: a folder is no run folder or is given twice, or a file in it is broken.
+    """
+    if len({path.resolve() for path in folders}) < len(folders):
+        raise ConfigError("report: a run folder is given twice; give each once")
+    runs = {n: read_run(f) for n, f in zip(_names(folders), folders, strict=True)}
+    body = [_results(runs), _curves(runs), _differences(runs)]
+    running = any(run.state == "running" for run in runs.values())
+    return html.page(f"{len(runs)} trainings", "\n".join(body), refresh=running)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell the folders apart.
+
+    >>> _names([Path("/runs/a/x"), Path("/runs/b/x")])
+    ['a/x', 'b/x']
+    """
+    whole = [path.resolve().parts for path in folders]
+    names: list[str] = []
+    for count in range(1, max(map(len, whole)) + 1):
+        names = ["/".join(parts[-count:]) for parts in whole]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _results(runs: Mapping[str, Run]) -> str:
+    columns = [n for n in _columns(runs) if n == "loss" or n.startswith("validation_")]
+    head = ["run", "state", "epochs", *(f"last {n.replace('_', ' ')}" for n in columns), "seconds"]
+    rows = []
+    for name, run in runs.items():
+        cells = [name, run.state, str(len(run.history.get("epoch", ())))]
+        for column in columns:
+            last = [v for v in run.history.get(column, ()) if math.isfinite(v)]
+            cells.append(f"{last[-1]:.5g}" if last else "–")
+        rows.append([*cells, f"{sum(run.history.get('seconds', ())):.3g}"])
+    return "<h2>Results</h2>" + _table(head, rows)
+
+
+def _curves(runs: Mapping[str, Run]) -> str:
+    figures = []
+    for column in _columns(runs):
+        if column not in ("loss", "rate") and not column.startswith("validation_"):
+            continue
+        series: dict[str, Numbers] = {
+            name: run.history[column] for name, run in runs.items() if column in run.history
+        }
+        title = html.text(column.replace("_", " ").capitalize(), 60)
+        chart = charts.lines(series, log=False if column == "rate" else None)
+        figures.append(f"<figure><figcaption>{title}</figcaption>{chart}</figure>")
+    return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if figures else ""
+
+
+def _columns(runs: Mapping[str, Run]) -> list[str]:
+    return list(dict.fromkeys(column for run in runs.values() for column in run.history))
+
+
+def _differences(runs: Mapping[str, Run]) -> str:
+    """The keys of the recipes that are not the same in all runs."""
+    flat = {name: dict(_flat(run.keys)) for name, run in runs.items()}
+    keys = list(dict.fromkeys(key for table in flat.values() for key in table))
+    rows = []
+    for key in keys:
+        values = [flat[name].get(key, "–") for name in runs]
+        if key != "output" and len(set(values)) > 1:
+            rows.append([key, *values])
+    if not rows:
+        return '<h2>Recipes</h2><p class="note">The recipes are the same.</p>'
+    return "<h2>Where the recipes differ</h2>" + _table(["key", *runs], rows)
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested tables as dotted keys.
+
+    >>> list(_flat({"optimizer": {"name": "adam"}}))
+    [('optimizer.name', 'adam')]
+    """
+    if not isinstance(value, dict):
+        yield path, str(value)
+        return
+    for key, inner in value.items():
+        yield from _flat(inner, f"{path}.{key}" if path else str(key))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        made = (f"<{tag}>{html.text(cell, _LONGEST)}</{tag}>" for cell in cells)
+        return f"<tr>{''.join(made)}</tr>"
+
+    body = "".join(row(cells, "td") for cells in rows)
+    return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'
