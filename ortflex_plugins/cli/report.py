@@ -20,14 +20,16 @@ _EVERY = 5
     help="The page to write; by default report.html in the folder, or here for several folders.",
 )
 @click.option(
-    "--watch", is_flag=True, help="Write the page again every 5 seconds until no run is going on."
+    "--watch",
+    is_flag=True,
+    help="Write the page again every 5 seconds until no run is left running.",
 )
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     """Write a page about a training: curves, times, weights, graph, recipe, versions.
 
     FOLDERS are what `ortflex train` wrote; of several the page compares curves, results and the keys
     of the recipes that differ. The page is one file that loads nothing from anywhere. Of a training
-    that is going on it shows the epochs so far, and a browser loads the page again by itself.
+    that is running it shows the epochs so far, and a browser loads the page again by itself.
     """
     from ortflex_core.files import write_bytes
     from ortflex_plugins.pictures.report import report as page
