@@ -205,7 +205,6 @@ def _default_keys(plugins: Plugins) -> Iterator[str]:
         "averaging": "ema",
         "distributed": "auto",
         "classes": ["no", "yes"],
-        "distributed": "torch",
         "progress": False,
     }
     for field in attrs.fields(Recipe):

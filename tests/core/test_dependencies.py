@@ -74,7 +74,6 @@ def test_what_is_imported_is_asked_for_and_the_other_way_round() -> None:
 
 
 UNASKED = {
-    "IPython",
     "google",  # protobuf, which onnx brings
     "scipy",  # which scikit-learn brings
     "IPython",  # which the kernel of a notebook has

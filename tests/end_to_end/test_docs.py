@@ -200,3 +200,31 @@ def test_figures_in_readme_are_those_of_the_page_about_performance() -> None:
     }
     assert len(shown) >= 4
     assert shown == {name: measured[name] for name in shown}
+
+
+def test_readme_is_short_and_has_one_picture() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 120
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert [path for path in pictures if (ROOT / path).is_file()] == pictures
+    assert len(pictures) == 1
+
+
+def test_the_glossary_is_in_order_and_names_a_word_once() -> None:
+    text = (REFERENCE / "glossary.md").read_text("utf-8")
+    words = re.findall(r"^\| ([A-Za-z][\w -]*) \|", text, re.M)[1:]
+    assert words == sorted(set(words), key=str.lower)
+    assert len(words) > 30
+
+
+def test_troubleshooting_quotes_messages_that_there_are() -> None:
+    """A message that was reworded would not be found by who searches for it."""
+    page = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text("utf-8")
+    packages = [ROOT / "ortflex_core", ROOT / "ortflex_plugins"]
+    code = "\n".join(p.read_text("utf-8") for top in packages for p in top.rglob("*.py"))
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    quoted = [q for row in re.findall(r"^\| `(.+?)` \|", page, re.M) for q in row.split("`, `")]
+    assert len(quoted) > 8
+    for text in quoted:
+        pieces = [p.strip() for p in re.split(r"…|'\w+'|\d+", text)]
+        assert all(piece in code for piece in pieces), text
