@@ -172,6 +172,7 @@ def argument(
     *,
     kind: str = "",
     of: str = "",
+    short_for: str = "",
     keep: Callable[[Any], Any] = immutable,
     check: Check = _check_nothing,
 ) -> Any:
@@ -182,10 +183,11 @@ def argument(
         default: the default; without one a value is required.
         kind: what a file may hold, where the annotation does not say it.
         of: the kind of plugin whose names it takes.
+        short_for: the kind of plugin that it stands for: the plugin of its name, with it as ``bound``.
         keep: converts a value to the form in which it is kept.
         check: the problems of a kept value.
     """
-    metadata = {"help": help, "kind": kind, "of": of, "check": check}
+    metadata = {"help": help, "kind": kind, "of": of, "short_for": short_for, "check": check}
     return attrs.field(default=default, converter=keep, metadata=metadata)
 
 
@@ -240,11 +242,25 @@ class Arguments:
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
         check=table_problems,
     )
-    clip_norm: float | None = argument(
-        "the largest Euclidean norm of all gradients together", None, check=_check_positive
-    )
+    # Short for the transforms of their names, the first of all, in this order.
     clip_value: float | None = argument(
-        "the largest absolute value of an element of a gradient", None, check=_check_positive
+        "the largest absolute value of an element of a gradient",
+        None,
+        check=_check_positive,
+        short_for="transforms",
+    )
+    clip_norm: float | None = argument(
+        "the largest Euclidean norm of all gradients, whose elements are bounded before",
+        None,
+        check=_check_positive,
+        short_for="transforms",
+    )
+    transforms: Any = argument(
+        "what happens to gradients after these bounds: one or several, in this order",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="transforms",
     )
     accumulate: int = argument(
         "how many batches make a step, of every process; their gradients are those of one large batch",
@@ -383,6 +399,16 @@ def kinds_of_plugins() -> dict[str, str]:
     """The arguments that choose plugins, each with the kind of plugin."""
     fields = attrs.fields(Arguments)
     return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
+
+
+def short_forms(kind: str) -> list[str]:
+    """The arguments that are short for plugins of a kind, in their order.
+
+    >>> short_forms("transforms")
+    ['clip_value', 'clip_norm']
+    """
+    fields = attrs.fields(Arguments)
+    return [f.name for f in fields if f.metadata["short_for"] == kind]
 
 
 ASSUMED_LOSS = "squared_error"

@@ -134,7 +134,9 @@ class HostEngine:
                 assert isinstance(key, Port)
                 known = self._kept(str(key.of))
             feeds[spec.name] = known
-        results = self._execute(program, feeds)
+        # As in ONNX: a quotient by 0 is infinite, and the formula selects another value there.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            results = self._execute(program, feeds)
         return {key: np.asarray(results[spec.name]) for key, spec in program.gives.items()}
 
     def _kept(self, name: str) -> Array:

@@ -11,7 +11,7 @@ a control-flow operator (:mod:`~ortflex_core.graph.control_flow`).
 """
 
 from ortflex_core.graph.control_flow import Sub, captured_names, replay
-from ortflex_core.graph.counter_rng import dropout
+from ortflex_core.graph.counter_rng import dropout, normal
 from ortflex_core.graph.host_scalars import Host, HostProgram
 from ortflex_core.graph.ops import FLOATS, RANDOM, Ops, Tensor, Trace
 from ortflex_core.graph.ports import COLUMNS, PARTS, Key, Port, ports_of
@@ -37,6 +37,7 @@ __all__ = [
     "build",
     "captured_names",
     "dropout",
+    "normal",
     "ports_of",
     "replay",
 ]

@@ -1,4 +1,4 @@
-"""Random masks in standard integer operators: a function of (seed, node, step), without a state.
+"""Random numbers in standard integer operators: a function of (seed, name, step), without a state.
 
 A counter-based generator has no state to save: step 1000 draws the same mask in an uninterrupted
 run, after a resume, and with several steps in one graph. The generator is Widynski's "squares" with
@@ -16,6 +16,7 @@ import math
 import numpy as np
 from onnx import TensorProto
 
+from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
 
 _INT64, _UINT64 = TensorProto.INT64, TensorProto.UINT64
@@ -42,6 +43,37 @@ def dropout(
     else:
         scale = op.constant(1 / (1 - ratio), x.dtype)
     return x * op.Where(mask, scale, 0.0), mask
+
+
+def normal(op: Ops, like: Tensor, step: Host, *, seed: int, name: str) -> Tensor:
+    """Return independent numbers of the standard normal distribution, of the type and shape of ``like``.
+
+    z = sqrt(−2·ln u₁)·sin(2π·u₂), computed in float64 from the two halves of one word an element, so
+    that rounding to float32 leaves the same bits wherever it is computed. |z| is below 6.8.
+
+    Args:
+        op: the operators of the graph.
+        like: any float tensor.
+        step: a host scalar, an integer from 0 to 2³¹; every step has numbers of its own.
+        seed: of the training.
+        name: every name has numbers of its own.
+
+    Source: Box and Muller, "A note on the generation of random normal deviates" (1958).
+    """
+    start = like.trace.bind(step, _INT64) * op.constant(2**32)
+    words = _squares(op, start + _count(op, op.Size(like)), _key(f"normal/{seed}/{name}"))
+    high, low = (_fraction(op, part) for part in (words, words * op.constant(2**32)))
+    values = op.Sqrt(op.Log(high) * -2.0) * op.Sin(low * (2 * math.pi))
+    out: Tensor = op.Cast(op.Reshape(values, op.Shape(like)), to=like.dtype)
+    out.shape = like.shape
+    return out
+
+
+def _fraction(op: Ops, words: Tensor) -> Tensor:
+    """The upper halves of words as float64 between 0 and 1, both excluded."""
+    word = op.Cast(words, to=_UINT64)
+    half = op.Cast(op.BitShift(word, op.constant(_HALF), direction="RIGHT"), to=_INT64)
+    return (op.Cast(half, to=TensorProto.DOUBLE) + 0.5) * 2.0**-32
 
 
 def _threshold(op: Ops, ratio: float | Tensor) -> Tensor:

@@ -24,7 +24,7 @@ Role = _Columns | _State | _Host | _Made
 """What a value is for: ``counter`` counts updates and ``draw`` batches, for random masks; ``loss`` is the
 cost of one term, or of all, ``objective`` that and the penalty; ``host`` is any host scalar."""
 
-Part = Literal["forward", "loss", "backward", "penalty", "update"]
+Part = Literal["forward", "loss", "backward", "penalty", "transform", "update"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 

@@ -15,7 +15,7 @@ from ortflex_core.parameters import selection
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem.losses import penalty_terms
 from ortflex_core.problem.problem import PenaltyTerm
-from ortflex_core.problem.updating import ConstraintTerm, Group
+from ortflex_core.problem.updating import ConstraintTerm, Group, TransformTerm
 from ortflex_core.protocols import Average
 from ortflex_core.registry import Plugins
 
@@ -164,6 +164,27 @@ def read(
         constraints=constraints,
         average=average,
     )
+
+
+def read_transforms(
+    short: Mapping[str, float | None], given: Sequence[Any], plugins: Plugins
+) -> tuple[TransformTerm, ...]:
+    """Build the transforms: those with a bound among ``short``, by name, then those of the list.
+
+    Raises:
+        ConfigError, PluginError: everything that is wrong.
+    """
+    found = Problems()
+    specs: dict[str, Any] = {
+        name: {"name": name, "bound": float(bound)}
+        for name, bound in short.items()
+        if bound is not None
+    }
+    specs |= {f"transforms[{k}]": spec for k, spec in enumerate(given)}
+    get = partial(plugins.component, "transforms")
+    made = [found.collect(partial(get, spec, where)) for where, spec in specs.items()]
+    found.raise_all()
+    return tuple(TransformTerm(index=k, transform=one) for k, one in enumerate(made))
 
 
 def _start(table: Mapping[str, Any]) -> int:

@@ -18,6 +18,7 @@ from ortflex_core.graph.ops import Trace
 from ortflex_core.graph.ports import Port
 from ortflex_core.model import training_mode
 from ortflex_core.model.model import Model
+from ortflex_core.parameters.output_axes import output_axes
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem.hyperparameters import hypers
 from ortflex_core.problem.updating import (
@@ -162,6 +163,11 @@ class Problem:
     def parameters(self) -> tuple[str, ...]:
         """Names of the trained initializers, in the file's order."""
         return tuple(c.name for c in self.choices if c.trained)
+
+    @cached_property
+    def output_axes(self) -> dict[str, tuple[int, ...]]:
+        """The axes of outputs of the parameters for which they are known."""
+        return output_axes(self.model, self.parameters)
 
     @property
     def predicted(self) -> tuple[str, ...]:

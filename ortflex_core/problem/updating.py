@@ -1,4 +1,4 @@
-"""The settings of updates: groups of parameters, clipping, constraints, the average of weights."""
+"""The settings of updates: groups of parameters, transforms, constraints, the average of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ortflex_core.graph.ports import Port
 from ortflex_core.problem.hyperparameters import hypers
-from ortflex_core.protocols import Average, Constraint, Optimizer
+from ortflex_core.protocols import Average, Constraint, Optimizer, Transform
 from ortflex_core.types import Array
 
 AVERAGE = "average"
@@ -59,6 +59,27 @@ class Group:
 
 
 @attrs.frozen(kw_only=True)
+class TransformTerm:
+    """One transform of the gradients, in its place among the others."""
+
+    index: int
+    transform: Transform
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of this term's host symbols."""
+        return f"transform{self.index}"
+
+    @property
+    def words(self) -> str:
+        """The transform with its parameters: ``noise (eta 0.01, gamma 0.55)``."""
+        table = self.transform.describe()
+        name = table.pop("name") or type(self.transform).__name__
+        settings = ", ".join(f"{key} {value}" for key, value in table.items())
+        return f"{name} ({settings})" if settings else name
+
+
+@attrs.frozen(kw_only=True)
 class ConstraintTerm:
     """One constraint and its parameters."""
 
@@ -76,18 +97,25 @@ class ConstraintTerm:
 class Updating:
     """Everything between the gradients and the new weights, except the optimizer.
 
-    ``clip_value`` bounds every element of every gradient, penalties included; ``clip_norm`` then
-    bounds the Euclidean norm of all of them together: g ← g · min(1, clip_norm / (‖g‖ + 1e-6)), as
-    torch.nn.utils.clip_grad_norm_ does. Updated weights are projected onto their constraint and
-    then averaged. A step has the gradients of ``accumulate`` batches.
+    Gradients, penalties included, pass through the transforms in order. Updated weights are projected
+    onto their constraint and then averaged. A step has the gradients of ``accumulate`` batches.
     """
 
-    clip_value: float | None = None
-    clip_norm: float | None = None
+    transforms: tuple[TransformTerm, ...] = ()
     groups: tuple[Group, ...] = ()
     constraints: tuple[ConstraintTerm, ...] = ()
     average: Average | None = None
     accumulate: int = 1
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients may be multiplied by a host scalar before the transforms."""
+        return all(term.transform.scaled for term in self.transforms)
+
+    @property
+    def flat(self) -> bool:
+        """Whether transforms may see all gradients as one vector."""
+        return all(term.transform.flat for term in self.transforms)
 
     @property
     def uniform(self) -> bool:
@@ -121,10 +149,8 @@ class Updating:
     def constants(self) -> dict[str, float]:
         """Values of the host symbols."""
         values: dict[str, float] = {}
-        for name in ("clip_value", "clip_norm"):
-            bound = getattr(self, name)
-            if bound is not None:
-                values[name] = bound
+        for transform in self.transforms:
+            values |= hypers(transform.prefix, transform.transform)
         for group in self.groups:
             values[f"{group.prefix}/rate"] = group.rate
             values[f"{group.prefix}/rested"] = group.rested

@@ -26,19 +26,19 @@ from ortflex_core.programs.stages import (
 from ortflex_core.programs.step import gradient_program, moving_program, step_program
 from ortflex_core.programs.updates import (
     adding_program,
+    apply_transforms,
     apply_updates,
     batch_gradient,
-    clip_gradients,
     global_norm,
     update_program,
 )
 
 __all__ = [
     "adding_program",
+    "apply_transforms",
     "apply_updates",
     "batch_gradient",
     "buffer_inputs",
-    "clip_gradients",
     "forward_program",
     "global_norm",
     "gradient_program",

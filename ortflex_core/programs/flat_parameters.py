@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
+from onnx import TensorProto
 
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.problem.updating import slot_port
@@ -82,8 +83,8 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
     if formula is None:
         return None
     nodes = len(formula) - 1
-    # Per parameter: its update, and what clipping does to its gradient.
-    nodes += 2 * (updating.clip_value is not None) + 2 * (updating.clip_norm is not None) - scaled
+    # Per parameter: its update, and what transforms do to its gradient.
+    nodes += (_transform_nodes(problem) if updating.flat else 0) - scaled
     folded = scaled and nodes == 1  # into the product that makes the gradient
     tensors = 1 + len(problem.slots_of(problem.parameters[0]))
     reshaped = sum(len(spec.shape or ()) != 1 for spec in specs)
@@ -103,6 +104,21 @@ def _shaped_alike(problem: Problem) -> bool:
     return not problem.sharing and all(
         spec.shape == problem.shape_of(str(port.of)) for port, spec in problem.slot_specs.items()
     )
+
+
+def _transform_nodes(problem: Problem) -> int:
+    """How many nodes each more gradient takes in transforms that see one vector as well."""
+    counts = []
+    for count in (2, 3):
+        trace = problem.trace()
+        kinds = ("weight", "gradient")
+        weights, gradients = (
+            {f"{k}": trace.input(f"{kind}{k}", TensorProto.FLOAT, _VECTOR) for k in range(count)}
+            for kind in kinds
+        )
+        updates.apply_transforms(trace, problem, gradients, weights)
+        counts.append(len(trace.nodes))
+    return counts[1] - counts[0]
 
 
 def _formula(problem: Problem, shape: tuple[int, ...]) -> list[Any] | None:

@@ -7,6 +7,7 @@ that the previous one computed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import attrs
 
@@ -133,7 +134,7 @@ def moving_program(problem: Problem) -> Program:
     for name in weights:
         gradient = stages.gradient_input(trace, problem, name)
         totals[name] = _penalized(trace, gradient, penalties.get(name))
-    totals = updates.clip_gradients(trace, problem, totals)
+    totals = updates.apply_transforms(trace, problem, totals, weights)
     outputs |= updates.apply_updates(trace, problem, weights, totals)
     trace, outputs = rebuild.optimize(trace, outputs, {})
     return build(trace, outputs, name="update")
@@ -214,14 +215,18 @@ def _step(
     penalties = stages.penalty_gradients(trace, problem, now.weights, here)
     totals = {n: _penalized(trace, g, penalties.get(n)) for n, g in found.items()}
     held = now.held
+    transform = partial(updates.apply_transforms, trace, problem, scale=here, at=at)
+    if layout is None or not problem.updating.flat:
+        totals = transform(totals, now.weights)
     if layout is not None:
         with trace.part("update"):
             totals = {layout.name: layout.joined(trace, totals)}
+        if problem.updating.flat:
+            totals = transform(totals, held.weights)
     weights: dict[str, Tensor] = {}
-    bounded = updates.clip_gradients(trace, problem, totals, 1.0 if here is None else here)
-    shared = updates.update_shared(trace, problem, held.weights, bounded, held.slots, at)
+    shared = updates.update_shared(trace, problem, held.weights, totals, held.slots, at)
     slots = dict(shared)
-    for name, total in bounded.items():
+    for name, total in totals.items():
         weight = held.weights[name]
         ports = {s: slot_port(s, name) for s in problem.slots_of(name)}
         own = {s: held.slots[port] for s, port in ports.items() if port in held.slots}
@@ -284,7 +289,8 @@ def gradient_factor(problem: Problem) -> Host | None:
     Plain gradient descent uses only the product rate · gradient. Then the rate can be the seed of
     the reverse walk, and no tensor of a weight's size has to be multiplied by it.
     """
-    if not problem.updating.uniform or problem.sharing:
+    updating = problem.updating
+    if not updating.uniform or not updating.scaled or problem.sharing:
         return None
     specs = [problem.model.initializers[name] for name in problem.parameters]
     kinds = {(spec.dtype, problem.shape_of(spec.name)) for spec in specs}

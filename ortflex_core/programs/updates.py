@@ -1,4 +1,4 @@
-"""From gradients to new weights: groups, clipping, the optimizer, constraints, averages.
+"""From gradients to new weights: transforms, groups, the optimizer, constraints, averages.
 
 Every backend that computes gradients by itself runs these formulas; what it adds is where the
 tensors are.
@@ -9,57 +9,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from ortflex_core.graph.host_scalars import Host
-from ortflex_core.graph.ops import Tensor, Trace
+from ortflex_core.graph.ops import Ops, Tensor, Trace
 from ortflex_core.graph.ports import Port
 from ortflex_core.graph.program import Program, build
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.updating import AVERAGE, Group, shared_port, slot_port
 from ortflex_core.programs import stages
-from ortflex_core.protocols import Optimizer, calls
+from ortflex_core.protocols import Optimizer, TransformContext, calls
 
 if TYPE_CHECKING:
     from ortflex_core.problem.problem import Problem
 
-_TINY = 1e-30
 
-
-def clip_gradients(
-    trace: Trace, problem: Problem, gradients: Mapping[str, Tensor], scale: Host | float = 1.0
+def apply_transforms(
+    trace: Trace,
+    problem: Problem,
+    gradients: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    *,
+    scale: Host | None = None,
+    at: int = 0,
 ) -> dict[str, Tensor]:
-    """The gradients within their bounds (see :class:`Updating`), all of them scaled already.
-
-    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks"
-    (ICML 2013), §3.2; the 1e-6 is torch's.
-    """
-    with trace.part("update"):
-        return _clip_gradients(trace, problem, gradients, scale)
-
-
-def _clip_gradients(
-    trace: Trace, problem: Problem, gradients: Mapping[str, Tensor], scale: Host | float
-) -> dict[str, Tensor]:
-    op, updating = trace.op, problem.updating
+    """The gradients after the transforms, in step ``at`` of a graph; ``scale`` is in them already."""
     out = dict(gradients)
-    size = Host.apply("Abs", scale)
-    if updating.clip_value is not None:
-        bound = Host.symbol("clip_value") * size
-        out = {n: op.Min(op.Max(g, -bound), bound) for n, g in out.items()}
-    if updating.clip_norm is not None:
-        norm = global_norm(trace, out)
-        # Scaled by 0, nothing is left to be clipped, and 0/0 must not come of it.
-        factor = op.Min(
-            (Host.symbol("clip_norm") * size + _TINY) / (norm + (1e-6 * size + _TINY)), 1.0
-        )
-        out = {n: g * op.Cast(factor, to=g.dtype) for n, g in out.items()}
+    if not problem.updating.transforms:
+        return out
+    context = TransformContext(
+        weights=weights, step=counter(at), seed=problem.seed, output_axes=problem.output_axes
+    )
+    if scale is not None:
+        context = attrs.evolve(context, scale=scale)
+    with trace.part("transform"):
+        for term in problem.updating.transforms:
+            twin = symbolic(term.transform, term.prefix)
+            out = calls.transformed(twin, trace.op, out, context)
     return out
 
 
-def global_norm(trace: Trace, gradients: Mapping[str, Tensor]) -> Tensor:
-    """The Euclidean norm of all gradients together, a scalar."""
-    op = trace.op
+def global_norm(op: Ops, gradients: Mapping[str, Tensor]) -> Tensor:
+    """The Euclidean norm of all gradients together, a scalar of the type of the first."""
     first = next(iter(gradients.values()))
     squares = [
         op.Cast(op.ReduceSumSquare(gradient, keepdims=0), to=first.dtype)
@@ -85,7 +77,7 @@ def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
             with trace.part("backward"):
                 gradient = gradient + stages.gradient_input(trace, problem, name, "penalty")
         gradients[name] = gradient
-    gradients = clip_gradients(trace, problem, gradients)
+    gradients = apply_transforms(trace, problem, gradients, weights)
     outputs = apply_updates(trace, problem, weights, gradients)
     return build(trace, outputs, name="update")
 

@@ -1,8 +1,8 @@
 """Every kind of plugin: what it must have and what the core promises in return. Read this first.
 
-Owns: the base classes of losses, penalties, optimizers, constraints, averages, schedules, metrics, data
-sources, devices and backends; and :mod:`~ortflex_core.protocols.calls`, through which the core calls the
-formulas of plugins and checks what they return.
+Owns: the base classes of losses, penalties, transforms, optimizers, constraints, averages, schedules,
+metrics, data sources, devices and backends; and :mod:`~ortflex_core.protocols.calls`, through which the
+core calls the formulas of plugins and checks what they return.
 
 May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages for type checkers only.
 
@@ -20,6 +20,7 @@ from ortflex_core.protocols.optimizer import Optimizer
 from ortflex_core.protocols.penalty import Penalty
 from ortflex_core.protocols.process_group import Communicator, ProcessGroup
 from ortflex_core.protocols.schedule import Schedule, ScheduleContext, Unit
+from ortflex_core.protocols.transform import Transform, TransformContext
 
 __all__ = [
     "Average",
@@ -40,6 +41,8 @@ __all__ = [
     "ProcessGroup",
     "Schedule",
     "ScheduleContext",
+    "Transform",
+    "TransformContext",
     "Unit",
     "Value",
 ]

@@ -27,6 +27,8 @@ from ortflex_core.protocols import (
     Optimizer,
     Penalty,
     Schedule,
+    Transform,
+    TransformContext,
 )
 from ortflex_core.protocols.quotients import Signs, condense
 from ortflex_core.registry import KINDS, Plugins
@@ -226,6 +228,25 @@ def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple
         text = f"a tuple of sizes by the name of a slot, the slots being {names}; it is {given!r}"
         raise wrong(optimizer, "slot_shapes", given, text)
     return {name: given[name] for name in optimizer.slots if name in given}
+
+
+def transformed(
+    transform: Transform, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
+) -> dict[str, Tensor]:
+    """The gradients after a transform, each of the type and shape that it had."""
+    wanted = f"a mapping with a gradient for each of {', '.join(map(repr, gradients))}"
+    with calling(transform, "apply"):
+        given: Any = transform.apply(op, gradients, context)
+    if not isinstance(given, Mapping):
+        raise wrong(transform, "apply", given, wanted)
+    if set(given) != set(gradients):
+        names = ", ".join(map(repr, given)) or "none"
+        raise BrokenPlugin(
+            f"{whose(transform)} gives gradients for {names} from apply, expected {wanted}",
+            transform,
+        )
+    like = "gradients of the types and shapes that they had"
+    return {n: _like(transform, "apply", given[n], g, like) for n, g in gradients.items()}
 
 
 def update(

@@ -41,6 +41,7 @@ from ortflex_core.testing.process_group import ProcessGroupKit
 from ortflex_core.testing.schedule import ScheduleKit
 from ortflex_core.testing.source import DataSourceKit
 from ortflex_core.testing.threads import ThreadGroup, run_ranks
+from ortflex_core.testing.transform import TransformKit
 
 __all__ = [
     "AverageKit",
@@ -58,5 +59,6 @@ __all__ = [
     "ProcessGroupKit",
     "ScheduleKit",
     "ThreadGroup",
+    "TransformKit",
     "run_ranks",
 ]

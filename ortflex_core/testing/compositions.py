@@ -134,6 +134,9 @@ FEATURES: Mapping[str, Callable[[Composition, random.Random], None]] = {
     "penalty": _set(penalty=["l2", {"name": "elastic", "l1": 0.01, "l2": 0.1}]),
     "clip_norm": _set(clip_norm=[0.02, 0.05]),
     "clip_value": _set(clip_value=[0.005, 0.02]),
+    "transforms": _set(
+        transforms=[("centralize",), ({"name": "noise", "eta": 0.01}, "centralize"), ("noise",)]
+    ),
     "accumulate": _set(accumulate=[2, 3]),
     "averaging": _set(averaging=[{"name": "ema", "decay": 0.8}, "swa"]),
     "constraint": _set(constraint=[{"name": "max_norm", "bound": 0.5}, "non_negative"]),

@@ -55,6 +55,7 @@ def summary(trainer: Trainer) -> Summary:
         "optimizer": f"{_name(trainer.optimizer)}, learning rate {trainer.learning_rate:g}"
         + f", schedule {_name(schedule)}",
         "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
+        "transforms": ", ".join(_name(t.transform) for t in problem.updating.transforms),
         "metrics": ", ".join(_name(metric) for metric in trainer.setup.metrics),
         "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",
         "backend": f"{trainer.backend_ or 'chosen when the data are known'}, "

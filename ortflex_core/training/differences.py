@@ -133,6 +133,7 @@ _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
     "learning_rate": lambda setup: setup.learning_rate,
     "schedule": lambda setup: setup.schedule,
     "groups": lambda setup: (setup.problem.updating.groups, setup.problem.penalties),
+    "transforms": lambda setup: setup.problem.updating.transforms,
     "constraint": lambda setup: setup.problem.updating.constraints,
     "averaging": lambda setup: setup.problem.updating.average,
 }

@@ -131,6 +131,7 @@ def _entries(trainer: Trainer) -> Iterator[Entry]:
     parts: list[tuple[str, Any]] = [
         ("optimizers", setup.optimizer),
         *(("optimizers", group.optimizer) for group in updating.groups),
+        *(("transforms", term.transform) for term in updating.transforms),
         *(("constraints", term.constraint) for term in updating.constraints),
         *(("averages", average) for average in (updating.average,) if average is not None),
         *(("schedules", schedule) for schedule in _with_parts(setup.schedule)),

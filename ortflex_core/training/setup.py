@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.autodiff.families import load_rules
-from ortflex_core.config.arguments import Arguments, device_spec
+from ortflex_core.config.arguments import Arguments, device_spec, short_forms
 from ortflex_core.data.columns import Columns
 from ortflex_core.engines import backend_choice
 from ortflex_core.errors import ModelError, Problems, Unsupported
@@ -90,7 +90,8 @@ class Setup:
                 text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
         if left:
             text += f"; not: {', '.join(left)}"
-        return text + self._traced()
+        words = ", then ".join(term.words for term in self.problem.updating.transforms)
+        return text + (f"; gradients go through {words}" if words else "") + self._traced()
 
     def headline(self) -> str:
         """How much is trained, how much is left out, and how to change it, in one short line."""
@@ -186,6 +187,9 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
                 averaging=arguments.averaging,
             )
         )
+    short = {n: getattr(arguments, n) for n in short_forms("transforms") if n not in wrong}
+    read = partial(groups.read_transforms, short, arguments.transforms, plugins)
+    transforms = errors.collect(read) or ()
     errors.raise_all()
     check_inputs(model)
     check_precision(model, [c.name for c in grouped.choices if c.trained])
@@ -217,8 +221,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             optimizer=optimizer,
             optimizer_name=plugins["optimizers"].known_as(optimizer),
             updating=Updating(
-                clip_value=arguments.clip_value,
-                clip_norm=arguments.clip_norm,
+                transforms=transforms,
                 groups=grouped.groups,
                 constraints=grouped.constraints,
                 average=grouped.average,

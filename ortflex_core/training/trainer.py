@@ -60,8 +60,9 @@ class Trainer:
         groups: parameters (``params``: names, globs) with a ``rate`` (a factor), an ``optimizer``
             or a ``penalty`` of their own, ``frozen``, or trained from ``start_epoch`` on; the first
             group that fits takes a parameter.
-        clip_norm: the largest Euclidean norm of all gradients together.
         clip_value: the largest absolute value of an element of a gradient.
+        clip_norm: the largest Euclidean norm of all gradients, whose elements are bounded before.
+        transforms: what happens to gradients after these bounds: one or several, in this order.
         accumulate: how many batches make a step, of every process; their gradients are those of one
             large batch.
         constraint: where weights may be: one constraint on all, or ``{parameter glob:
@@ -118,8 +119,9 @@ class Trainer:
         learning_rate: float | None = None,
         schedule: Any = "constant",
         groups: Sequence[Mapping[str, Any]] = (),
-        clip_norm: float | None = None,
         clip_value: float | None = None,
+        clip_norm: float | None = None,
+        transforms: Any = (),
         accumulate: int = 1,
         constraint: Any = None,
         averaging: Any = None,
@@ -393,13 +395,11 @@ class Trainer:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.
 
-        This works between calls and during a training (from a hook). An older one of that name is
-        replaced when the new one is complete, even if other processes save there, too. A symbolic link to
-        a folder is followed.
+        This works between calls and during a training (from a hook). A checkpoint of that name is replaced
+        when the new one is complete, even if other processes save there. Symbolic links are followed.
 
         Raises:
-            OutputError: the folder is not a checkpoint and not empty, or cannot be written; what was
-                there is untouched.
+            OutputError: the folder is neither empty nor a checkpoint, or not writable; it is untouched.
         """
         return checkpointing.save(self, Path(folder))
 

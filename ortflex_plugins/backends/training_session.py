@@ -194,8 +194,7 @@ def _update_reasons(problem: Problem) -> list[str]:
     """Why the runtime's update, one operator, cannot train a problem."""
     updating = problem.updating
     asked = {
-        "clip_value": updating.clip_value is not None,
-        "clip_norm": updating.clip_norm is not None,
+        **{t.transform.name or type(t.transform).__name__: True for t in updating.transforms},
         "accumulate": updating.accumulate > 1,
         "groups": bool(updating.groups),
         "constraint": bool(updating.constraints),

@@ -7,6 +7,7 @@ from itertools import groupby
 
 import attrs
 
+from ortflex_core.graph import PARTS
 from ortflex_plugins.pictures.repeats import repeats
 from ortflex_plugins.pictures.scene import Chip, Item, Level
 
@@ -14,7 +15,6 @@ from ortflex_plugins.pictures.scene import Chip, Item, Level
 SMALL = 24
 _PORTS = 3
 _ENDS = 6
-_PARTS = ("forward", "loss", "backward", "penalty", "update")
 # The kinds in order of importance: a folded part has the most important one inside.
 _RANK = ("no rule", "trainable", "passes", "not differentiable", "frozen")
 
@@ -66,7 +66,7 @@ def _by_part(ops: Sequence[Op]) -> list[Op]:
 
 
 def _part(op: Op) -> int:
-    return _PARTS.index(op.item.kind) + 1 if op.item.kind in _PARTS else 0
+    return PARTS.index(op.item.kind) + 1 if op.item.kind in PARTS else 0
 
 
 def _sorted(ops: Sequence[Op], first: Iterable[str]) -> list[Op]:

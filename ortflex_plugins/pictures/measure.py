@@ -16,7 +16,7 @@ import numpy as np
 from ortflex_core import Trainer
 from ortflex_core.data import Batch
 from ortflex_core.errors import OrtflexError
-from ortflex_core.graph import Key, Port, Program, ports_of
+from ortflex_core.graph import PARTS, Key, Port, Program, ports_of
 from ortflex_core.hooks import hook
 from ortflex_core.runtime import run_once, session_options
 from ortflex_core.types import Array
@@ -220,5 +220,4 @@ def profiled(
         part = step.parts.get(event["name"].removesuffix("_kernel_time"))
         if part is not None:
             total[part] += event["dur"]
-    order = ("forward", "loss", "backward", "penalty", "update")
-    return {part: total[part] / (runs - 1) / 1e6 for part in order if total[part]}
+    return {part: total[part] / (runs - 1) / 1e6 for part in PARTS if total[part]}

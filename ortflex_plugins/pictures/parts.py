@@ -1,4 +1,4 @@
-"""The parts of a training step: forward, loss, backward, penalty and update, by node."""
+"""The parts of a training step, from forward to update, by node."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ortflex_core.graph import PARTS, Port, Program, Tensor, build
 from ortflex_core.model import Modes, reads
 from ortflex_core.problem import Problem
 from ortflex_core.programs import (
+    apply_transforms,
     apply_updates,
     buffer_inputs,
-    clip_gradients,
     global_norm,
     model_inputs,
     parameter_inputs,
@@ -71,8 +71,8 @@ def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
         }
     if norm:
         with trace.part("update"):
-            outputs[NORM] = global_norm(trace, totals)
-    totals = clip_gradients(trace, problem, totals)
+            outputs[NORM] = global_norm(trace.op, totals)
+    totals = apply_transforms(trace, problem, totals, weights)
     outputs |= apply_updates(trace, problem, weights, totals)
     outputs.update({Port("buffer", of=n): mode.updates.get(n, b) for n, b in buffers.items()})
     program = build(trace, outputs, name="step")

@@ -107,7 +107,8 @@ def draw(
     """Draw a model, or a graph that training uses.
 
     Operators of a model have the colours of :func:`ortflex_core.check.check_model`; those of a graph
-    from ``Trainer.save_onnx_graph`` the colours of forward, loss, backward, penalty and update.
+    from ``Trainer.save_onnx_graph`` the colours of forward, loss, backward, penalty, transforms and
+    update.
 
     Args:
         model: a path, bytes, a ModelProto, a Model, or a Program.
@@ -155,7 +156,7 @@ _STATE = ("slot", "average", "buffer")
 def draw_step(
     trainer: Trainer, *, fold: bool | None = None, unfold: bool = False, title: str | None = None
 ) -> Picture:
-    """Draw one training step of a Trainer: forward, loss, backward, penalty and update.
+    """Draw one training step of a Trainer: forward, loss, backward, penalty, transforms and update.
 
     Nothing is compiled and no data are needed: without data, labels have the form that each loss
     expects.

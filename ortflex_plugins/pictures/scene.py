@@ -20,6 +20,7 @@ COLORS: Mapping[str, tuple[str, str, str]] = {
     "loss": ("#fce7f3", "#be185d", "loss"),
     "backward": ("#ffedd5", "#c2410c", "backward"),
     "penalty": ("#ede9fe", "#6d28d9", "penalty"),
+    "transform": ("#ccfbf1", "#0f766e", "transform of gradients"),
     "update": ("#dcfce7", "#15803d", "update"),
     "mixed": ("#f1f5f9", "#334155", "several of these, folded"),
     "parameter": ("#047857", "#047857", "trained parameter"),

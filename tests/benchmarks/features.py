@@ -50,6 +50,8 @@ def _features(folder: Path) -> dict[str, dict[str, Any]]:
         "nothing": {},
         "clip_norm": {"clip_norm": 1.0},
         "clip_value": {"clip_value": 1.0},
+        "centralize": {"transforms": ["centralize"]},
+        "noise": {"transforms": ["noise"]},
         "accumulate two batches": {"accumulate": 2},
         "averaging (ema)": {"averaging": "ema"},
         "constraint (non_negative)": {"constraint": {"p0": "non_negative"}},

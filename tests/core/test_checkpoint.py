@@ -51,6 +51,7 @@ def lines(history: Any) -> list[dict[str, float]]:
 OPTIMIZERS = tuple(plugins()["optimizers"].names())
 SCHEDULES = tuple(plugins()["schedules"].names())
 AVERAGES = tuple(plugins()["averages"].names())
+TRANSFORMS = tuple(plugins()["transforms"].names())
 CONSTRAINTS = tuple(plugins()["constraints"].names())
 
 
@@ -103,6 +104,23 @@ def test_every_optimizer_goes_on_with_all_that_its_backend_can(
         *(model, tmp_path, 7), backend=backend, optimizer=optimizer, **(more if able else {})
     )
     goes_on(saver.written[0], trainer, history)
+
+
+@every_backend
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.sampled
+def test_every_transform_goes_on(backend: str, transform: str, tmp_path: Path) -> None:
+    if backend == "training_session":
+        pytest.skip("it updates the weights itself")
+    trainer, history, saver = undisturbed(
+        *(models.mlp(), tmp_path, 4, 12),
+        backend=backend,
+        optimizer="adam",
+        clip_value=0.3,
+        transforms=["centralize", transform],
+    )
+    for folder in saver.written:
+        goes_on(folder, trainer, history)
 
 
 @pytest.mark.parametrize("average", AVERAGES)

@@ -54,6 +54,8 @@ def test_rates_and_weights_are_no_part_of_a_graph(options: dict[str, Any]) -> No
         {"penalty": {"W1": "l2"}},
         {"params": "W*"},
         {"clip_norm": 1.0},
+        {"transforms": "centralize"},
+        {"transforms": ["noise"], "seed": 1},
         {"averaging": "ema"},
         {"constraint": "non_negative"},
         {"reduction": "sum"},

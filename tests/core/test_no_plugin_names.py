@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflex_core.config.arguments import ASSUMED_LOSS, Arguments, default
+from ortflex_core.config.arguments import ASSUMED_LOSS, Arguments, default, short_forms
 from ortflex_core.errors import ConfigError
 from ortflex_core.problem.losses import penalty_terms
 from ortflex_core.registry import Plugins
@@ -81,11 +81,12 @@ SIGNATURE = "training/trainer.py"
 
 
 def test_the_list_names_its_defaults_alone() -> None:
-    """A default of the Trainer or what is assumed where there is none: no other name, even there."""
+    """A default of the Trainer, what is assumed without one, or an argument that is short for a plugin."""
     defaults = {
         field.default for field in Arguments.__attrs_attrs__ if isinstance(field.default, str)
     }
-    for place, more in ((DATA, {ASSUMED_LOSS}), (SIGNATURE, set[str]())):
+    short = {*short_forms("transforms")}
+    for place, more in ((DATA, {ASSUMED_LOSS, *short}), (SIGNATURE, set[str]())):
         assert named(MODULES[place].read_text("utf-8")) <= defaults | more, place
 
 

@@ -100,7 +100,8 @@ def test_kinds_of_plugins_and_hooks_stay() -> None:
     from ortflex_core.registry import KINDS
 
     kinds = (
-        "losses penalties schedules optimizers constraints averages devices backends data metrics"
+        "losses penalties schedules optimizers transforms constraints averages devices backends data "
+        "metrics"
     )
     assert set(KINDS) >= {*kinds.split(), "callbacks", "gradients"}
     assert set(NAMES) >= {

@@ -131,9 +131,9 @@ class NoGraphs(Good):
             return {}
 
 
-class IgnoresClipping(Good):
+class IgnoresTransforms(Good):
     def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        updating = attrs.evolve(problem.updating, clip_norm=None, clip_value=None)
+        updating = attrs.evolve(problem.updating, transforms=())
         return super().build(attrs.evolve(problem, updating=updating), device, runtime)
 
 
@@ -218,8 +218,9 @@ def combined(mistake: Any, feature: str, match: str) -> Planted:
 
 
 PLANTED = [
-    combined(IgnoresClipping(), "clip_norm", "is off by"),
-    combined(IgnoresClipping(), "clip_value", "is off by"),
+    combined(IgnoresTransforms(), "clip_norm", "is off by"),
+    combined(IgnoresTransforms(), "clip_value", "is off by"),
+    combined(IgnoresTransforms(), "transforms", "is off by"),
     combined(IgnoresGroups(), "group_rate", "the step of '.*' is off"),
     combined(IgnoresGroups(), "group_optimizer", "optimizer"),
     combined(IgnoresConstraints(), "constraint", "the step of '.*' is off"),

@@ -37,7 +37,8 @@ from ortflex_core.hooks import hook
 from ortflex_core.protocols import ProcessGroup
 from ortflex_core.protocols.kinds import *
 from ortflex_core.protocols.kinds import (
-    Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule
+    Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule,
+    Transform,
 )
 
 class Unprintable(Exception):
@@ -64,6 +65,9 @@ CLASSES = {
     "optimizers": (
         "class Plugin(Optimizer):\n"
         "    def update(self, op, weight, gradient, rate, step, slots):\n        {body}"
+    ),
+    "transforms": (
+        "class Plugin(Transform):\n    def apply(self, op, gradients, context):\n        {body}"
     ),
     "constraints": "class Plugin(Constraint):\n    def apply(self, op, weight):\n        {body}",
     "averages": (
@@ -132,6 +136,7 @@ SHAPES = {
     "losses": "return op.ReduceMean(predicted - expected, keepdims=0)",
     "penalties": "return op.ReduceSum(weight, keepdims=0)",
     "optimizers": "return op.Reshape(weight, [-1]), {{}}",
+    "transforms": ("return {{n: op.ReduceSum(g, keepdims=0) for n, g in gradients.items()}}"),
     "constraints": "return op.Reshape(weight, [1, -1, 1])",
     "averages": "return op.ReduceSum(weight, keepdims=0)",
     "schedules": "return -1.0",
@@ -265,6 +270,7 @@ _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "penalties": lambda name: {"penalty": name},
     "schedules": lambda name: {"schedule": name},
     "optimizers": lambda name: {"optimizer": name},
+    "transforms": lambda name: {"transforms": [name]},
     "constraints": lambda name: {"constraint": name},
     "averages": lambda name: {"averaging": name},
     "devices": lambda name: {"device": name},

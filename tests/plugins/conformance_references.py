@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -80,6 +81,67 @@ CONSTRAINTS: dict[str, Reference] = {
     "non_negative": lambda w: np.maximum(w, 0),
     "max_norm": max_norm,
     "example_at_most": lambda w, bound: np.minimum(w, bound),
+}
+
+
+# Transforms: (gradients, given) -> gradients ------------------------------------------------------
+
+
+def clip_norm(gradients: Slots, given: Any, bound: float) -> Slots:
+    norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
+    return {n: g * min(1.0, bound / (norm + 1e-6)) for n, g in gradients.items()}
+
+
+def centralize(gradients: Slots, given: Any) -> Slots:
+    out = dict(gradients)
+    for name, (axis,) in given.output_axes.items():
+        rows = np.moveaxis(gradients[name], axis, 0)
+        means = rows.reshape(len(rows), -1).mean(axis=1)
+        out[name] = np.moveaxis(rows - means.reshape(-1, *[1] * (rows.ndim - 1)), 0, axis)
+    return out
+
+
+def words(label: str, step: int, count: int) -> Array:
+    """Widynski's squares with five rounds and a sum in place of the last ⊕, as uint64."""
+    digest = hashlib.sha256(label.encode()).digest()
+    key = np.uint64(int.from_bytes(digest[:8], "little") | 1)
+    half = np.uint64(32)
+
+    def swapped(x: Array) -> Array:
+        return (x << half) | (x >> half)
+
+    y = (np.uint64(step << 32) + np.arange(count, dtype=np.uint64)) * key
+    z = y + key
+    x = swapped(y * y + y)
+    x = swapped(x * x + z)
+    x = swapped(x * x + y)
+    t = x * x + z
+    x = swapped(t)
+    return np.asarray(t + ((x * x + y) >> half))
+
+
+def normal(seed: int, name: str, step: int, shape: tuple[int, ...]) -> Array:
+    drawn = words(f"normal/{seed}/{name}", step, math.prod(shape))
+    halves = drawn >> np.uint64(32), drawn & np.uint64(2**32 - 1)
+    high, low = ((half.astype(np.float64) + 0.5) / 2**32 for half in halves)
+    return (np.sqrt(-2 * np.log(high)) * np.sin(2 * np.pi * low)).reshape(shape)
+
+
+def noise(gradients: Slots, given: Any, eta: float, gamma: float) -> Slots:
+    deviation = math.sqrt(eta / given.step**gamma)
+    return {
+        n: g + deviation * normal(given.seed, n, given.step, g.shape) for n, g in gradients.items()
+    }
+
+
+TRANSFORMS: dict[str, Reference] = {
+    "clip_value": lambda g, given, bound: {n: np.clip(a, -bound, bound) for n, a in g.items()},
+    "clip_norm": clip_norm,
+    "centralize": centralize,
+    "noise": noise,
+    "example_power": lambda g, given, power: {
+        n: np.sign(a) * np.abs(a) ** power for n, a in g.items()
+    },
 }
 
 
@@ -328,6 +390,7 @@ METRICS: dict[str, Reference] = {
 ALL: dict[str, dict[str, Reference]] = {
     "losses": LOSSES,
     "penalties": PENALTIES,
+    "transforms": TRANSFORMS,
     "constraints": CONSTRAINTS,
     "averages": AVERAGES,
     "optimizers": OPTIMIZERS,

@@ -24,6 +24,7 @@ from ortflex_core.testing import (
     OptimizerKit,
     PenaltyKit,
     ScheduleKit,
+    TransformKit,
 )
 from ortflex_core.testing.running import plugins
 from tests.plugins import conformance_references
@@ -145,6 +146,16 @@ class TestSchedules(ScheduleKit):
     @pytest.fixture
     def reference(self, component: Any) -> Any:
         return reference_of(component, "schedules")
+
+
+class TestTransforms(TransformKit):
+    @pytest.fixture(params=ours("transforms"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "transforms")
 
 
 class TestConstraints(ConstraintKit):

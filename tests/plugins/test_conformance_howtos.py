@@ -63,7 +63,7 @@ class Reader:
 
 def test_there_is_a_page_for_what_people_write() -> None:
     names = {p.stem.removeprefix("write-a-").removeprefix("write-an-") for p in PAGES}
-    assert names == {"loss", "optimizer", "gradient-rule", "backend", "callback"}
+    assert names == {"loss", "optimizer", "transform", "gradient-rule", "backend", "callback"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)

@@ -1,0 +1,53 @@
+"""Transforms: what stands between the gradients and the optimizer."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import Component
+from ortflex_core.graph.host_scalars import Host
+from ortflex_core.graph.ops import Ops, Tensor
+
+
+@attrs.frozen(kw_only=True)
+class TransformContext:
+    """What a transform may use besides the gradients."""
+
+    weights: Mapping[str, Tensor]
+    """The weights before the step, under the names of their gradients."""
+    step: Host
+    """The number of the update, a host scalar: 1 at the first."""
+    scale: Host = attrs.field(default=Host.apply("Identity", 1.0))
+    """A host scalar: what gradients are multiplied with already; 1 unless the transform is ``scaled``."""
+    seed: int = 0
+    """Of the training, for random numbers (``ortflex_core.graph.normal``)."""
+    output_axes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    """The axes of outputs of the weights of matrix products, convolutions and recurrent layers."""
+
+
+@attrs.frozen(kw_only=True)
+class Transform(Component, abc.ABC):
+    """What happens to the gradients of a step before the optimizer sees them.
+
+    The gradients are those of loss and penalty, summed over the batches of the step; each has the type
+    and the shape of its weight. Transforms are applied in the order in which they are given.
+    """
+
+    scaled: ClassVar[bool] = False
+    """Whether the formula reads ``context.scale``; otherwise gradients come as they are, and it is 1.
+
+    With plain gradient descent the fused backend has the rate in the gradients already, which saves a
+    product of every tensor. A transform T of which this is true gives T(s·g, scale=s) = s·T(g).
+    """
+    flat: ClassVar[bool] = False
+    """Whether all gradients may come as one vector, under one name, with the weights alike."""
+
+    @abc.abstractmethod
+    def apply(
+        self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
+    ) -> Mapping[str, Tensor]:
+        """The gradients that the optimizer sees: the same names, types and shapes."""

@@ -1,0 +1,1 @@
+"""What stands between gradients and the optimizer."""

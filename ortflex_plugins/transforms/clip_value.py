@@ -1,0 +1,41 @@
+"""The transform ``clip_value``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Transform, TransformContext
+
+
+@attrs.frozen(kw_only=True)
+class ClipValue(Transform):
+    """A bound of every element of every gradient: ``g ← min(max(g, −bound), bound)``.
+
+    ``clip_value=0.5`` is short for this transform as the first of all.
+
+    Raises:
+        ValueError: ``bound`` is not positive.
+
+    >>> ClipValue(bound=0.5).describe()
+    {'name': 'clip_value', 'bound': 0.5}
+
+    Source: ``torch.nn.utils.clip_grad_value_``.
+    """
+
+    name: ClassVar[str] = "clip_value"
+    scaled: ClassVar[bool] = True
+    flat: ClassVar[bool] = True
+
+    bound: float = hyper(default=1.0, validator=number(gt=0), help="of every element")
+
+    def apply(
+        self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
+    ) -> Mapping[str, Tensor]:
+        """The bound is as large as the gradients are multiplied."""
+        bound = self.bound * op.Abs(context.scale)
+        return {name: op.Min(op.Max(g, -bound), bound) for name, g in gradients.items()}

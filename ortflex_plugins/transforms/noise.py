@@ -1,0 +1,46 @@
+"""The transform ``noise``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.graph import Ops, Tensor, normal
+from ortflex_core.protocols import Transform, TransformContext
+
+
+@attrs.frozen(kw_only=True)
+class Noise(Transform):
+    """Gaussian noise that fades: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
+
+    t is the number of updates before this one, z is standard normal, a function of the training's seed,
+    the parameter and t alone: a resumed training and every backend draw the same numbers.
+
+    Raises:
+        ValueError: ``eta`` or ``gamma`` is negative.
+
+    >>> Noise(eta=0.01).describe()
+    {'name': 'noise', 'eta': 0.01, 'gamma': 0.55}
+
+    Source: Neelakantan et al., "Adding gradient noise improves learning for very deep networks" (2015),
+    arXiv:1511.06807, eq. 1.
+    """
+
+    name: ClassVar[str] = "noise"
+    scaled: ClassVar[bool] = True
+
+    eta: float = hyper(default=0.01, validator=number(ge=0), help="the variance at the first step")
+    gamma: float = hyper(default=0.55, validator=number(ge=0), help="how fast the variance falls")
+
+    def apply(
+        self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
+    ) -> Mapping[str, Tensor]:
+        """The first step is number 1, so that 1 + t is the number of the step."""
+        deviation = context.scale * op.Sqrt(self.eta / context.step**self.gamma)
+        return {
+            name: g + deviation * normal(op, g, context.step, seed=context.seed, name=name)
+            for name, g in gradients.items()
+        }
