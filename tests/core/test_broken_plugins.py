@@ -266,7 +266,7 @@ def test_the_message_about_a_formula_is_whole(install: Install) -> None:
         trained(Plugins.discover(), loss="arr")
     assert str(caught.value) == (
         "the loss 'arr' (array_module:Plugin, from array 1.0) gives a numpy array of shape [3, 1] from "
-        "per_sample, expected a float tensor with one value a sample at least, [batch, …], made by "
+        "per_sample, expected a float tensor with at least one value a sample, [batch, …], made by "
         "the operators of op"
     )
 
@@ -294,7 +294,7 @@ def test_a_tensor_of_an_older_graph_is_refused(install: Install) -> None:
         "        kept.append(op.Abs(predicted - expected))\n        return kept[0]"
     )
     install("keeper", code, {"ortflex.losses": {"keeper": "keeper_module:Plugin"}})
-    with pytest.raises(BrokenPlugin, match=r"from keeper 1\.0\).*of the graph that is built"):
+    with pytest.raises(BrokenPlugin, match=r"from keeper 1\.0\).*of the graph that is being built"):
         trained(Plugins.discover(), loss="keeper")
 
 
@@ -334,7 +334,7 @@ def test_epoch_line_of_the_recipe_wins_over_the_automatic_one(tmp_path: Path) ->
     x, y = regression()
     np.savez(tmp_path / "d.npz", X=x, y=y)
     (tmp_path / "t.toml").write_text(
-        'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nepochs = 2\nprogress = false\n'
+        'model = "m.onnx"\ndata = "d.npz"\nloss = "squared_error"\nepochs = 2\n'
     )
     for spec in ('"epoch_line"', '{ name = "ortflex/epoch_line" }', ""):
         arguments = ["train", str(tmp_path / "t.toml"), f"output={tmp_path / f'run{len(spec)}'}"]
