@@ -101,10 +101,11 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
 def _takes(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:
     """Whether a loss takes labels of this type and shape."""
     try:
-        request.loss.label(predicted, data.spec_of(request.label, labels))
+        wanted = request.loss.label(predicted, data.spec_of(request.label, labels))
     except DataError:
         return False
-    return True
+    shape = getattr(wanted, "shape", None)
+    return shape is None or len(shape) == labels.ndim
 
 
 @attrs.frozen

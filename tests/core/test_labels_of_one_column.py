@@ -7,13 +7,15 @@ each has to take what the others take; nothing but the axis of size 1 that is mi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 import pytest
 
 from ortflex_core.comparison.comparison import compare
 from ortflex_core.errors import DataError
+from ortflex_core.protocols import Loss
 from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
 from tests import models
@@ -108,6 +110,25 @@ def test_two_classes_by_number_or_name() -> None:
         ends.append(made.get_state())
     same(ends[0], ends[1], tolerance=0)
     same(ends[0], ends[2], tolerance=0)
+
+
+def test_a_loss_that_declares_its_labels_and_refuses_none() -> None:
+    """A loss of a user, which has a formula and nothing else."""
+
+    @attrs.frozen(kw_only=True)
+    class Robust(Loss):
+        name: ClassVar[str] = "robust"
+
+        def per_sample(self, op: Any, predicted: Any, expected: Any) -> Any:
+            error = predicted - expected
+            return error * error / (error * error + 1)
+
+    ends = []
+    for y in (FLAT, Y):
+        made = trainer(loss=Robust(), backend="fused")
+        made.fit(X, y)
+        ends.append(made.get_state())
+    same(*ends, tolerance=0)
 
 
 def test_only_the_axis_of_one_that_is_missing_is_added() -> None:
