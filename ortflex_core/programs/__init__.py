@@ -11,49 +11,34 @@ a pattern that makes graphs smaller (:mod:`~ortflex_core.programs.patterns`).
 from ortflex_core.programs.cache_key import problem_key
 from ortflex_core.programs.rebuild import optimize
 from ortflex_core.programs.stages import (
-    buffer_inputs,
     forward_program,
     loss_program,
-    model_inputs,
-    parameter_inputs,
     penalized_by,
-    penalty_cost,
-    penalty_gradients,
     penalty_program,
-    trace_losses,
     training_program,
 )
-from ortflex_core.programs.step import gradient_program, moving_program, step_program
+from ortflex_core.programs.step import NORM, gradient_program, moving_program, step_program
 from ortflex_core.programs.updates import (
     adding_program,
-    apply_transforms,
-    apply_updates,
     batch_gradient,
     global_norm,
     update_program,
 )
 
 __all__ = [
+    "NORM",
     "adding_program",
-    "apply_transforms",
-    "apply_updates",
     "batch_gradient",
-    "buffer_inputs",
     "forward_program",
     "global_norm",
     "gradient_program",
     "loss_program",
-    "model_inputs",
     "moving_program",
     "optimize",
-    "parameter_inputs",
     "penalized_by",
-    "penalty_cost",
-    "penalty_gradients",
     "penalty_program",
     "problem_key",
     "step_program",
-    "trace_losses",
     "training_program",
     "update_program",
 ]

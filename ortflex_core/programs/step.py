@@ -27,6 +27,8 @@ from ortflex_core.programs.flat_parameters import Layout
 from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.protocols import calls
 
+NORM = Port("value", of="norm")
+"""The norm of all gradients together, penalties included, before the transforms."""
 _OF_EVERY_STEP: tuple[Role, ...] = ("rate", "counter")
 """Host symbols that differ between the steps of a graph."""
 
@@ -37,6 +39,7 @@ def step_program(
     steps: int = 1,
     rows: int | None = None,
     plain: bool = False,
+    norm: bool = False,
 ) -> Program:
     """A graph of ``steps`` training steps in standard operators.
 
@@ -51,6 +54,7 @@ def step_program(
         rows: the batch size, if it is known and constant: sizes then are constants of the
             graph. None keeps the batch dimension symbolic.
         plain: apply no optimization, and keep the rate out of the gradients: slower, as a reference.
+        norm: with ``plain``, also give :data:`NORM` of the last step.
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
@@ -73,7 +77,7 @@ def step_program(
     replaced: dict[Tensor, Tensor] = {}
     versions = []
     for at in range(steps):
-        now = _step(trace, problem, now, at, rows, factor, layout, outputs, replaced)
+        now = _step(trace, problem, now, at, rows, factor, layout, outputs, replaced, norm=norm)
         versions.append(now.held.weights)
     # So far the costs alone; engines read them from one array.
     with trace.part("loss"):
@@ -199,6 +203,8 @@ def _step(
     layout: Layout | None,
     outputs: dict[Port, Tensor],
     replaced: dict[Tensor, Tensor],
+    *,
+    norm: bool,
 ) -> _Now:
     """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
     here = None if factor is None else _at(factor, at)
@@ -214,6 +220,9 @@ def _step(
         outputs[attrs.evolve(stages.PENALTY, step=at)] = cost
     penalties = stages.penalty_gradients(trace, problem, now.weights, here)
     totals = {n: _penalized(trace, g, penalties.get(n)) for n, g in found.items()}
+    if norm:
+        with trace.part("update"):
+            outputs[NORM] = updates.global_norm(trace.op, totals)
     held = now.held
     transform = partial(updates.apply_transforms, trace, problem, scale=here, at=at)
     if layout is None or not problem.updating.flat:

@@ -18,9 +18,10 @@ from ortflex_core.data import Batch
 from ortflex_core.errors import OrtflexError
 from ortflex_core.graph import PARTS, Key, Port, Program, ports_of
 from ortflex_core.hooks import hook
+from ortflex_core.programs import NORM
 from ortflex_core.runtime import run_once, session_options
 from ortflex_core.types import Array
-from ortflex_plugins.pictures.parts import NORM, Step, step_of
+from ortflex_plugins.pictures.parts import Step, step_of
 
 BINS = 40
 _PARAMETERS = 200  # with a histogram

@@ -7,26 +7,13 @@ from collections.abc import Mapping, Sequence
 import attrs
 from onnx import ModelProto, NodeProto
 
-from ortflex_core.autodiff import gradients
-from ortflex_core.graph import PARTS, Port, Program, Tensor, build
-from ortflex_core.model import Modes, reads
+from ortflex_core.graph import PARTS, Program
+from ortflex_core.model import reads
 from ortflex_core.problem import Problem
-from ortflex_core.programs import (
-    apply_transforms,
-    apply_updates,
-    buffer_inputs,
-    global_norm,
-    model_inputs,
-    parameter_inputs,
-    penalty_cost,
-    penalty_gradients,
-    trace_losses,
-)
+from ortflex_core.programs import step_program
 
 PRODUCER = "ortflex"
 """The producer name of our graphs (``ortflex_core.graph.program``)."""
-NORM = Port("value", of="norm")
-"""The norm of all gradients together, among the outputs of a step."""
 
 
 @attrs.frozen
@@ -38,44 +25,15 @@ class Step:
 
 
 def step_of(problem: Problem, rows: int, *, norm: bool = False) -> Step:
-    """One training step on ``rows`` rows as the formulas define it, before simplifications.
+    """One training step on a batch of ``rows`` rows, before simplifications.
 
-    ``ortflex_core.programs.step`` makes the graph that backends run: it computes the same.
+    With ``norm``, the outputs have the norm of all gradients together.
 
     Raises:
         NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
     """
-    trace = problem.trace()
-    local = attrs.evolve(problem, terms=tuple(t.at(0, 0, rows) for t in problem.terms))
-    weights = parameter_inputs(trace, problem)
-    buffers = buffer_inputs(trace, problem)
-    mode = Modes(problem, buffers)
-    given = {**weights, **buffers}
-    given |= model_inputs(trace, problem, problem.predicted, rows=rows)
-    with trace.part("forward"):
-        values = problem.model.replay(trace, problem.predicted, given, mode, infer=True)
-    with trace.part("loss"):
-        losses = trace_losses(trace, local, values)
-        outputs: dict[Port, Tensor] = {t.term.total_port: t.total for t in losses}
-    with trace.part("backward"):
-        seeds = [(t.predicted, t.gradient(local)) for t in losses]
-        gradient_list = gradients(seeds, list(weights.values()), problem.rules)
-    cost = penalty_cost(trace, problem, weights)
-    if cost is not None:
-        outputs[Port("penalty")] = cost
-    penalties = penalty_gradients(trace, problem, weights)
-    with trace.part("backward"):
-        totals = {
-            name: gradient + penalties[name] if name in penalties else gradient
-            for name, gradient in zip(weights, gradient_list, strict=True)
-        }
-    if norm:
-        with trace.part("update"):
-            outputs[NORM] = global_norm(trace.op, totals)
-    totals = apply_transforms(trace, problem, totals, weights)
-    outputs |= apply_updates(trace, problem, weights, totals)
-    outputs.update({Port("buffer", of=n): mode.updates.get(n, b) for n, b in buffers.items()})
-    program = build(trace, outputs, name="step")
+    single = attrs.evolve(problem, updating=attrs.evolve(problem.updating, accumulate=1))
+    program = step_program(single, rows=rows, plain=True, norm=norm)
     proto = program.proto()
     parts = zip(proto.graph.node, _recorded(proto.graph.node), strict=True)
     return Step(program, {node.name: part for node, part in parts})
