@@ -140,10 +140,10 @@ def test_a_parameter_that_several_nodes_read_is_remarked_on_once(
     with caplog.at_level(logging.WARNING, logger="ortflex"):
         trainer.fit(X, Y)
         trainer.fit(X, Y)
-    told = [r.getMessage() for r in caplog.records if "trains as one" in r.getMessage()]
-    assert len(told) == 1
-    assert "trains as one: zero (2: #2, #5). That is meant" in told[0]
-    assert "docs/howto/choose-what-is-trained.md" in told[0]
+    messages = [r.getMessage() for r in caplog.records if "is trained as one" in r.getMessage()]
+    assert len(messages) == 1
+    assert "is trained as one: zero (2: #2, #5). This is right" in messages[0]
+    assert "docs/howto/choose-what-is-trained.md" in messages[0]
     guide = Path(__file__).parents[2] / "docs/howto/choose-what-is-trained.md"
     assert "## Two layers have the same weights" in guide.read_text(encoding="utf-8")
 
@@ -168,4 +168,4 @@ def test_a_long_list_of_shared_parameters_is_cut(caplog: pytest.LogCaptureFixtur
         model.graph.initializer.append(numpy_helper.from_array(array, f"w{k}"))
     with caplog.at_level(logging.WARNING, logger="ortflex"):
         make(model, backend="fused", epochs=1).fit(X, np.tile(Y.reshape(-1, 1), 5))
-    assert "w0 (2: #0, #5), w1 (2: #1, #6), w2 (2: #2, #7), and 2 more. That" in caplog.text
+    assert "w0 (2: #0, #5), w1 (2: #1, #6), w2 (2: #2, #7), and 2 more. This" in caplog.text
