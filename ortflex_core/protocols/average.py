@@ -13,7 +13,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Average(Component, abc.ABC):
-    """A mean of the weights along the training, which predictions and exports use instead of them.
+    """An average of the weights over training, used in their place by predictions and exports.
 
     A running mean overrides ``share``, anything else ``update``.
     """

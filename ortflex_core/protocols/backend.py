@@ -31,10 +31,10 @@ class Engine(Protocol):
     """A compiled problem with its weights, slots and buffers; not thread-safe."""
 
     steps_per_run: int
-    """The number of batches that the loop passes in one call."""
+    """The number of batches that the loop passes to each call of :meth:`run`."""
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
-        """Train one step a batch, in order."""
+        """Run one training step for each batch, in order."""
 
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]
@@ -140,7 +140,7 @@ class LayerBackend(Backend, abc.ABC):
     def passes(
         self, program: Program, wrt: Sequence[str], device: Device, runtime: Runtime, threads: int
     ) -> Passes:
-        """Compile a program whose outputs are differentiated by its inputs ``wrt``.
+        """Compile a program whose outputs are differentiated with respect to its inputs ``wrt``.
 
         Raises:
             Unsupported: operators that this backend cannot differentiate, one line each.

@@ -1,4 +1,4 @@
-"""Constraints: where a weight may be."""
+"""Constraints: the values that a weight may take."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class DataSource(Component, abc.ABC):
 
     @abc.abstractmethod
     def load(self) -> Columns | Pieces | Batches:
-        """Open the source; what can be mapped or read later is not read now.
+        """Open the source; whatever can be memory-mapped or read lazily is not read yet.
 
         Columns are arrays by name; Pieces are read one by one, again every epoch; Batches
         come from an iterable.

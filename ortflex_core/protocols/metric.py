@@ -12,7 +12,7 @@ from ortflex_core.types import Array
 
 
 class MetricState(Protocol):
-    """A metric in the making."""
+    """The accumulator of a metric."""
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
         """Take in one batch."""

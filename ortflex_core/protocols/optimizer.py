@@ -1,4 +1,4 @@
-"""Optimizers: how a weight moves along its gradient."""
+"""Optimizers: how a weight is updated from its gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Optimizer(Component, abc.ABC):
-    """How a weight moves along its gradient.
+    """How a weight is updated from its gradient.
 
     ``slots`` is the state that belongs to each weight: tensors of the weight's shape, unless
     :meth:`slot_shapes` says another one. ``shared`` is the state that all weights have together,
@@ -32,8 +32,8 @@ class Optimizer(Component, abc.ABC):
     def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """The shape of every slot of a weight of some shape; by default it is the weight's.
 
-        A weight may have some of ``slots`` only: one mean a row for matrices, say, and one an
-        element for vectors.
+        A weight may have some of ``slots`` only: for example one mean per row for matrices and one
+        per element for vectors.
         """
         return dict.fromkeys(self.slots, shape)
 
@@ -67,7 +67,7 @@ class Optimizer(Component, abc.ABC):
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The new weight and the new slots, each of the shape that it had.
 
-        ``slots`` has what weights share, too, which is not given back.
+        ``slots`` also contains the shared state, which must not be returned.
 
         ``rate`` and ``step`` are host scalars; ``step`` is 1 at the first update.
         """

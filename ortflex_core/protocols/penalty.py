@@ -17,7 +17,7 @@ class Penalty(Component, abc.ABC):
     """The cost of a weight; added once a step, under both reductions."""
 
     unnamed: ClassVar[Mapping[str, float] | None] = None
-    """Parameters added to a table without a name, for the one penalty that such tables mean."""
+    """Default parameters of a recipe table without ``name``, which means this penalty; else None."""
 
     @abc.abstractmethod
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:

@@ -15,8 +15,8 @@ from ortflex_core.types import Array
 class Communicator(Protocol):
     """A process's place in a group that it joined.
 
-    ``rank`` counts from 0, ``size`` is the number of processes. One operation is all that a group
-    needs; the core makes the others of it, and adds by itself, in the order of the ranks.
+    ``rank`` counts from 0, ``size`` is the number of processes. A group needs only this one
+    operation; the core builds the others from it, and computes sums itself, in the order of the ranks.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class Communicator(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ProcessGroup(Component, abc.ABC):
-    """An engine that starts processes and lets them talk, as a way to train in several processes."""
+    """A communication library through which the processes of one training exchange data."""
 
     launch: ClassVar[str] = ""
     """The beginning of a command that starts four processes, for messages."""

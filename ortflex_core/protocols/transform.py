@@ -22,7 +22,7 @@ class TransformContext:
     step: Host
     """The number of the update, a host scalar: 1 at the first."""
     scale: Host = attrs.field(default=Host.apply("Identity", 1.0))
-    """A host scalar: what gradients are multiplied with already; 1 unless the transform is ``scaled``."""
+    """A host scalar: the factor that is already in the gradients; 1 unless the transform is ``scaled``."""
     seed: int = 0
     """Of the training, for random numbers (``ortflex_core.graph.normal``)."""
     output_axes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
@@ -44,7 +44,7 @@ class Transform(Component, abc.ABC):
     product of every tensor. A transform T of which this is true gives T(s·g, scale=s) = s·T(g).
     """
     flat: ClassVar[bool] = False
-    """Whether all gradients may come as one vector, under one name, with the weights alike."""
+    """Whether all gradients may be passed as one flat vector under one name, and the weights likewise."""
 
     @abc.abstractmethod
     def apply(
