@@ -20,6 +20,7 @@ import numpy as np
 from ortflex_core.config.arguments import default
 from ortflex_core.data import columns as data
 from ortflex_core.data.batches import Batch, Source, whole_steps
+from ortflex_core.data.iterables import gives_batches
 from ortflex_core.engines import backend_choice
 from ortflex_core.errors import (
     ConfigError,
@@ -38,7 +39,6 @@ from ortflex_core.reference.divergence import Difference, Found, Step
 from ortflex_core.reference.double_step import Double
 from ortflex_core.training.feed import Feed
 from ortflex_core.training.loop import beginning
-from ortflex_core.training.preparation import gives_batches
 from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
 

@@ -24,6 +24,7 @@ from ortflex_core.data.pieces import Making
 from ortflex_core.data.prefetch import Prefetch
 from ortflex_core.data.shuffle_buffer import Cursor, Part, batches, draw_key, whole, windows
 from ortflex_core.errors import ConfigError, DataError
+from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
 
 
@@ -315,3 +316,16 @@ def checksum(columns: Mapping[str, Array]) -> int:
             np.ascontiguousarray(columns[name]).tobytes(), zlib.crc32(name.encode(), out)
         )
     return out
+
+
+def gives_batches(X: Any, y: Any) -> bool:
+    """Whether X is an iterable of batches: anything except arrays, mappings and data sources."""
+    if isinstance(X, Batches):
+        return True
+    if y is not None or isinstance(X, np.ndarray | Mapping | DataSource | Columns):
+        return False
+    if callable(X) and not hasattr(X, "__iter__"):
+        return True
+    if isinstance(X, Sequence):
+        return bool(X) and isinstance(X[0], tuple | Mapping)
+    return hasattr(X, "__iter__") and not hasattr(X, "__array__")

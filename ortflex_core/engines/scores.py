@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.data.batches import Batch
-from ortflex_core.errors import DataError
+from ortflex_core.errors import DataError, ModelError
 from ortflex_core.graph.ports import Key, Port
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import LossTerm, Problem
@@ -170,3 +170,21 @@ def slope(problem: Problem, device: Device, score: float, label: float) -> float
 def _single(shape: Shape | None) -> list[int]:
     """A shape with 1 for every unknown size."""
     return [d if isinstance(d, int) else 1 for d in shape or ()]
+
+
+def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, Array]:
+    """Tensors of consecutive batches, each given with its number of rows, as tensors of all rows.
+
+    Raises:
+        ModelError: several batches, and a tensor whose first axis is not that of the rows.
+    """
+    if len(parts) == 1:
+        return {name: np.array(array) for name, array in parts[0][1].items()}
+    for rows, tensors in parts:
+        for name, array in tensors.items():
+            if array.shape[:1] != (rows,):
+                raise ModelError(
+                    f"{name!r} has the shape {list(array.shape)} for {rows} rows: without a first axis "
+                    "of rows it cannot be predicted in several batches; give fewer rows"
+                )
+    return {name: np.concatenate([tensors[name] for _, tensors in parts]) for name in parts[0][1]}

@@ -1,7 +1,8 @@
 """Every kind of plugin: what it must have and what the core promises in return. Read this first.
 
 Owns: the base classes of losses, penalties, transforms, optimizers, constraints, averages, schedules,
-metrics, data sources, devices, backends and process groups; and :mod:`~ortflex_core.protocols.calls`, through which the
+metrics, data sources, devices, backends
+and process groups; and :mod:`~ortflex_core.protocols.calls`, through which the
 core calls the formulas of plugins and checks what they return.
 
 May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages for type checkers only.

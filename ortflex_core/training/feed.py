@@ -14,13 +14,13 @@ from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.component import expected_count, is_count
 from ortflex_core.data.batches import ArrayBatches, Batch, Lasting, Source
 from ortflex_core.data.columns import Columns, split
-from ortflex_core.data.iterables import Batches, IterableBatches
+from ortflex_core.data.iterables import Batches, IterableBatches, gives_batches
 from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if_small, rows_of
 from ortflex_core.engines.scores import chunk_size, slices
 from ortflex_core.errors import DataError
 from ortflex_core.model.model import Model
 from ortflex_core.protocols import DataSource
-from ortflex_core.training.preparation import Preparation, gives_batches, load
+from ortflex_core.training.preparation import Preparation, load
 
 _log = logging.getLogger("ortflex")
 

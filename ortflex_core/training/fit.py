@@ -54,6 +54,8 @@ def fit(
     announce(trainer)
     source = feed.source(preparing, trainer.batch_size)
     validate = None if validation is None else trainer.live.scorer(validation, peers)
+    if peers is not None and validation is not None:
+        peers.agree("validation", process_groups.validation_facts(validation.first))
     return train(trainer, source, validate)
 
 

@@ -236,19 +236,6 @@ def _too_small(what: str, weight: float, row: int, largest: float) -> DataError:
     )
 
 
-def gives_batches(X: Any, y: Any) -> bool:
-    """Whether X is an iterable of batches: anything except arrays, mappings and data sources."""
-    if isinstance(X, Batches):
-        return True
-    if y is not None or isinstance(X, np.ndarray | Mapping | DataSource | Columns):
-        return False
-    if callable(X) and not hasattr(X, "__iter__"):
-        return True
-    if isinstance(X, Sequence):
-        return bool(X) and isinstance(X[0], tuple | Mapping)
-    return hasattr(X, "__iter__") and not hasattr(X, "__array__")
-
-
 def open_source(
     X: Any,
     y: Any,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ortflex_core
+from ortflex_core.data import digests
 from ortflex_core.data.batches import Source
+from ortflex_core.data.columns import Columns
 from ortflex_core.data.iterables import IterableBatches
 from ortflex_core.errors import Unsupported, short_repr
 from ortflex_core.training.fingerprint import Identity
@@ -44,10 +47,24 @@ def facts(trainer: Trainer, source: Source) -> dict[str, str]:
     out |= {f"the version of {name}": version for name, version in identity.versions.items()}
     for name, value in identity.arguments.items():
         if name not in _OWN:
-            out[f"the argument {name}"] = short_repr(value)
+            text, whole = short_repr(value), repr(value)
+            digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+            out[f"the argument {name}"] = text if text == whole else f"{text}… ({digest})"
     out |= {f"the frozen weight {name}": digest[:12] for name, digest in identity.frozen.items()}
     out |= {"the number of rows": str(source.rows), "the batches an epoch": str(source.steps)}
-    for name, column in source.place().get("columns", {}).items():
-        out[f"the column {name}"] = f"{column['dtype']}{column['shape']} {column['digest'][:12]}"
+    out |= _columns("column", source.place().get("columns", {}))
     out["the weights and the optimizer's state at the start"] = weights.hexdigest()[:12]
     return out
+
+
+def validation_facts(columns: Columns) -> dict[str, str]:
+    """The validation data of a process, in words for a message; of data in pieces, the first rows."""
+    parts = digests.of_columns({**columns.inputs, **columns.labels, **columns.weights})
+    return {"the validation rows": str(columns.rows)} | _columns("validation column", parts)
+
+
+def _columns(what: str, described: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {
+        f"the {what} {name}": f"{column['dtype']}{column['shape']} {column['digest'][:12]}"
+        for name, column in described.items()
+    }

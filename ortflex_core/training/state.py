@@ -68,8 +68,6 @@ class Live:
         self._threads, self._check_finite, self._graph_built = threads, check_finite, graph_built
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
 
-    # ------------------------------------------------------------------ compiling
-
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
         """The losses for the types of these labels and weights."""
         labels = {k: data.spec_of(k, v) for k, v in columns.labels.items()}
@@ -180,13 +178,11 @@ class Live:
             self._bound = (schedule, self.problem.terms, bound)
         return self._bound[2]
 
-    # ------------------------------------------------------------------ evaluation
-
     def predictions(self, feed: Feed, names: Sequence[str]) -> dict[str, Array]:
         """Tensors of the graph for all rows.
 
         Raises:
-            ModelError: a name that no tensor has.
+            ModelError: a name that no tensor has, or a tensor without an axis of rows for several batches.
         """
         for name in names:
             self.model.value(name)
@@ -195,8 +191,7 @@ class Live:
             predict = self.engine.predict
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
-        parts = [predict(batch, names) for batch in batches]
-        return {n: np.concatenate([p[n] for p in parts]) for n in names}
+        return scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
 
     def scorer(self, feed: Feed, peers: Peers | None = None) -> Callable[[], dict[str, float]]:
         """A function that scores labelled data with the weights at the time of its call.
@@ -226,8 +221,6 @@ class Live:
 
     def _weights_now(self) -> dict[str, Value]:
         return {n: self.device.put(a) for n, a in self.inferring().items()}
-
-    # ------------------------------------------------------------------ state
 
     def state(self, *, buffers: bool = False, averaged: bool = False) -> dict[str, Array]:
         """Copies of the trained tensors (see :meth:`ortflex_core.Trainer.get_state`)."""

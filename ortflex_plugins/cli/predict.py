@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +41,7 @@ def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], f
     RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the one
     of the training, with labels or without; by default the recipe's own.
     """
+    from ortflex_core.data import Columns
     from ortflex_core.errors import ConfigError
     from ortflex_core.files import write_bytes
     from ortflex_plugins.cli import trained
@@ -50,10 +53,11 @@ def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], f
     recipe, trainer = trained.open_run(run)
     what, source = trained.source(recipe, trainer, data)
     names = list(tensors) or [spec.name for spec in trainer.model.outputs]
-    found = trainer.predict(trained.features(source), names)
+    given = trained.features(source)
+    found = trainer.predict(given, names)
     arrays = found if isinstance(found, Mapping) else {names[0]: found}
     write_bytes(output, _encode(arrays, output.suffix))
-    rows = len(next(iter(arrays.values())))
+    rows = given.rows if isinstance(given, Columns) else len(next(iter(arrays.values())))
     shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
     click.echo(f"wrote {output}: {shown} for {rows} rows of {what}")
 
@@ -72,7 +76,11 @@ def _encode(arrays: Mapping[str, Array], ending: str) -> bytes:
     plain = {n: a.astype(str) if a.dtype == object else a for n, a in arrays.items()}
     out = io.BytesIO()
     if ending == ".npz":
-        np.savez(out, **plain)  # type: ignore[arg-type]
+        # np.savez takes names as keyword arguments, so that no array may be called "file".
+        with zipfile.ZipFile(out, "w") as archive:
+            for name, array in plain.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
         return out.getvalue()
     if len(plain) != 1:
         raise ConfigError(
@@ -85,7 +93,11 @@ def _encode(arrays: Mapping[str, Array], ending: str) -> bytes:
         return out.getvalue()
     table = array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1)
     heads = [name] if table.shape[1] == 1 else [f"{name}_{k}" for k in range(table.shape[1])]
-    kind = "%s" if table.dtype.kind in "US" else "%d" if table.dtype.kind in "iub" else "%.9g"
+    # So many digits that the same number is read back.
+    digits = {"e": 5, "f": 9}.get(table.dtype.char, 17)
     text = io.StringIO()
-    np.savetxt(text, table, delimiter=",", header=",".join(heads), comments="", fmt=kind)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    for row in table.tolist():
+        writer.writerow([f"{v:.{digits}g}" if isinstance(v, float) else v for v in row])
     return text.getvalue().encode()

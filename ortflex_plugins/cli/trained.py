@@ -53,7 +53,13 @@ def _trainer(recipe: Recipe, plugins: Plugins) -> Trainer:
 
     # What was done to the weights before or around the training is done already.
     quiet = attrs.evolve(
-        recipe, callbacks=(), averaging=None, reinitialize=False, groups=(), progress=False
+        recipe,
+        callbacks=(),
+        averaging=None,
+        reinitialize=False,
+        groups=(),
+        distributed=None,
+        progress=False,
     )
     return Trainer.from_recipe(quiet, plugins)
 
@@ -76,7 +82,7 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
     given = recipe.data
     known = parts.as_table("data", given) if isinstance(given, str) else dict(given)
     wanted = parts.as_table("data", path)
-    if Path(path).suffix == Path(str(known.get("path", ""))).suffix:
+    if Path(path).suffix.lower() == Path(str(known.get("path", ""))).suffix.lower():
         wanted = {**known, "path": path}
     return path, parts.build("data", wanted)
 
@@ -98,7 +104,10 @@ def features(made: Any) -> Any:
             raise
         loaded = None
         with contextlib.suppress(DataError):
-            loaded = attrs.evolve(made, target={}).load()
+            unlabelled: dict[str, Any] = {"target": {}} | (
+                {"weight": None} if hasattr(made, "weight") else {}
+            )
+            loaded = attrs.evolve(made, **unlabelled).load()
         if loaded is None:
             raise
     if isinstance(loaded, Columns):

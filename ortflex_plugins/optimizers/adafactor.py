@@ -20,10 +20,10 @@ class Adafactor(Optimizer):
     With ``share = stepᵇ``, b being ``beta2_decay``, and for weights of shape [.., m, n]:
     ``row ← row + share·(mean over n of g² − row)`` of shape [.., m, 1],
     ``column ← column + share·(mean over m of g² − column)`` of shape [.., 1, n],
-    ``v = row·column / (mean of row)``. Weights of fewer than two axes keep every element:
+    ``v = row·column / max(mean of row, eps1)``. Weights of fewer than two axes keep every element:
     ``variance ← variance + share·(g² − variance)``, ``v = variance``. Then
 
-    ``d = g / √max(v, eps1²)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
+    ``d = g / max(√v, eps1)``, ``w ← (1 − rate·weight_decay)·w − α·d / max(1, rms(d)/clip)`` with
     ``α = min(rate, 1/√step)·max(eps2, rms(w))``, rms being the root of the mean square.
 
     Raises:
@@ -84,7 +84,8 @@ class Adafactor(Optimizer):
             v = op.MatMul(shares, slots["column"])
         else:
             v = slots["variance"]
-        direction = gradient / op.Sqrt(op.Max(v, self.eps1 * self.eps1))
+        # Not √max(v, eps1²): the square of a small eps1 is 0 in float32.
+        direction = gradient / op.Max(op.Sqrt(v), self.eps1)
         size = op.Max(_rms(op, weight), self.eps2) * op.Min(rate, 1 / step**0.5)
         excess = op.Max(_rms(op, direction) / self.clip, 1.0)
         weight = (1 - rate * self.weight_decay) * weight

@@ -305,6 +305,12 @@ DIFFERENT: Mapping[str, tuple[Callable[[int], dict[str, Any]], str]] = {
     "seed": (lambda rank: {"seed": rank}, "the argument seed"),
     "fewer rows": (lambda rank: {"rows": ROWS - 10 * rank}, "the number of rows"),
     "other rows": (lambda rank: {"shift": rank}, "the column X"),
+    # Longer than what a message shows, and different at its end alone.
+    "a long argument": (
+        lambda rank: {"params": [*["W1"] * 99, f"b{rank + 1}"]},
+        "the argument params",
+    ),
+    "validation": (lambda rank: {"held": rank}, "the validation column X"),
 }
 
 
@@ -313,9 +319,10 @@ def test_processes_that_differ_are_refused_on_all_ranks(what: str) -> None:
     def job(group: ThreadGroup) -> Any:
         options = DIFFERENT[what][0](group.join().rank)
         rows, shift = options.pop("rows", ROWS), options.pop("shift", 0)
+        held = (X + options.pop("held"), Y) if "held" in options else None
         x = X.copy()
         x[0] += shift
-        return training(distributed=group, **options).fit(x[:rows], Y[:rows])
+        return training(distributed=group, **options).fit(x[:rows], Y[:rows], validation_data=held)
 
     start = time.monotonic()
     for error in run_ranks(3, job):

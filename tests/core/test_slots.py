@@ -237,3 +237,14 @@ def test_slots_of_another_shape_are_refused(tmp_path: Path) -> None:
     trainer.save(tmp_path / "wrong")
     with pytest.raises(CheckpointError, match=r"is broken: the optimizer slot 'row/W1' has shape"):
         trainer.restore(tmp_path / "wrong")
+
+
+@pytest.mark.parametrize("eps1", [2.0**-23, 1e-30])
+def test_adafactor_of_gradients_of_zero_stays_finite(eps1: float) -> None:
+    """Class: a bound that is given in float64 and whose square float32 cannot hold."""
+    x, y = np.zeros((12, 5), np.float32), np.zeros((12, 1), np.float32)
+    optimizer = {"name": "adafactor", "eps1": eps1}
+    trainer = make(models.linear(), backend="fused", optimizer=optimizer, epochs=3)
+    before = trainer.get_state()["coef"]
+    trainer.fit(x, y)
+    np.testing.assert_array_equal(trainer.get_state()["coef"], before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import onnx
 import pytest
 
 from ortflex_core.runtime import require_runtime
+from ortflex_plugins.cli.predict import _encode
 from tests.plugins.commands import ortflex, prepare
 from tests.training import regression
 
@@ -166,3 +169,74 @@ def test_class_labels_of_a_pipeline_are_strings(
     result = ortflex("predict", "train.toml", "-o", "out.npz")
     assert result.exit_code == 0, result.output
     np.testing.assert_array_equal(np.load("out.npz")["label"], fitted.predict(X))
+
+
+def test_a_run_of_several_processes_is_used_by_one(folder: Path) -> None:
+    """Class: what says how a training was started, in a recipe whose result is used."""
+    path = folder / "run" / "recipe.toml"
+    path.write_text(f'distributed = "auto"\n{path.read_text()}')
+    for command in (["predict", "run", "-o", "out.npy"], ["evaluate", "run"]):
+        result = ortflex(*command)
+        assert result.exit_code == 0, result.output
+
+
+def test_a_tensor_without_rows_is_not_repeated_for_each_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Class: tensors that do not have one row for each row of the data, over several batches."""
+    result = ortflex("predict", "run", "--tensor", "intercept", "-o", "out.npz")
+    assert result.exit_code == 0, result.output
+    assert "for 40 rows" in result.output
+    assert np.load("out.npz")["intercept"].shape == (1,)
+    np.savez("big.npz", X=np.zeros((5000, 5), np.float32), y=np.zeros((5000, 1), np.float32))
+    result = ortflex("predict", "run", "big.npz", "--tensor", "intercept", "-o", "big.out.npz")
+    assert result.exit_code == 1
+    assert "without a first axis of rows" in result.output
+    assert ortflex("predict", "run", "big.npz", "-o", "big.out.npz").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "a/b", "args"])
+def test_any_name_of_a_tensor_may_be_written(name: str) -> None:
+    content = _encode({name: np.arange(3.0), "y": np.ones(2)}, ".npz")
+    with np.load(io.BytesIO(content)) as found:
+        np.testing.assert_array_equal(found[name], np.arange(3.0))
+        np.testing.assert_array_equal(found["y"], np.ones(2))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a,b", 'c"d', "e\nf"], object),
+        np.array([0.1234567890123456, 1e300, -0.0]),
+        np.array([[0.1, 3e-45], [7.0, np.inf]], np.float32),
+        np.array([2**62, -1]),
+        np.array([True, False]),
+    ],
+    ids=["strings", "float64", "float32", "integers", "booleans"],
+)
+def test_csv_is_read_back_as_it_was(array: np.ndarray) -> None:
+    rows = list(csv.reader(io.StringIO(_encode({"p,q": array}, ".csv").decode())))
+    columns = array.reshape(len(array), -1).shape[1]
+    assert rows[0] == (["p,q"] if columns == 1 else [f"p,q_{k}" for k in range(columns)])
+    found = np.array(rows[1:]).reshape(array.shape)
+    if array.dtype == object:
+        assert found.tolist() == array.tolist()
+    elif array.dtype == bool:
+        assert found.tolist() == [str(value) for value in array]
+    else:
+        np.testing.assert_array_equal(found.astype(array.dtype), array)
+
+
+def test_data_without_labels_and_weights_are_enough(folder: Path) -> None:
+    """Class: columns of the training that predictions do not need."""
+    table = np.hstack([X, Y, np.ones_like(Y)])
+    head = ",".join([*(f"x{k}" for k in range(5)), "y", "w"])
+    np.savetxt("all.csv", table, delimiter=",", header=head, comments="", fmt="%.9g")
+    np.savetxt("x.csv", X, delimiter=",", header=head[:14], comments="", fmt="%.9g")
+    source = '{name = "csv", path = "all.csv", target = ["y"], weight = "w"}'
+    text = RECIPE.replace('"data.npz"', source).replace('"run"', '"weighted"')
+    Path("weighted.toml").write_text(text)
+    assert ortflex("train", "weighted.toml").exit_code == 0
+    result = ortflex("predict", "weighted", "x.csv", "-o", "out.npy")
+    assert result.exit_code == 0, result.output
+    assert np.load("out.npy").shape == (40, 1)

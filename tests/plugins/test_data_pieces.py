@@ -202,7 +202,7 @@ def test_what_cannot_be_split_or_is_needed_at_once_is_refused(store: Write) -> N
             DataError, match=r"steps_per_epoch is the length .*leave it out \(got 3\)"
         ):
             make(models.mlp()).fit(*given, steps_per_epoch=3)
-    with pytest.raises(DataError, match="this needs all of them at once"):
+    with pytest.raises(DataError, match="all rows are needed at once"):
         make(models.mlp()).per_sample_losses(source)
     for wrong in (0, -3, True, 1.5):
         with pytest.raises(ConfigError, match="buffer: "):
