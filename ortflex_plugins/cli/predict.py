@@ -93,7 +93,7 @@ def _encode(arrays: Mapping[str, Array], ending: str) -> bytes:
         return out.getvalue()
     table = array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1)
     heads = [name] if table.shape[1] == 1 else [f"{name}_{k}" for k in range(table.shape[1])]
-    # So many digits that the same number is read back.
+    # Enough digits to read the same number back.
     digits = {"e": 5, "f": 9}.get(table.dtype.char, 17)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
