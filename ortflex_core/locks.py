@@ -90,14 +90,18 @@ class FolderLock:
         return f"process {number}" if number.isdecimal() else "another process"
 
 
-def lock_handle(handle: int, *, wait: bool = False) -> bool | None:
-    """Lock an open file or folder; False if it is locked already, None where there are no locks."""
+def lock_handle(handle: int, *, wait: bool = False, shared: bool = False) -> bool | None:
+    """Lock an open file or folder; False if it is locked already, None where there are no locks.
+
+    Shared locks exclude others only; they need no right to write (Windows has exclusive ones only).
+    """
     try:
         if sys.platform == "win32":
             msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         else:
             # Not lockf, whose locks do not keep two threads of one process apart.
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(handle, kind | (0 if wait else fcntl.LOCK_NB))
     except (BlockingIOError, PermissionError):
         return False
     except OSError:  # the file system knows no locks

@@ -48,12 +48,14 @@ def init(model: Path, output: Path, data: str | None, target: str | None, force:
         raise ConfigError(f"{output} exists and was not changed; overwrite it with --force")
     refuse_recipe(model, "init")
     plugins = Plugins.discover()
-    look = None
+    look, loaded = None, Model(model)
     if data is not None:
+        from ortflex_plugins.cli.look import check_inputs
         from ortflex_plugins.cli.look import look as look_at
 
         look = look_at(data, target, output.parent, plugins)
-    text = template(Model(model), output.parent, plugins, look)
+        check_inputs(loaded, look.inputs, data)
+    text = template(loaded, output.parent, plugins, look)
     write_bytes(output, text.encode())
     if look is not None:
         click.echo(f"wrote {output}; run it: ortflex train {output}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.errors import ConfigError
+from ortflex_core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ortflex_core.model import Model
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Look:
-    """Data for a recipe: the value of its key ``data``, a line for each array, and the labels."""
+    """Data for a recipe: the value of its key ``data``, a line for each array, inputs and labels."""
 
     spec: Any
     lines: list[str]
+    inputs: list[str]
     labels: Array | None
 
 
@@ -31,7 +32,7 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     Raises:
         ConfigError: no data source reads it, or labels of several columns were asked of a source that
             has none.
-        DataError: it cannot be read.
+        DataError: it cannot be read, or has no such labels.
     """
     from ortflex_core.config import Parts
     from ortflex_core.data import Columns
@@ -40,7 +41,11 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     table = parts.as_table("data", path)
     if target is not None:
         table["target"] = target
-    loaded = parts.build("data", table).load()
+    source = parts.build("data", table)
+    try:
+        loaded = source.load()
+    except DataError as error:
+        raise DataError(_with_option(str(error), target)) from error
     if not isinstance(loaded, Columns):
         raise ConfigError(
             f"{path}: these data are read piece by piece; write data = … into the recipe by hand"
@@ -52,7 +57,38 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     if target is not None:
         spec["target"] = target
     labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
-    return Look(spec, lines, labels)
+    return Look(spec, lines, list(loaded.inputs), labels)
+
+
+def check_inputs(model: Model, given: list[str], path: str) -> None:
+    """Check that data feed every input of a model; ``X`` feeds the input of a model with one.
+
+    Raises:
+        ConfigError: an input is missing.
+    """
+    names = [spec.name for spec in model.inputs]
+    missing = [name for name in names if name not in given]
+    if not missing or (len(names) == 1 and given == ["X"]):
+        return
+    alone = " (or X, if it is the only one besides the labels)" if len(names) == 1 else ""
+    raise ConfigError(
+        f"{path}: the model takes {_listed(names)}, but the data have {_listed(given)}; missing: "
+        f"{_listed(missing)}. Rename arrays in the file to {_listed(names)}{alone}, or give --data an "
+        ".npz file or a folder of .npy files with these names. Nothing was written"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:10])) + (", …" if len(names) > 10 else "")
+
+
+def _with_option(text: str, target: str | None) -> str:
+    """An error about missing labels with the option of the command instead of a recipe's key."""
+    column = "y" if target is None else target
+    changed = text.replace('data = { path = …, target = "…" }', "--target NAME")
+    if changed == text and f"no column {column!r}" in text:
+        changed += "; say which column has the labels: --target NAME"
+    return changed
 
 
 def loss_of_labels(model: Model, output: str, labels: Array) -> tuple[str, str] | None:

@@ -39,7 +39,7 @@ def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     single = folders[0] if len(folders) == 1 else None
     target = output or (Path() if single is None else single) / "report.html"
     while True:
-        running = any(is_running(folder) for folder in folders)
+        running = any(is_running(folder) is not False for folder in folders)
         text = report_several(folders) if single is None else page(single)
         write_bytes(target, text.encode())
         if not (watch and running):

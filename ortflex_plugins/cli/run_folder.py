@@ -79,6 +79,9 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
     lock = FolderLock(".run.lock")
     try:
         free = lock.acquire(folder)
+        if not free:  # `ortflex report` holds it for a moment while it looks
+            time.sleep(0.1)
+            free = lock.acquire(folder)
     except OSError as error:
         raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
     if not free:
@@ -236,12 +239,13 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "plugins": _owners(trainer),
         "hooks": trainer.hooks.installed,
+        "state": "begun",
     }
     _write_json(folder / _VERSIONS, versions)
 
 
 def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
-    """Write trained.onnx, history.csv, measures.json, the backend and, with matplotlib, loss.png.
+    """Write the results, the backend and how the training ended; with matplotlib, loss.png.
 
     Raises:
         OutputError: the folder cannot be written to.
@@ -252,7 +256,12 @@ def finish(folder: Path, trainer: Trainer, measures: Measures) -> None:
     write_bytes(folder / "measures.json", json.dumps(measures.content()).encode())
     path = folder / _VERSIONS
     versions = json.loads(path.read_text())
-    _write_json(path, {**versions, "backend": trainer.backend_, "device": trainer.device.name})
+    done = {
+        "backend": trainer.backend_,
+        "device": trainer.device.name,
+        "state": "interrupted" if history.interrupted else "finished",
+    }
+    _write_json(path, {**versions, **done})
     if len(history) and importlib.util.find_spec("matplotlib") is not None:
         write_bytes(folder / "loss.png", _plot(history))
 

@@ -41,7 +41,7 @@ def report(folder: Path) -> str:
         ) from error
     parts = [*shown, _graph(folder), _recipe(run.recipe), _versions(versions)]
     title = f"Training {folder.resolve().name}"
-    return html.page(title, "\n".join(parts), refresh=run.state == "running")
+    return html.page(title, "\n".join(parts), refresh=run.may_run)
 
 
 def _summary(run: Run) -> str:

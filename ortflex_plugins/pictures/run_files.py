@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import attrs
 
 from ortflex_core.errors import ConfigError
-from ortflex_core.locks import FolderLock
+from ortflex_core.locks import lock_handle
 
 _LOCK = ".run.lock"
 
@@ -22,7 +23,8 @@ _LOCK = ".run.lock"
 class Run:
     """A run folder: the text and the keys of its recipe, and what else there is.
 
-    ``state`` is ``finished``, ``running`` or ``stopped``.
+    ``state`` is ``finished``, ``interrupted`` (Ctrl-C), ``stopped`` (killed, or failed), ``running``,
+    or ``running or stopped`` where the file system has no locks.
     """
 
     recipe: str
@@ -31,6 +33,11 @@ class Run:
     versions: dict[str, Any]
     measures: dict[str, Any]
     state: str
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the run may have more epochs soon."""
+        return self.state.startswith("running")
 
 
 def read_run(folder: Path) -> Run:
@@ -49,29 +56,51 @@ def read_run(folder: Path) -> Run:
         keys = tomllib.loads(recipe)
     except (ValueError, RecursionError):  # the page shows its text
         keys = {}
-    running = is_running(folder)
-    finished = (folder / "trained.onnx").is_file()
+    versions = _json(folder / "versions.json")
+    mark = versions.pop("state", None)
     return Run(
         recipe,
         keys,
         _history(folder / "history.csv"),
-        _json(folder / "versions.json"),
+        versions,
         _json(folder / "measures.json"),
-        "running" if running else "finished" if finished else "stopped",
+        _state(folder, mark),
     )
 
 
-def is_running(folder: Path) -> bool:
-    """Whether a training holds the folder's lock."""
-    if not (folder / _LOCK).is_file():
+def is_running(folder: Path) -> bool | None:
+    """Whether a training holds the folder's lock; None where that cannot be known.
+
+    The lock's file is left as it is, and a lock on it is shared and held for a moment.
+    """
+    path = folder / _LOCK
+    if not path.is_file():  # a pipe would wait for its writer
         return False
-    lock = FolderLock(_LOCK)
     try:
-        free = lock.acquire(folder)
-    except OSError:  # a folder that may be read only
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
         return False
-    lock.release()
-    return not free
+    except OSError:
+        return None
+    try:
+        free = lock_handle(handle, shared=True)
+    finally:
+        os.close(handle)
+    return None if free is None else not free
+
+
+def _state(folder: Path, mark: object) -> str:
+    """How far a run is, by its lock and the mark in versions.json."""
+    running = is_running(folder)
+    if running:
+        return "running"
+    if mark in ("finished", "interrupted"):
+        written = (folder / "trained.onnx").is_file()
+        return str(mark) if written else "stopped"
+    if running is None:
+        return "running or stopped"
+    # Earlier versions wrote no mark.
+    return "finished" if mark is None and (folder / "trained.onnx").is_file() else "stopped"
 
 
 def _read_text(path: Path) -> str:

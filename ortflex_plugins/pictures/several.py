@@ -7,26 +7,57 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflex_core.errors import ConfigError
+from ortflex_core.errors import MALFORMED, ConfigError, OrtflexError
 from ortflex_plugins.pictures import charts, html
 from ortflex_plugins.pictures.charts import Numbers
 from ortflex_plugins.pictures.run_files import Run, read_run
 
 _LONGEST = 200
+_LARGEST = 1e307  # the difference of two values, and of the ticks around them, is still finite
 
 
 def report_several(folders: Sequence[Path]) -> str:
     """The page of several folders that ``ortflex train`` wrote; it refers to nothing outside.
 
+    A folder that is no run folder, or has a broken file, is listed with the reason.
+
     Raises:
-        ConfigError: a folder is no run folder or is given twice, or a file in it is broken.
+        ConfigError: a folder is given twice, or every folder is broken.
     """
     if len({path.resolve() for path in folders}) < len(folders):
         raise ConfigError("report: a run folder is given twice; give each once")
-    runs = {n: read_run(f) for n, f in zip(_names(folders), folders, strict=True)}
-    body = [_results(runs), _curves(runs), _differences(runs)]
-    running = any(run.state == "running" for run in runs.values())
-    return html.page(f"{len(runs)} trainings", "\n".join(body), refresh=running)
+    runs: dict[str, Run] = {}
+    broken: dict[str, str] = {}
+    for name, folder in zip(_names(folders), folders, strict=True):
+        try:
+            runs[name] = _drawable(name, folder)
+        except (OrtflexError, OSError, RecursionError, *MALFORMED) as error:
+            known = isinstance(error, OrtflexError)
+            broken[name] = str(error) if known else f"{type(error).__name__}: {error}"
+    if not runs:
+        raise ConfigError([f"{name} is broken: {reason}" for name, reason in broken.items()])
+    body = [_results(runs, broken), _curves(runs), _differences(runs)]
+    running = any(run.may_run for run in runs.values())
+    return html.page(f"{len(folders)} trainings", "\n".join(body), refresh=running)
+
+
+def _drawable(name: str, folder: Path) -> Run:
+    """A run of which each part of the page can be made.
+
+    Raises:
+        ConfigError: one of its files is broken.
+    """
+    run = read_run(folder)
+    for column, values in run.history.items():
+        large = next((v for v in values if math.isfinite(v) and abs(v) > _LARGEST), None)
+        if large is not None:
+            raise ConfigError(
+                f"history.csv: {column} has {large:g}; a chart shows numbers up to {_LARGEST:g}"
+            )
+    only = {name: run}
+    for part in (_results, _curves, _differences):
+        part(only)
+    return run
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -44,7 +75,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _results(runs: Mapping[str, Run]) -> str:
+def _results(runs: Mapping[str, Run], broken: Mapping[str, str] | None = None) -> str:
     columns = [n for n in _columns(runs) if n == "loss" or n.startswith("validation_")]
     head = ["run", "state", "epochs", *(f"last {n.replace('_', ' ')}" for n in columns), "seconds"]
     rows = []
@@ -54,6 +85,8 @@ def _results(runs: Mapping[str, Run]) -> str:
             last = [v for v in run.history.get(column, ()) if math.isfinite(v)]
             cells.append(f"{last[-1]:.5g}" if last else "–")
         rows.append([*cells, f"{sum(run.history.get('seconds', ())):.3g}"])
+    for name, reason in (broken or {}).items():
+        rows.append([name, f"broken: {reason}", *["–"] * (len(head) - 2)])
     return "<h2>Results</h2>" + _table(head, rows)
 
 

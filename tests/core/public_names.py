@@ -63,7 +63,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_core.training": (),
         "ortflex_core.construct": ("component_schema", "expected", "field_types"),
         "ortflex_core.files": ("OutputError", "make_folder", "write_bytes"),
-        "ortflex_core.locks": ("FolderLock",),
+        "ortflex_core.locks": ("FolderLock", "lock_handle"),
         "ortflex_core.testing": (),
     },
 }

@@ -1,13 +1,17 @@
-"""The command line in tests: a call, and a folder with a model, data and a recipe."""
+"""The command line in tests: a call, a folder with a model, data and a recipe, and Ctrl-C."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 from click.testing import CliRunner, Result
 
+from ortflex_core import Trainer
+from ortflex_core.hooks import hook
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import regression
@@ -24,3 +28,21 @@ def prepare(folder: Path, recipe: str) -> Path:
     np.savez(folder / "data.npz", X=x, y=y)
     (folder / "train.toml").write_text(recipe)
     return folder
+
+
+def interrupting(
+    fit: Callable[..., Any], error: type[BaseException] = KeyboardInterrupt
+) -> Callable[..., Any]:
+    """Trainer.fit with a Ctrl-C, or another end, after the second epoch."""
+
+    class Stop:
+        @hook
+        def epoch_start(self, progress: Any) -> None:
+            if progress.epoch == 2:
+                raise error
+
+    def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
+        self.hooks.register(Stop())
+        return fit(self, *args, **options)
+
+    return wrapped

@@ -7,9 +7,7 @@ import importlib.metadata
 import json
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -22,7 +20,7 @@ from ortflex_core.training.trainer import Trainer
 from ortflex_plugins.cli import reference
 from ortflex_plugins.cli.main import COMMANDS, main
 from tests import children, models
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import interrupting, ortflex, prepare
 from tests.training import plugins, regression
 
 ROOT = Path(__file__).parents[2]
@@ -191,23 +189,6 @@ def test_debugging_shows_the_traceback(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ORTFLEX_DEBUG", "1")
     result = ortflex("train", "train.toml", "epocs=3")
     assert type(result.exception).__name__ == "ConfigError"
-
-
-def interrupting(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Trainer.fit with a Ctrl-C after the second epoch."""
-    from ortflex_core.hooks import hook
-
-    class Stop:
-        @hook
-        def epoch_start(self, progress: Any) -> None:
-            if progress.epoch == 2:
-                raise KeyboardInterrupt
-
-    def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
-        self.hooks.register(Stop())
-        return fit(self, *args, **options)
-
-    return wrapped
 
 
 def test_ctrl_c_keeps_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

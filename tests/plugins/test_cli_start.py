@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
+import json
+import os
+import re
+import shutil
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,11 +17,13 @@ import numpy as np
 import onnx
 import pytest
 
+from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
 from ortflex_core.locks import FolderLock
+from ortflex_plugins.pictures.run_files import is_running
 from ortflex_plugins.pictures.several import report_several
 from tests import models
-from tests.plugins.commands import ortflex, prepare
+from tests.plugins.commands import interrupting, ortflex, prepare
 from tests.training import regression
 
 X, Y = regression()
@@ -79,6 +87,7 @@ def test_a_column_of_labels_by_name(folder: Path) -> None:
     missing = ortflex("init", "model.onnx", "--data", "d.csv", "-o", "new.toml")
     assert missing.exit_code == 1
     assert "no column 'y'" in missing.output
+    assert "--target NAME" in missing.output
     assert not (folder / "new.toml").exists()
     call = ("init", "model.onnx", "--data", "d.csv", "--target", "species", "-o", "new.toml")
     assert ortflex(*call).exit_code == 0
@@ -86,6 +95,46 @@ def test_a_column_of_labels_by_name(folder: Path) -> None:
     assert recipe["data"] == {"name": "csv", "path": "d.csv", "target": "species"}
     assert recipe["loss"] == "softmax_cross_entropy"
     assert ortflex("train", "new.toml", "epochs=1", "output=run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fits"),
+    [
+        ({"features": X}, False),
+        ({"features": X, "more": X}, False),
+        ({"X": X, "more": X}, False),  # the model's input has another name: X is not the only one
+        ({"X": X}, True),
+        ({"input": X, "more": X}, True),
+    ],
+)
+def test_inputs_of_other_names_are_refused_before_the_file_is_written(
+    folder: Path, arrays: dict[str, Any], fits: bool
+) -> None:
+    """What `init` lets through, `train` takes, and the other way round."""
+    model = models.linear()
+    model.graph.input[0].name = model.graph.node[0].input[0] = "input"
+    onnx.save(model, "model.onnx")
+    np.savez("odd.npz", label=Y, **arrays)
+    call = ("init", "model.onnx", "--data", "odd.npz", "--target", "label", "-o", "new.toml")
+    result = ortflex(*call)
+    assert (result.exit_code == 0) is fits
+    assert (folder / "new.toml").exists() is fits
+    if not fits:
+        assert f"takes 'input', but the data have {', '.join(map(repr, arrays))}" in result.output
+        assert "Rename arrays in the file to 'input' (or X" in result.output
+    recipe = BASE + 'data = { name = "npz", path = "odd.npz", target = "label" }\n'
+    Path("train.toml").write_text(recipe.replace('data = "data.npz"\n', ""))
+    assert (ortflex("train", "train.toml", "epochs=1").exit_code == 0) is fits
+
+
+@pytest.mark.parametrize("target", [(), ("--target", "lable")])
+def test_missing_labels_name_the_option(folder: Path, target: tuple[str, ...]) -> None:
+    np.savez("odd.npz", X=X, label=Y)
+    result = ortflex("init", "model.onnx", "--data", "odd.npz", *target, "-o", "new.toml")
+    assert result.exit_code == 1
+    assert "Say which it is: --target NAME" in result.output
+    assert "data = {" not in result.output
+    assert not (folder / "new.toml").exists()
 
 
 def test_without_data_the_choice_is_explained(folder: Path) -> None:
@@ -130,7 +179,7 @@ def test_runs_of_one_name_and_hostile_names(runs: list[str]) -> None:
     with pytest.raises(ConfigError, match="given twice"):
         report_several([Path("a/<b>x"), Path("b/../a/<b>x")])
     with pytest.raises(ConfigError, match="is not a run folder"):
-        report_several([Path("a/<b>x"), Path("a")])
+        report_several([Path("a"), Path("b")])
 
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(
@@ -155,3 +204,122 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(
     assert 'http-equiv="refresh" content="5"' in written[0]
     assert 'http-equiv="refresh"' not in Path("quick/report.html").read_text("utf-8")
     assert ">3</b><span>epochs" in written[0]
+
+
+def _state(name: str) -> str:
+    """What the page of several runs says of one."""
+    text = report_several([Path(name)])
+    found = re.search(rf"<td>{name}</td><td>([^<]*)</td>", text)
+    assert found is not None
+    return found[1]
+
+
+def test_an_interrupted_run_is_not_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C writes the weights so far; a run that was resumed and killed has them of before."""
+    Path("train.toml").write_text(BASE + 'callbacks = ["checkpoint"]\n')
+    call = ("train", "train.toml", "output=run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", interrupting(Trainer.fit))
+        assert ortflex(*call).exit_code == 130
+    assert Path("run/trained.onnx").is_file()
+    assert _state("run") == "interrupted"
+    assert ortflex("report", "run").exit_code == 0
+    assert "<b>interrupted</b>" in Path("run/report.html").read_text("utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", interrupting(Trainer.fit, SystemExit))  # it writes no result
+        ortflex(*call, "--resume", "run")
+    assert Path("run/trained.onnx").is_file()
+    assert _state("run") == "stopped"
+    last = ortflex(*call, "--resume", "run")
+    assert last.exit_code == 0, last.output
+    assert _state("run") == "finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("history.csv", "epoch,loss\n1,1e308\n2,-1e308\n", "loss has 1e+308"),
+        ("history.csv", "epoch,loss\n1,1.7e308\n", "loss has 1.7e+308"),
+        ("history.csv", "epoch,loss\n1,x\n", "is not a History"),
+        ("versions.json", "[]", "expected an object"),
+        ("recipe.toml", "a" + ".a" * 3000 + " = 1\n", "broken: RecursionError"),
+        ("recipe.toml", None, "is not a run folder"),
+    ],
+)
+def test_a_broken_run_is_listed_and_the_others_are_drawn(
+    runs: list[str], name: str, content: str | None, reason: str
+) -> None:
+    shutil.copytree("slow", "bad")
+    Path("bad", name).unlink()
+    if content is not None:
+        Path("bad", name).write_text(content)
+    result = ortflex("report", *runs, "bad")
+    assert result.exit_code == 0, result.output
+    text = Path("report.html").read_text("utf-8")
+    row = re.search(r"<td>bad</td><td>(broken: [^<]*)</td>", text)
+    assert row is not None
+    assert reason in html.unescape(row[1])
+    assert text.count("<td>finished</td>") == 2
+    assert text.count("<figure>") == 2
+    with pytest.raises(ConfigError, match="bad is broken: "):
+        report_several([Path("bad")])
+
+
+def test_large_values_of_two_runs_are_drawn_together(runs: list[str]) -> None:
+    """Each is drawn alone, so neither may end the page of both."""
+    for name, value in zip(runs, ("1e307", "-1e307"), strict=True):
+        Path(name, "history.csv").write_text(f"epoch,loss\n1,{value}\n")
+    text = report_several([Path(name) for name in runs])
+    assert "broken" not in text
+    assert "nan" not in text.split("<h2>Curves</h2>")[1].split("<h2>")[0]
+
+
+# ---------------------------------------------------------------------- the lock of a training
+
+
+def test_a_look_leaves_the_lock_alone(runs: list[str]) -> None:
+    """A lock that a killed training left is neither removed nor emptied; it can be read only."""
+    path = Path("quick/.run.lock")
+    path.write_text("12345\n")
+    path.chmod(0o444)
+    before = path.stat()
+    assert is_running(Path("quick")) is False
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert path.read_text() == "12345\n"
+
+
+def test_without_locks_a_run_may_go_on(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("quick/.run.lock")
+    monkeypatch.setattr("ortflex_plugins.pictures.run_files.lock_handle", lambda *_, **__: None)
+    assert is_running(Path("quick")) is False  # no training has left a lock
+    path.write_text("12345\n")
+    assert is_running(Path("quick")) is None
+    assert _state("quick") == "finished"
+    versions = Path("quick/versions.json")
+    versions.write_text(json.dumps({**json.loads(versions.read_text()), "state": "begun"}))
+    assert _state("quick") == "running or stopped"
+    assert path.read_text() == "12345\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks of another kind")
+def test_a_training_that_starts_during_a_look_is_not_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look's shared lock is there at the first try, and not at the second."""
+    import fcntl
+
+    Path("run").mkdir()
+    handle = os.open("run/.run.lock", os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+    monkeypatch.setattr("time.sleep", wait)
+    done = ortflex("train", "train.toml", "output=run")
+    os.close(handle)
+    assert done.exit_code == 0, done.output
+    assert len(waits) == 1
