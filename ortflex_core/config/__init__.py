@@ -10,18 +10,17 @@ Add here: an argument of the Trainer, in :class:`Arguments`
 """
 
 from ortflex_core.config.arguments import (
-    KEY_SYNONYMS,
     Arguments,
     device_spec,
     kinds_of_plugins,
     plain_help,
+    translate_key,
 )
 from ortflex_core.config.parts import Parts, to_plain
 from ortflex_core.config.recipe import Recipe, key_choices
 from ortflex_core.config.toml import to_toml
 
 __all__ = [
-    "KEY_SYNONYMS",
     "Arguments",
     "Parts",
     "Recipe",
@@ -31,4 +30,5 @@ __all__ = [
     "plain_help",
     "to_plain",
     "to_toml",
+    "translate_key",
 ]

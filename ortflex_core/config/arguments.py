@@ -120,7 +120,16 @@ KEY_SYNONYMS: Mapping[str, str] = {
     "max_grad_norm": "clip_norm",
     "gradient_accumulation_steps": "accumulate",
 }
-"""What other libraries call arguments; messages translate it."""
+"""Keys by the names that other libraries give them, for messages."""
+
+
+def translate_key(name: str) -> str:
+    """The key that other libraries call ``name``; other names are returned as they are.
+
+    >>> translate_key("lr"), translate_key("epochs")
+    ('learning_rate', 'epochs')
+    """
+    return KEY_SYNONYMS.get(name.lower(), name)
 
 
 def is_number(value: Any) -> bool:

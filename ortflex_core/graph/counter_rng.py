@@ -49,7 +49,7 @@ def normal(op: Ops, like: Tensor, step: Host, *, seed: int, name: str) -> Tensor
     """Return independent numbers of the standard normal distribution, of the type and shape of ``like``.
 
     z = sqrt(−2·ln u₁)·sin(2π·u₂), computed in float64 from the two halves of one word an element, so
-    that rounding to float32 leaves the same bits wherever it is computed. |z| is below 6.8.
+    that rounding to float32 leaves the same bits wherever it is computed. Every z is between −6.8 and 6.8.
 
     Args:
         op: the operators of the graph.

@@ -17,10 +17,10 @@ class TakesKeys(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from ortflex_core.config import KEY_SYNONYMS, Recipe
+            from ortflex_core.config import Recipe, translate_key
 
             key = error.option_name.lstrip("-").replace("-", "_")
-            key = KEY_SYNONYMS.get(key.lower(), key)
+            key = translate_key(key)
             if key.partition(".")[0] in attrs.fields_dict(Recipe):
                 text = f"{error.option_name} is not an option but a key: write {key}=…"
                 raise click.UsageError(text, ctx) from None

@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.config import KEY_SYNONYMS
-from ortflex_core.config.arguments import Arguments
+from ortflex_core.config.arguments import KEY_SYNONYMS, Arguments
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.construct import component_schema
 from ortflex_core.errors import ConfigError, DataError, PluginError
