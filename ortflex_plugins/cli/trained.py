@@ -102,13 +102,15 @@ def features(made: Any) -> Any:
     except DataError:
         if not hasattr(made, "target"):
             raise
-        loaded = None
-        with contextlib.suppress(DataError):
-            unlabelled: dict[str, Any] = {"target": {}} | (
-                {"weight": None} if hasattr(made, "weight") else {}
-            )
-            loaded = attrs.evolve(made, **unlabelled).load()
-        if loaded is None:
+        # Columns that are there are still left out of the features.
+        absent: list[dict[str, Any]] = [{"target": {}}]
+        if hasattr(made, "weight"):
+            absent += [{"weight": None}, {"target": {}, "weight": None}]
+        for changes in absent:
+            with contextlib.suppress(DataError):
+                loaded = attrs.evolve(made, **changes).load()
+                break
+        else:
             raise
     if isinstance(loaded, Columns):
         return attrs.evolve(loaded, labels={}, weights={})

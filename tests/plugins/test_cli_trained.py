@@ -227,16 +227,21 @@ def test_csv_is_read_back_as_it_was(array: np.ndarray) -> None:
         np.testing.assert_array_equal(found.astype(array.dtype), array)
 
 
-def test_data_without_labels_and_weights_are_enough(folder: Path) -> None:
-    """Class: columns of the training that predictions do not need."""
+@pytest.mark.parametrize("there", [(), ("y",), ("w",), ("y", "w")])
+def test_data_without_labels_or_weights_are_enough(folder: Path, there: tuple[str, ...]) -> None:
+    """Class: columns of the training that predictions do not need; none becomes a feature."""
     table = np.hstack([X, Y, np.ones_like(Y)])
     head = ",".join([*(f"x{k}" for k in range(5)), "y", "w"])
     np.savetxt("all.csv", table, delimiter=",", header=head, comments="", fmt="%.9g")
-    np.savetxt("x.csv", X, delimiter=",", header=head[:14], comments="", fmt="%.9g")
+    chosen = np.hstack([X, *(Y for _ in there)])
+    head = ",".join([*(f"x{k}" for k in range(5)), *there])
+    np.savetxt("x.csv", chosen, delimiter=",", header=head, comments="", fmt="%.9g")
     source = '{name = "csv", path = "all.csv", target = ["y"], weight = "w"}'
     text = RECIPE.replace('"data.npz"', source).replace('"run"', '"weighted"')
     Path("weighted.toml").write_text(text)
     assert ortflex("train", "weighted.toml").exit_code == 0
     result = ortflex("predict", "weighted", "x.csv", "-o", "out.npy")
     assert result.exit_code == 0, result.output
-    assert np.load("out.npy").shape == (40, 1)
+    weights = onnx.load("weighted/trained.onnx").graph.initializer
+    coef, intercept = (onnx.numpy_helper.to_array(t).astype(np.float64) for t in weights)
+    np.testing.assert_allclose(np.load("out.npy"), X @ coef + intercept, rtol=1e-4, atol=1e-5)
