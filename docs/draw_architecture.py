@@ -52,7 +52,7 @@ DATA: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "programs": ("loss", "one ONNX graph or several", "ortflex_core/programs/step.py", ("Engine",)),
     "Preparation": (
-        *("penalty", "types and shapes of the graphs", "ortflex_core/training/preparation.py"),
+        *("penalty", "types and shapes of the graphs", "ortflex_core/feed/preparation.py"),
         ("Source",),
     ),
     "Source": ("penalty", "batches, epoch after epoch", "ortflex_core/data/batches.py", ("Loop",)),
@@ -98,7 +98,7 @@ def place(module: str) -> str | None:
     inner = ortflex_core._PLACES.get(inner, inner).partition(".")[0]
     if parts[0] == "ortflex_plugins":
         return PLUGINS if inner in KINDS else inner or None
-    if inner == "check" or (ROOT / "ortflex_core" / inner).is_dir():
+    if (ROOT / "ortflex_core" / inner).is_dir():
         return inner or None
     return FLAT
 
@@ -164,7 +164,7 @@ def packages() -> Level:
     }
     items = []
     for box in order:
-        core = (ROOT / "ortflex_core" / box).is_dir() or box == "check"
+        core = (ROOT / "ortflex_core" / box).is_dir()
         kind = kinds.get(box, "forward" if core else "update")
         chips = tuple(Chip(text, "plain") for text in says.get(box, ()))
         items.append(Item(title=box, kind=kind, chips=chips))

@@ -45,10 +45,10 @@ _PLACES = {
     "reference": "double=double_precision parting=divergence inference_check=export_check",
     "config": "recipe_parts=parts toml arguments",
     "checkpoints": "checkpoint record saved folders",
+    "feed": "preparation feeding=feed",
     "views": "display=progress",
     "training": (
-        "trainer setup live=state judging=state fitting=fit loop "
-        "preparation feeding=feed checkpointing pickling differences "
+        "trainer setup live=state judging=state fitting=fit loop checkpointing pickling differences "
         "fingerprint"
     ),
     "comparison": "compare=comparison",

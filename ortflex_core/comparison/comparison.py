@@ -30,6 +30,7 @@ from ortflex_core.errors import (
     Unsupported,
     suggest,
 )
+from ortflex_core.feed.feed import Feed
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import Updating
@@ -37,7 +38,6 @@ from ortflex_core.protocols import Engine
 from ortflex_core.reference import divergence, export_check
 from ortflex_core.reference.divergence import Difference, Found, Step
 from ortflex_core.reference.double_step import Double
-from ortflex_core.training.feed import Feed
 from ortflex_core.training.loop import beginning
 from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array

@@ -14,8 +14,8 @@ from ortflex_core.config.arguments import (
     device_spec,
     kinds_of_plugins,
     plain_help,
-    translate_key,
 )
+from ortflex_core.config.keys import translate_key
 from ortflex_core.config.parts import Parts, to_plain
 from ortflex_core.config.recipe import Recipe, key_choices
 from ortflex_core.config.toml import to_toml

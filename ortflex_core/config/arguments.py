@@ -7,172 +7,35 @@ that the registry looks up, and no code here or elsewhere in the core asks for t
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import attrs
-import numpy as np
 
-from ortflex_core.component import MOST, expected_count, is_count
-from ortflex_core.errors import ConfigError, short_repr
+from ortflex_core.config.checks import (
+    Check,
+    check_choice,
+    check_count,
+    check_dropout,
+    check_flag,
+    check_flag_or_none,
+    check_names,
+    check_names_or,
+    check_nothing,
+    check_positive,
+    check_threads,
+    immutable,
+    several,
+    texts,
+)
+from ortflex_core.errors import ConfigError
 from ortflex_core.problem.groups import GROUP_KEYS, table_problems
 
-MOST_THREADS = 1024
-"""The most threads inside an operator; a session never has more than there are processors."""
 MOST_SEED = 2**63 - 1
 COMPONENT = "a name, or a table with the key name and parameters"
 """The values in a file that stand for one component."""
 _COMPONENTS = "a list of names or tables"
-
-Check = Callable[[str, Any], Iterable[str]]
-"""What is wrong with the value of an argument of that name, one line each."""
-
-
-# ---------------------------------------------------------------------- how values are kept
-
-
-def immutable(value: Any) -> Any:
-    """Lists as tuples at any depth, so that arguments from files and from Python compare equal.
-
-    >>> immutable({"milestones": [3, 6]})
-    {'milestones': (3, 6)}
-    """
-    if isinstance(value, Mapping):
-        return {key: immutable(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return tuple(immutable(inner) for inner in value)
-    return value
-
-
-def several(given: Any) -> tuple[Any, ...]:
-    """The elements of a list; a single name, table or object is a list of one."""
-    alone = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
-    return (immutable(given),) if alone else tuple(immutable(part) for part in given)
-
-
-def _texts(given: Any) -> Any:
-    """One name or several as a tuple; any other value stays as it is, and the check refuses it."""
-    return several(given) if isinstance(given, Iterable) else given
-
-
-# ---------------------------------------------------------------------- what is wrong with values
-
-
-def names(argument: str, given: Any) -> list[str]:
-    """One name or several.
-
-    Raises:
-        ConfigError: something else.
-    """
-    problems = list(_check_names(argument, texts := _texts(given)))
-    if problems:
-        raise ConfigError(problems)
-    return list(texts)
-
-
-def _check_names(name: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
-        given = list(value) if isinstance(value, tuple) else value
-        yield f"{name}: expected a name or a list of names, got {given!r}"
-
-
-def _check_names_or(*others: Any) -> Check:
-    def check(name: str, value: Any) -> Iterator[str]:
-        if not any(value is other for other in others):
-            yield from _check_names(name, value)
-
-    return check
-
-
-def _check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> Iterator[str]:
-    if not is_count(value, least, most):
-        yield f"{name}: {expected_count(value, least, most)}"
-
-
-def _check_threads(name: str, value: Any) -> Iterator[str]:
-    if not (isinstance(value, str) and value == "auto"):
-        for line in _check_count(name, value, most=MOST_THREADS):
-            yield line.replace("expected an", "expected 'auto' or an")
-
-
-KEY_SYNONYMS: Mapping[str, str] = {
-    "lr": "learning_rate",
-    "rate": "learning_rate",
-    "batch": "batch_size",
-    "batchsize": "batch_size",
-    "n_epochs": "epochs",
-    "num_epochs": "epochs",
-    "max_iter": "epochs",
-    "criterion": "loss",
-    "objective": "loss",
-    "opt": "optimizer",
-    "solver": "optimizer",
-    "scheduler": "schedule",
-    "lr_scheduler": "schedule",
-    "regularization": "penalty",
-    "random_state": "seed",
-    "validation_data": "validation",
-    "validation_split": "validation",
-    "out": "output",
-    "verbose": "progress",
-    "max_grad_norm": "clip_norm",
-    "gradient_accumulation_steps": "accumulate",
-}
-"""Keys by the names that other libraries give them, for messages."""
-
-
-def translate_key(name: str) -> str:
-    """The key that other libraries call ``name``; other names are returned as they are.
-
-    >>> translate_key("lr"), translate_key("epochs")
-    ('learning_rate', 'epochs')
-    """
-    return KEY_SYNONYMS.get(name.lower(), name)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a real, finite number of Python or numpy, and not a boolean."""
-    real = isinstance(value, int | float | np.integer | np.floating)
-    # isfinite fails for integers beyond
-    return real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _check_positive(name: str, value: Any) -> Iterator[str]:
-    if value is not None and not (is_number(value) and value > 0):
-        yield f"{name}: expected a finite number > 0, got {short_repr(value)}"
-
-
-def _check_choice(*choices: str) -> Check:
-    def check(name: str, value: Any) -> Iterator[str]:
-        if not (isinstance(value, str) and value in choices):
-            yield f"{name}: expected {' or '.join(map(repr, choices))}, got {short_repr(value)}"
-
-    return check
-
-
-def _check_dropout(name: str, value: Any) -> Iterator[str]:
-    named = isinstance(value, str) and value in ("file", "off")
-    if not (named or (is_number(value) and 0 <= value < 1)):
-        yield f"{name}: expected 'file', 'off' or a number >= 0 and < 1, got {short_repr(value)}"
-
-
-def _check_flag(name: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, bool | np.bool_):
-        yield f"{name}: expected True or False, got {short_repr(value)}"
-
-
-def _check_flag_or_none(name: str, value: Any) -> Iterator[str]:
-    return iter(()) if value is None else _check_flag(name, value)
-
-
-def _check_nothing(name: str, value: Any) -> Iterator[str]:
-    """The registry or the model decides."""
-    return iter(())
-
-
-# ---------------------------------------------------------------------- the list
 
 
 def argument(
@@ -183,7 +46,7 @@ def argument(
     of: str = "",
     short_for: str = "",
     keep: Callable[[Any], Any] = immutable,
-    check: Check = _check_nothing,
+    check: Check = check_nothing,
 ) -> Any:
     """A field of :class:`Arguments` or of a class with more keys.
 
@@ -226,8 +89,8 @@ class Arguments:
     params: str | Iterable[str] | None = argument(
         "what is trained: names, globs and ``!glob``; by default every parameter that is found",
         None,
-        keep=_texts,
-        check=_check_names_or(None),
+        keep=texts,
+        check=check_names_or(None),
     )
     penalty: Any = argument(
         "what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``",
@@ -238,7 +101,7 @@ class Arguments:
     # Plain gradient descent: comparisons see gradients in the weights that it moves.
     optimizer: Any = argument("how weights move", "sgd", kind=COMPONENT, of="optimizers")
     learning_rate: float | None = argument(
-        "how far weights move; by default the optimizer's own", None, check=_check_positive
+        "how far weights move; by default the optimizer's own", None, check=check_positive
     )
     schedule: Any = argument(
         "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
@@ -255,13 +118,13 @@ class Arguments:
     clip_value: float | None = argument(
         "the largest absolute value of an element of a gradient",
         None,
-        check=_check_positive,
+        check=check_positive,
         short_for="transforms",
     )
     clip_norm: float | None = argument(
         "the largest Euclidean norm of all gradients, whose elements are bounded before",
         None,
-        check=_check_positive,
+        check=check_positive,
         short_for="transforms",
     )
     transforms: Any = argument(
@@ -274,7 +137,7 @@ class Arguments:
     accumulate: int = argument(
         "how many batches make a step, of every process; their gradients are those of one large batch",
         1,
-        check=_check_count,
+        check=check_count,
     )
     constraint: Any = argument(
         "where weights may be: one constraint on all, or ``{parameter glob: constraint}``",
@@ -308,17 +171,17 @@ class Arguments:
         of="process_groups",
     )
     batch_size: int = argument(
-        "rows a step; reduced to the number of rows where there are fewer", 32, check=_check_count
+        "rows a step; reduced to the number of rows where there are fewer", 32, check=check_count
     )
-    epochs: int = argument("passes over the data", 10, check=_check_count)
-    shuffle: bool = argument("a new random order every epoch", True, check=_check_flag)
+    epochs: int = argument("passes over the data", 10, check=check_count)
+    shuffle: bool = argument("a new random order every epoch", True, check=check_flag)
     seed: int = argument(
-        "of everything random", 0, check=partial(_check_count, least=0, most=MOST_SEED)
+        "of everything random", 0, check=partial(check_count, least=0, most=MOST_SEED)
     )
     reduction: Literal["mean", "sum"] = argument(
         "``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l",
         "mean",
-        check=_check_choice("mean", "sum"),
+        check=check_choice("mean", "sum"),
     )
     metrics: Any = argument(
         "one or several, evaluated on the validation data and by ``Trainer.evaluate``",
@@ -340,52 +203,52 @@ class Arguments:
     reinitialize: bool | str | Iterable[str] = argument(
         "True, or names and globs of parameters that start from new random values",
         False,
-        keep=_texts,
-        check=_check_names_or(True, False),
+        keep=texts,
+        check=check_names_or(True, False),
     )
     check_finite: bool = argument(
-        "refuse data with NaN or infinity (checked once an array)", True, check=_check_flag
+        "refuse data with NaN or infinity (checked once an array)", True, check=check_flag
     )
     batch_norm: Literal["train", "freeze"] = argument(
         "``train`` updates the running statistics where they are initializers",
         "train",
-        check=_check_choice("train", "freeze"),
+        check=check_choice("train", "freeze"),
     )
     dropout: Literal["file", "off"] | float = argument(
         "``file`` trains with the file's ratios; ``off``, or a ratio for all",
         "file",
-        check=_check_dropout,
+        check=check_dropout,
     )
     threads: int | Literal["auto"] = argument(
         "threads inside an operator; ``auto`` is one for a step under 50 million operations, for "
         "which more are slower, and otherwise one for every processor",
         "auto",
-        check=_check_threads,
+        check=check_threads,
     )
     gradients: str | Iterable[str] = argument(
         "families of gradient rules that come first where two define an operator",
         (),
-        keep=_texts,
-        check=_check_names,
+        keep=texts,
+        check=check_names,
     )
     prefer: str | Iterable[str] = argument(
         "distributions whose plugins are meant where several have the name, the first of them "
         "first; ``my-package/adam`` says it for one name",
         (),
-        keep=_texts,
-        check=_check_names,
+        keep=texts,
+        check=check_names,
     )
     free_batch: bool = argument(
         "train a model with a fixed batch dimension on batches of any size, where its graph treats "
         "every row alike; the export keeps the file's size by default",
         False,
-        check=_check_flag,
+        check=check_flag,
     )
     progress: bool | None = argument(
         "a progress bar; by default in terminals and notebooks, and a line an epoch elsewhere; "
         "``False`` is silent",
         None,
-        check=_check_flag_or_none,
+        check=check_flag_or_none,
     )
 
     def problems(self) -> dict[str, list[str]]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ortflex_core.config.arguments import KEY_SYNONYMS, Arguments, argument, plain_help, wrong
+from ortflex_core.config.arguments import Arguments, argument, plain_help, wrong
+from ortflex_core.config.keys import KEY_SYNONYMS
 from ortflex_core.config.parts import Parts
 from ortflex_core.config.toml import parse_override, read_toml, to_toml
 from ortflex_core.construct import convert, field_types

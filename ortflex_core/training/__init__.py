@@ -2,7 +2,7 @@
 
 Owns: the only mutable state of the core.
 
-May import: checkpoints and the packages before it.
+May import: feed and the packages before it.
 
 Add here: what happens between steps (:mod:`~ortflex_core.training.loop`), what a Trainer can be asked
 (:mod:`~ortflex_core.training.trainer`).

@@ -15,12 +15,12 @@ from ortflex_core.data.batches import Source
 from ortflex_core.data.items import item_of
 from ortflex_core.engines import failures
 from ortflex_core.errors import GraphError, Unsupported
+from ortflex_core.feed.feed import Feed, held_out
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
 from ortflex_core.training.announcement import announce
 from ortflex_core.training.checkpointing import go_on
-from ortflex_core.training.feed import Feed, held_out
 from ortflex_core.training.loop import Loop, Plan, beginning
 from ortflex_core.types import Array
 from ortflex_core.views.history import History

@@ -15,6 +15,8 @@ from ortflex_core.config.arguments import Arguments, device_spec, short_forms
 from ortflex_core.data.columns import Columns
 from ortflex_core.engines import backend_choice
 from ortflex_core.errors import ModelError, Problems, Unsupported
+from ortflex_core.feed.labels import encode_labels, with_last_axis
+from ortflex_core.feed.opening import open_source
 from ortflex_core.model import shape_probe, targets
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
@@ -28,7 +30,6 @@ from ortflex_core.process_groups import joining
 from ortflex_core.protocols import Backend, Device, Engine, Metric, Optimizer, Schedule
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import Runtime
-from ortflex_core.training.preparation import encode_labels, open_source, with_last_axis
 from ortflex_core.types import Array
 
 _FEW = 3

@@ -18,6 +18,8 @@ from ortflex_core.engines import scores as scoring
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.scores import Scores
 from ortflex_core.errors import DataError, suggest
+from ortflex_core.feed.feed import Feed
+from ortflex_core.feed.preparation import Preparation
 from ortflex_core.model import shape_probe
 from ortflex_core.problem.losses import bind_terms
 from ortflex_core.problem.problem import LossTerm, Problem
@@ -25,9 +27,7 @@ from ortflex_core.process_groups.peers import Peers
 from ortflex_core.programs import cost
 from ortflex_core.protocols import Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
-from ortflex_core.training.feed import Feed
 from ortflex_core.training.loop import Hook
-from ortflex_core.training.preparation import Preparation
 from ortflex_core.training.setup import Setup
 from ortflex_core.types import Array
 

@@ -14,10 +14,12 @@ from typing import Any, Literal
 import attrs
 import onnx
 
-from ortflex_core.config.arguments import Arguments, names
+from ortflex_core.config.arguments import Arguments
+from ortflex_core.config.checks import names
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.engines.graph_files import load_graphs, write_programs
 from ortflex_core.errors import ConfigError, OrtflexError
+from ortflex_core.feed.feed import Feed
 from ortflex_core.hooks import HookManager, weak_hook
 from ortflex_core.model.inference_mode import in_training
 from ortflex_core.model.model import Model, as_model
@@ -28,7 +30,6 @@ from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling
 from ortflex_core.training.announcement import short, summary
-from ortflex_core.training.feed import Feed
 from ortflex_core.training.loop import Loop
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live

@@ -28,7 +28,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             *("numpy_dtype", "onnx_dtype", "same_shape", "shape_text"),
         ),
         "ortflex_core.views": (),
-        "ortflex_core.check": ("ModelReport", "NodeReport"),
+        "ortflex_core.check": (),
         "ortflex_core.comparison": (),
         "ortflex_core.errors": (
             *("OrtflexError", "RuntimeUnavailable", "ModelError", "DataError", "ConfigError"),

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.config.arguments import KEY_SYNONYMS, Arguments
+from ortflex_core.config.arguments import Arguments
+from ortflex_core.config.keys import KEY_SYNONYMS
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.construct import component_schema
 from ortflex_core.errors import ConfigError, DataError, PluginError

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.autodiff.families import load_rules
 from ortflex_core.autodiff.reverse import RuleTable, gradients
+from ortflex_core.check.report import ModelReport, NodeReport, Status
 from ortflex_core.config.arguments import ASSUMED_LOSS, default
 from ortflex_core.engines import backend_choice
 from ortflex_core.errors import (
@@ -40,101 +39,6 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import get_session
 from ortflex_core.training.setup import check_version
 from ortflex_core.types import TensorSpec
-
-Status = Literal["trainable", "passes", "frozen", "not differentiable", "no rule"]
-
-_WORDS: Mapping[Status, str] = {
-    "trainable": "trainable",
-    "passes": "passes a gradient",
-    "frozen": "frozen",
-    "not differentiable": "not differentiable",
-    "no rule": "no rule",
-}
-
-
-@attrs.frozen(kw_only=True)
-class NodeReport:
-    """One node: whether a gradient comes through, why, and the parameters that it blocks."""
-
-    index: int
-    name: str
-    operator: str
-    domain: str
-    status: Status
-    reason: str
-    parameters: tuple[str, ...] = ()
-    """The trained initializers that the node reads."""
-    blocks: tuple[str, ...] = ()
-    """The parameters that cannot be trained because of this node."""
-
-
-@attrs.frozen(kw_only=True)
-class ModelReport:
-    """What :func:`check_model` found."""
-
-    model: str
-    opset: int
-    outputs: tuple[str, ...]
-    choices: tuple[Choice, ...]
-    nodes: tuple[NodeReport, ...]
-    backends: Mapping[str, tuple[str, ...]]
-    """Each backend's reasons against the model; empty if it can train it."""
-    notes: tuple[str, ...] = ()
-    """What else a training of the model has to know."""
-
-    @property
-    def trainable(self) -> bool:
-        """Whether some backend can train the model here."""
-        return any(not reasons for reasons in self.backends.values())
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many nodes there are of each status."""
-        found = Counter(node.status for node in self.nodes)
-        return {status: found[status] for status in _WORDS}
-
-    @property
-    def shared(self) -> dict[str, tuple[str, ...]]:
-        """The parameters that several nodes read, and which: each trains as one."""
-        return parameters.shared(
-            (node.name or f"#{node.index}", node.parameters) for node in self.nodes
-        )
-
-    @property
-    def summary(self) -> str:
-        """The result in a few lines."""
-        trained = [c.name for c in self.choices if c.trained]
-        blocked = {name for node in self.nodes for name in node.blocks}
-        counts = ", ".join(f"{n} {_WORDS[s]}" for s, n in self.counts.items() if n)  # type: ignore[index]
-        lines = [
-            f"{self.model}: opset {self.opset}, {len(self.nodes)} nodes ({counts})",
-            f"{len(trained)} parameters, {len(trained) - len(blocked & set(trained))} of them reached "
-            f"by a gradient from {', '.join(self.outputs)}",
-        ]
-        for name, reasons in self.backends.items():
-            lines.append(f"{name}: " + ("can train it" if not reasons else reasons[0]))
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
-        return {
-            "model": self.model,
-            "opset": self.opset,
-            "outputs": list(self.outputs),
-            "trainable": self.trainable,
-            "counts": self.counts,
-            "shared": {name: list(readers) for name, readers in self.shared.items()},
-            "parameters": [
-                {"name": c.name, "trained": c.trained, "reason": c.reason} for c in self.choices
-            ],
-            "nodes": [attrs.asdict(node) for node in self.nodes],
-            "backends": {
-                name: {"can_train": not reasons, "reasons": list(reasons)}
-                for name, reasons in self.backends.items()
-            },
-            "notes": list(self.notes),
-        }
 
 
 def check_model(

@@ -18,9 +18,10 @@ from ortflex_core.data.iterables import Batches, IterableBatches, gives_batches
 from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if_small, rows_of
 from ortflex_core.engines.scores import chunk_size, slices
 from ortflex_core.errors import DataError
+from ortflex_core.feed.opening import load
+from ortflex_core.feed.preparation import Preparation
 from ortflex_core.model.model import Model
 from ortflex_core.protocols import DataSource
-from ortflex_core.training.preparation import Preparation, load
 
 _log = logging.getLogger("ortflex")
 

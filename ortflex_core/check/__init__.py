@@ -1,0 +1,11 @@
+"""Which nodes and parameters of a model can be trained, and by which backend, before there are data.
+
+May import: training and the packages before it.
+
+Add here: what ``ortflex check`` says of a model (:mod:`~ortflex_core.check.report` has its form).
+"""
+
+from ortflex_core.check.check import check_model
+from ortflex_core.check.report import ModelReport, NodeReport
+
+__all__ = ["ModelReport", "NodeReport", "check_model"]

@@ -1,0 +1,139 @@
+"""How the values of arguments are kept, and what is wrong with them.
+
+A check takes the name of an argument and its value, and says what is wrong, one line each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.component import MOST, expected_count, is_count
+from ortflex_core.errors import ConfigError, short_repr
+
+MOST_THREADS = 1024
+"""The most threads inside an operator; a session never has more than there are processors."""
+
+Check = Callable[[str, Any], Iterable[str]]
+"""What is wrong with the value of an argument of that name, one line each."""
+
+
+# ---------------------------------------------------------------------- how values are kept
+
+
+def immutable(value: Any) -> Any:
+    """Lists as tuples at any depth, so that arguments from files and from Python compare equal.
+
+    >>> immutable({"milestones": [3, 6]})
+    {'milestones': (3, 6)}
+    """
+    if isinstance(value, Mapping):
+        return {key: immutable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(immutable(inner) for inner in value)
+    return value
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """The elements of a list; a single name, table or object is a list of one."""
+    alone = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
+    return (immutable(given),) if alone else tuple(immutable(part) for part in given)
+
+
+def texts(given: Any) -> Any:
+    """One name or several as a tuple; any other value stays as it is, and the check refuses it."""
+    return several(given) if isinstance(given, Iterable) else given
+
+
+# ---------------------------------------------------------------------- what is wrong with values
+
+
+def names(argument: str, given: Any) -> list[str]:
+    """One name or several.
+
+    Raises:
+        ConfigError: something else.
+    """
+    kept = texts(given)
+    if problems := list(check_names(argument, kept)):
+        raise ConfigError(problems)
+    return list(kept)
+
+
+def check_names(name: str, value: Any) -> Iterator[str]:
+    """A name or a list of names."""
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
+        given = list(value) if isinstance(value, tuple) else value
+        yield f"{name}: expected a name or a list of names, got {given!r}"
+
+
+def check_names_or(*others: Any) -> Check:
+    """One of some values, or a name or a list of names."""
+
+    def check(name: str, value: Any) -> Iterator[str]:
+        if not any(value is other for other in others):
+            yield from check_names(name, value)
+
+    return check
+
+
+def check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> Iterator[str]:
+    """An integer between two bounds."""
+    if not is_count(value, least, most):
+        yield f"{name}: {expected_count(value, least, most)}"
+
+
+def check_threads(name: str, value: Any) -> Iterator[str]:
+    """A number of threads, or 'auto'."""
+    if not (isinstance(value, str) and value == "auto"):
+        for line in check_count(name, value, most=MOST_THREADS):
+            yield line.replace("expected an", "expected 'auto' or an")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real, finite number of Python or numpy, and not a boolean."""
+    real = isinstance(value, int | float | np.integer | np.floating)
+    # isfinite fails for integers beyond
+    return real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def check_positive(name: str, value: Any) -> Iterator[str]:
+    """A finite number above 0, or None."""
+    if value is not None and not (is_number(value) and value > 0):
+        yield f"{name}: expected a finite number > 0, got {short_repr(value)}"
+
+
+def check_choice(*choices: str) -> Check:
+    """One of some strings."""
+
+    def check(name: str, value: Any) -> Iterator[str]:
+        if not (isinstance(value, str) and value in choices):
+            yield f"{name}: expected {' or '.join(map(repr, choices))}, got {short_repr(value)}"
+
+    return check
+
+
+def check_dropout(name: str, value: Any) -> Iterator[str]:
+    """'file', 'off' or a fraction below 1."""
+    named = isinstance(value, str) and value in ("file", "off")
+    if not (named or (is_number(value) and 0 <= value < 1)):
+        yield f"{name}: expected 'file', 'off' or a number >= 0 and < 1, got {short_repr(value)}"
+
+
+def check_flag(name: str, value: Any) -> Iterator[str]:
+    """A boolean."""
+    if not isinstance(value, bool | np.bool_):
+        yield f"{name}: expected True or False, got {short_repr(value)}"
+
+
+def check_flag_or_none(name: str, value: Any) -> Iterator[str]:
+    """A boolean or None."""
+    return iter(()) if value is None else check_flag(name, value)
+
+
+def check_nothing(*_: Any) -> Iterator[str]:
+    """The registry or the model decides."""
+    return iter(())

@@ -1,0 +1,72 @@
+"""Columns from what a user gives: arrays, mappings of arrays, a data source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from ortflex_core.data import columns as data
+from ortflex_core.data.columns import Columns
+from ortflex_core.data.iterables import Batches
+from ortflex_core.data.pieces import Pieces, read_if_small
+from ortflex_core.errors import DataError, suggest
+from ortflex_core.model.model import Model
+from ortflex_core.problem.losses import LossRequest
+from ortflex_core.protocols import DataSource, calls
+
+
+def open_source(
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    model: Model,
+    requests: Sequence[LossRequest],
+) -> Columns:
+    """Columns from arrays, mappings, or a data source."""
+    if isinstance(X, DataSource):
+        X = load(X)
+    if isinstance(X, Pieces):
+        X = read_if_small(X)
+    if isinstance(X, Pieces | Batches):
+        raise DataError(
+            "these data are read in pieces and do not fit into the shuffle buffer, but all rows are needed "
+            "at once here; give arrays, or fewer rows"
+        )
+    if isinstance(X, Columns):
+        names = [i.name for i in model.inputs]
+        labels = [r.label for r in requests]
+        return _renamed(X, names, labels)
+    return data.as_columns(
+        X,
+        y,
+        sample_weight,
+        inputs=[i.name for i in model.inputs],
+        labels=[r.label for r in requests],
+    )
+
+
+def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
+    """Columns X and y of files, renamed to the only input and the only label."""
+    given, expected = dict(columns.inputs), dict(columns.labels)
+    if len(inputs) == 1 and list(given) == ["X"]:
+        given = {inputs[0]: given["X"]}
+    if len(labels) == 1 and list(expected) == ["y"]:
+        expected = {labels[0]: expected["y"]}
+    out = attrs.evolve(columns, inputs=given, labels=expected)
+    for name in inputs:
+        if name not in given:
+            raise DataError(f"the data lack the input {name!r}; {suggest(name, given)}")
+    if not out.rows:
+        raise DataError("the data are empty: 0 rows")
+    return out
+
+
+def load(source: DataSource) -> Any:
+    """The rows that a data source gives."""
+    with calls.calling(source, "load"):
+        given = source.load()
+    if not isinstance(given, Columns | Pieces | Batches):
+        raise calls.wrong(source, "load", given, "Columns, Pieces or Batches")
+    return given
