@@ -12,7 +12,7 @@ from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflex import Trainer, draw, draw_step, gradient_model
-from ortflex_core.programs import loss_program, penalty_program, update_program
+from ortflex_core.programs import loss_program, update_program
 
 rng = np.random.default_rng(0)
 graph = helper.make_graph(
@@ -58,23 +58,21 @@ trainer.step((rng.standard_normal((8, 4)).astype(np.float32), np.ones((8, 1), np
 draw_step(trainer)
 
 # %%
-# The four graphs of forward and backward
-# ---------------------------------------
+# The three graphs of forward and backward
+# ----------------------------------------
 #
 # Where onnxruntime's ``TrainingAgent`` runs the model (``backend="training_agent"``), a step is not one
-# graph but four: the model's gradient, the loss and its gradient by what was predicted, the penalty and
-# its gradient, and the update. The first is made by onnxruntime there; here is ours, which computes the
-# same.
+# graph but three: the model's gradient, the loss and its gradient by what was predicted, and the update,
+# which includes the penalty. The first is made by onnxruntime there; here is ours, which computes the same.
 
 problem = trainer.problem
-four = {
+three = {
     "model and gradient": gradient_model(model, wrt=["W1", "b1", "W2", "b2"]),
     "loss": loss_program(problem).proto(),
-    "penalty": penalty_program(problem).proto(),
-    "update": update_program(problem, penalized=["W1", "W2"]).proto(),
+    "update": update_program(problem).proto(),
 }
 figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
-bars = axes.barh(list(four), [len(made.graph.node) for made in four.values()])
+bars = axes.barh(list(three), [len(made.graph.node) for made in three.values()])
 axes.bar_label(bars, padding=3)
 axes.margins(x=0.08)
 axes.invert_yaxis()
@@ -83,17 +81,12 @@ axes.set_xlabel("nodes")
 # %%
 # The loss and its gradient: predictions and labels in, what goes into the backward pass out.
 
-draw(four["loss"], title="the loss")
+draw(three["loss"], title="the loss")
 
 # %%
-# The penalty and its gradient.
+# The penalty, its gradient, and the update of all weights at once.
 
-draw(four["penalty"], title="the penalty")
-
-# %%
-# The update, of all weights at once.
-
-draw(four["update"], title="the update")
+draw(three["update"], title="the update")
 
 # %%
 # The graphs in use

@@ -11,44 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import numpy as np
 
-from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.data.columns import Batch
 from ortflex_core.engines.evaluator import by_name
 from ortflex_core.errors import NoGradientRule, NotDifferentiable
-from ortflex_core.graph.ports import Key, Port, Role
-from ortflex_core.graph.program import Program, build
-from ortflex_core.model.training_mode import Modes
+from ortflex_core.graph.ports import Key, Port, Role, ports_of
+from ortflex_core.graph.program import Program
+from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
-from ortflex_core.programs import stages, updates
+from ortflex_core.programs import stages
+from ortflex_core.programs.step import gradient_program, update_program
 from ortflex_core.types import Array
 
 _RATE, _COUNTER, _DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
 
 Execute = Callable[[Program, Mapping[str, Array]], Mapping[str, Array]]
 """Runs a graph: ``program.model`` has its bytes, the arrays are by the names of its inputs and outputs."""
-
-
-def gradient_program(problem: Problem) -> Program:
-    """Parameters and a batch into loss, penalty and the gradients of both."""
-    trace = problem.trace()
-    weights = stages.parameter_inputs(trace, problem)
-    given = weights | stages.model_inputs(trace, problem, problem.predicted)
-    with trace.part("forward"):
-        values = problem.model.replay(trace, problem.predicted, given, Modes(problem, {}))
-    with trace.part("loss"):
-        losses = stages.trace_losses(trace, problem, values)
-    with trace.part("backward"):
-        roots = [(values[t.term.predicted.name], t.gradient(problem)) for t in losses]
-        parts = gradients(roots, list(weights.values()), problem.rules)
-    with trace.part("loss"):
-        outputs = {stages.LOSS: stages.add_up([t.cost for t in losses])}
-    outputs |= {Port("gradient", of=n): g for n, g in zip(weights, parts, strict=True)}
-    penalty = stages.penalty_cost(trace, problem, weights)
-    if penalty is not None:
-        extra = stages.penalty_gradients(trace, problem, weights)
-        outputs |= {stages.PENALTY: penalty}
-        outputs |= {Port("penalty", of=n): g for n, g in extra.items()}
-    return build(trace, outputs, name="gradient")
 
 
 def _ports(role: Role, arrays: Mapping[str, Array]) -> dict[Key, Array]:
@@ -81,10 +58,11 @@ class HostEngine:
         model = problem.model
         self.problem, self._execute = problem, execute
         self._gradient = gradient_program(problem)
-        self._update = updates.update_program(problem, stages.penalized_by(self._gradient))
+        self._update = update_program(problem)
         self._inference: dict[tuple[str, tuple[str, ...]], Program] = {}
         self._weights = {n: model.initializer(n) for n in problem.parameters}
         self._slots = problem.slot_values()
+        self._buffers = {n: buffer_value(problem, n) for n in problem.buffers}
         self._frozen: dict[str, Array] = {}
         self._step = 0
         self._last: dict[str, Array] = {}
@@ -92,10 +70,6 @@ class HostEngine:
     @staticmethod
     def reasons(problem: Problem) -> list[str]:
         """Reasons why this engine cannot train a problem; empty if it can."""
-        if problem.buffers:
-            return [f"it does not update running statistics ({problem.buffers[0]})"]
-        if problem.updating.accumulate > 1:
-            return ["it does not accumulate gradients"]
         try:
             gradient_program(problem)
         except (NoGradientRule, NotDifferentiable) as error:
@@ -103,22 +77,34 @@ class HostEngine:
         return []
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Done:
-        """Train one step a batch."""
-        return Done([self._one(b, r) for b, r in zip(batches, rates, strict=True)])
+        """Train one step for each rate, of one batch or of several."""
+        size = self.problem.updating.accumulate
+        return Done([self._one(batches[k * size : (k + 1) * size], r) for k, r in enumerate(rates)])
 
-    def _one(self, batch: Batch, rate: float) -> tuple[float, float]:
-        values = self.problem.constants() | self.problem.scales(batch.denominators)
-        step = float(self._step + 1)
-        values |= {_RATE: rate, _COUNTER: step, _DRAW: step}
-        weights = _ports("parameter", self._weights)
-        slots = {port: self._slots[n] for n, port in self.problem.slot_ports.items()}
-        results = self._run(self._gradient, self._columns(batch) | weights, values)
-        self._last = {n: results[Port("gradient", of=n)] for n in self._weights}
-        new = self._run(self._update, weights | slots | results, values)
-        self._weights = {n: new[Port("parameter", of=n)] for n in self._weights}
-        self._slots = {n: new[port] for n, port in self.problem.slot_ports.items()}
+    def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
+        problem = self.problem
+        denominators = [sum(of) for of in zip(*(b.denominators for b in batches), strict=True)]
+        scales, constants = problem.scales(denominators), problem.constants()
+        weights, loss = _ports("parameter", self._weights), 0.0
+        total: dict[Key, Array] = {}
+        for k, batch in enumerate(batches, self._step * problem.updating.accumulate + 1):
+            given = self._columns(batch) | weights | _ports("buffer", self._buffers)
+            results = self._run(self._gradient, given, constants | scales | {_DRAW: k})
+            costs = [float(results[t.total_port]) for t in problem.terms]
+            loss += sum(c * s for c, s in zip(costs, scales.values(), strict=True))
+            gradients = {port: results[port] for port in _ports("gradient", self._weights)}
+            total = {p: total[p] + g for p, g in gradients.items()} if total else gradients
+            self._buffers = {
+                n: results[port] for n, port in ports_of("buffer", self._buffers).items()
+            }
+        self._last = {n: total[port] for n, port in ports_of("gradient", self._weights).items()}
+        slots = {port: self._slots[n] for n, port in problem.slot_ports.items()}
         self._step += 1
-        return float(results[stages.LOSS]), float(results.get(stages.PENALTY, 0.0))
+        values = constants | {_RATE: rate, _COUNTER: self._step}
+        new = self._run(self._update, weights | slots | total, values)
+        self._weights = {n: new[port] for n, port in ports_of("parameter", self._weights).items()}
+        self._slots = {n: new[port] for n, port in problem.slot_ports.items()}
+        return loss, float(new.get(stages.PENALTY, 0.0))
 
     def _columns(self, batch: Batch) -> dict[Key, Array]:
         ports = self.problem.column_ports
@@ -171,11 +157,12 @@ class HostEngine:
         if key not in self._inference:
             self._inference[key] = make(self.problem, outputs)
         arrays = self._columns(batch) | _ports("parameter", self.averages())
+        arrays |= _ports("buffer", self._buffers)
         return self._run(self._inference[key], arrays, self.problem.constants())
 
     def averages(self) -> dict[str, Array]:
-        """The weights of predictions: their averages, where these are kept."""
-        return self.problem.averaged(self._weights, self._slots)
+        """The weights of predictions (their averages, where these are kept) and running statistics."""
+        return {**self.problem.averaged(self._weights, self._slots), **self._buffers}
 
     def state(self) -> dict[str, Array]:
         """Copies of the weights."""
@@ -188,11 +175,12 @@ class HostEngine:
         self._slots |= {keys[n]: np.array(a) for n, a in state.items() if n in keys}
 
     def buffers(self) -> dict[str, Array]:
-        """None: problems with running statistics are refused."""
-        return {}
+        """Copies of the running statistics."""
+        return {n: a.copy() for n, a in self._buffers.items()}
 
     def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        """None, either."""
+        """Replace some running statistics."""
+        self._buffers |= {n: np.array(a) for n, a in buffers.items()}
 
     def slots(self) -> dict[str, Array]:
         """Copies of the optimizer's state."""

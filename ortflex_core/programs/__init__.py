@@ -13,16 +13,13 @@ from ortflex_core.programs.rebuild import optimize
 from ortflex_core.programs.stages import (
     forward_program,
     loss_program,
-    penalized_by,
-    penalty_program,
     training_program,
 )
-from ortflex_core.programs.step import NORM, gradient_program, moving_program, step_program
+from ortflex_core.programs.step import NORM, gradient_program, step_program, update_program
 from ortflex_core.programs.updates import (
     adding_program,
     batch_gradient,
     global_norm,
-    update_program,
 )
 
 __all__ = [
@@ -33,10 +30,7 @@ __all__ = [
     "global_norm",
     "gradient_program",
     "loss_program",
-    "moving_program",
     "optimize",
-    "penalized_by",
-    "penalty_program",
     "problem_key",
     "step_program",
     "training_program",

@@ -15,7 +15,7 @@ from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.errors import NoGradientRule, NotDifferentiable
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Tensor, Trace
-from ortflex_core.graph.ports import Port, Role
+from ortflex_core.graph.ports import Port
 from ortflex_core.graph.program import Program, build
 from ortflex_core.model.model import Rewrite
 from ortflex_core.model.nodes import reads
@@ -43,10 +43,10 @@ def buffer_inputs(trace: Trace, problem: Problem) -> dict[str, Tensor]:
     return {s.name: trace.input(Port("buffer", of=s.name), s.dtype, s.shape) for s in specs}
 
 
-def gradient_input(trace: Trace, problem: Problem, name: str, role: Role = "gradient") -> Tensor:
-    """An input of the graph for the gradient of a parameter; ``role`` "penalty": of the penalty."""
+def gradient_input(trace: Trace, problem: Problem, name: str) -> Tensor:
+    """An input of the graph for the gradient of a parameter."""
     spec = problem.model.initializers[name]
-    return trace.input(Port(role, of=name), spec.dtype, spec.shape)
+    return trace.input(Port("gradient", of=name), spec.dtype, spec.shape)
 
 
 def state_input(trace: Trace, problem: Problem, port: Port) -> Tensor:
@@ -222,24 +222,6 @@ def penalty_gradients(
                 own = trace.op.Mul(factor, own)
             out[name] = full(trace.op, own, weight)
     return out
-
-
-def penalty_program(problem: Problem) -> Program | None:
-    """Penalty and its gradients (ports "penalty") from the weights; None if nothing is penalized."""
-    trace = problem.trace()
-    weights = parameter_inputs(trace, problem)
-    cost = penalty_cost(trace, problem, weights)
-    if cost is None:
-        return None
-    parts = penalty_gradients(trace, problem, weights)
-    outputs = {PENALTY: cost} | {Port("penalty", of=n): g for n, g in parts.items()}
-    return build(trace, outputs, name="penalty")
-
-
-def penalized_by(program: Program | None) -> list[str]:
-    """The parameters for which a program gives the gradient of the penalty."""
-    ports = program.output_keys if program is not None else ()
-    return [p.of for p in ports if isinstance(p, Port) and p.role == "penalty" and p.of is not None]
 
 
 def forward_program(problem: Problem, rewrite: Rewrite | None = None) -> Program:

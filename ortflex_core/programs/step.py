@@ -121,8 +121,8 @@ def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
     return build(trace, outputs, name="gradient")
 
 
-def moving_program(problem: Problem) -> Program:
-    """The update from summed gradients, penalties included.
+def update_program(problem: Problem) -> Program:
+    """The update from the gradients of the losses, in one graph: penalties, transforms, optimizer.
 
     Takes parameters, gradients and slots; host symbols are rate and counter. Gives the penalty if there
     is one, parameters and slots.

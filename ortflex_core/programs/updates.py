@@ -6,7 +6,7 @@ tensors are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -59,27 +59,6 @@ def global_norm(op: Ops, gradients: Mapping[str, Tensor]) -> Tensor:
     ]
     norm: Tensor = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
     return norm
-
-
-def update_program(problem: Problem, penalized: Iterable[str] = ()) -> Program:
-    """New weights and slots of all parameters from their gradients, in one graph.
-
-    Takes parameters, gradients, slots, and the penalty's gradients of those in ``penalized``; gives
-    parameters and slots.
-    """
-    trace = problem.trace()
-    weights = stages.parameter_inputs(trace, problem)
-    extra = set(penalized)
-    gradients: dict[str, Tensor] = {}
-    for name in weights:
-        gradient = stages.gradient_input(trace, problem, name)
-        if name in extra:
-            with trace.part("backward"):
-                gradient = gradient + stages.gradient_input(trace, problem, name, "penalty")
-        gradients[name] = gradient
-    gradients = apply_transforms(trace, problem, gradients, weights)
-    outputs = apply_updates(trace, problem, weights, gradients)
-    return build(trace, outputs, name="update")
 
 
 def adding_program(problem: Problem) -> Program:

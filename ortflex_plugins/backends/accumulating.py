@@ -21,7 +21,7 @@ from ortflex_core.programs import (
     adding_program,
     batch_gradient,
     gradient_program,
-    moving_program,
+    update_program,
 )
 from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime import Binder, HostVector, get_session
@@ -72,7 +72,7 @@ class Accumulator:
         self._batch = {n: device.empty(a.shape, a.dtype) for n, a in weights.items()}
         self._adding = adding_program(problem)
         self._adders: dict[int, Binder] = {}
-        self._moving = moving_program(problem)
+        self._moving = update_program(problem)
         self._hosts = HostVector(self._moving, device, problem.constants())
         self._none = HostVector(self._adding, device, {})
         self._penalty: Scalar | None = None

@@ -1,7 +1,7 @@
 """onnxruntime's TrainingAgent: the runtime runs forward and backward, our graphs do the rest.
 
 One step is: the model's forward pass; one graph for loss and its gradient; the model's backward
-pass; one graph for the penalty, if there is one; one graph that updates all weights. Every tensor
+pass; one graph for the penalty, if there is one, and the update of all weights. Every tensor
 between them lives in a buffer that is bound once, including the agent's outputs: buffers that are
 given to it are quicker than its own allocation, and without them its backward pass reuses the
 memory of the predictions.
@@ -38,8 +38,6 @@ from ortflex_core.programs import (
     batch_gradient,
     forward_program,
     loss_program,
-    penalized_by,
-    penalty_program,
     update_program,
 )
 from ortflex_core.protocols import Device, LayerBackend, Value
@@ -164,9 +162,7 @@ class TrainingAgentEngine:
         names = problem.parameters
         self._forward = forward_program(problem, ort_gradients.rewrite(problem))
         self._loss = loss_program(problem)
-        self._penalty = penalty_program(problem)
-        penalized = penalized_by(self._penalty)
-        self._update = update_program(problem, penalized)
+        self._update = update_program(problem)
         takes, gives = self._forward.takes, self._forward.gives
         state = {n: model.initializer(n) for n in names}
         ports = ports_of("parameter", names)
@@ -194,7 +190,7 @@ class TrainingAgentEngine:
         if problem.peers is not None:
             self._exchange = GradientExchange(problem.peers, state, 1)
         self._constants = problem.constants()
-        self._bind_updates(penalized)
+        self._bind_updates()
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         labels = [t.label for t in problem.terms]
         weights = [t.weight for t in problem.terms if t.weight is not None]
@@ -212,39 +208,22 @@ class TrainingAgentEngine:
         self._binders.append(binder)
         return binder
 
-    def _bind_updates(self, penalized: Sequence[str]) -> None:
-        """Bind penalty and update for both directions: version 0 to 1 and back."""
-        device = self.device
-        self._update_hosts = HostVector(self._update, device, self._constants)
-        cost = device.empty([], np.float32)
-        penalties = {}
-        if self._penalty is not None:
-            cost = device.empty([], self._penalty.gives[_PENALTY].numpy)
-            self._penalty_hosts = HostVector(self._penalty, device, self._constants)
-            self._penalty_hosts.update({})
-            penalties = {
-                n: device.empty(
-                    tuple(self._gradients[n].shape()), self.problem.model.initializers[n].numpy
-                )
-                for n in penalized
-            }
-        self._penalty_value = Scalar(device, cost)
-        self._penalties: list[Binder] = []
+    def _bind_updates(self) -> None:
+        """Bind the update for both directions: version 0 to 1 and back."""
+        self._update_hosts = HostVector(self._update, self.device, self._constants)
+        self._penalty: Scalar | None = None
+        costs: dict[Key, Value] = {}
+        spec = self._update.gives.get(_PENALTY)
+        if spec is not None:
+            costs[_PENALTY] = self.device.empty([], spec.numpy)
+            self._penalty = Scalar(self.device, costs[_PENALTY])
         self._updates: dict[tuple[int, int], Binder] = {}
         for old in (0, 1):
             known = self._weights.at_ports(old) | self._slots.at_ports(old)
-            after = self._weights.at_ports(1 - old) | self._slots.at_ports(1 - old)
-            slopes: dict[Key, Value] = {
-                Port("penalty", of=n): value for n, value in penalties.items()
-            }
-            if self._penalty is not None:
-                binder = self._binder(self._penalty)
-                _bind(binder, self._penalty, known, {_PENALTY: cost, **slopes})
-                binder.hosts(self._penalty_hosts)
-                self._penalties.append(binder)
+            after = costs | self._weights.at_ports(1 - old) | self._slots.at_ports(1 - old)
             for at, gradients in enumerate(self._gradient_versions()):
                 binder = self._binder(self._update)
-                _bind(binder, self._update, {**known, **slopes, **gradients}, after)
+                _bind(binder, self._update, {**known, **gradients}, after)
                 binder.hosts(self._update_hosts)
                 self._updates[old, at] = binder
 
@@ -337,13 +316,11 @@ class TrainingAgentEngine:
                 loss += self._gradient(batch, below, into)
                 if add is not None and not first:
                     add.add()
-        if self._penalties:
-            self._penalties[now].run()
         self._update_hosts.update({_RATE: rate, _COUNTER: self._step + 1})
         self._updates[now, 0 if add is None else add.sums.current].run()
         self._weights.current = self._slots.current = 1 - now
         self._step += 1
-        return loss, self._penalty_value.read() if self._penalties else 0.0
+        return loss, 0.0 if self._penalty is None else self._penalty.read()
 
     def _gradient(self, batch: Batch, denominators: Sequence[float], into: Any) -> float:
         """The gradients of one batch; returns its loss."""
@@ -401,8 +378,6 @@ class TrainingAgentEngine:
             "gradient": self._agent.model,
         }
         graphs |= {"loss": self._loss, "update": self._update}
-        if self._penalty is not None:
-            graphs["penalty"] = self._penalty
         return graphs | {p.name: p for p in self._evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
