@@ -170,7 +170,8 @@ class Position:
     ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
     with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
     the History; ``at_once`` is how many batches the engine took in a run; ``data`` is the position
-    that the source reports; ``stopped`` is whether a hook ended the training after an epoch.
+    that the source reports; ``stopped`` is whether a hook ended the training after an epoch; ``apart``
+    is how many processes trained by themselves (``sync_every``).
     """
 
     progress: Progress
@@ -185,6 +186,7 @@ class Position:
     at_once: int = 1
     stopped: bool = False
     data: Mapping[str, Any] | None = None
+    apart: int = 1
 
 
 def __getattr__(name: str) -> Any:

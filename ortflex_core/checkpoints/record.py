@@ -174,7 +174,7 @@ def _missing(table: Mapping[str, Any]) -> Iterator[str]:
     if position is not None:
         parts.append(("position", position, Position))
         parts.append(("position.progress", position["progress"], Progress))
-    later = ("files", "frozen") if table["format"] == 1 else ()
+    later = ("apart", *(("files", "frozen") if table["format"] == 1 else ()))
     for place, part, cls in parts:
         names = [field.name for field in attrs.fields(cls) if field.name not in later]
         yield from (f"{place}: {name} is missing" for name in names if name not in part)
@@ -239,6 +239,7 @@ def _counts(record: Record) -> Iterator[tuple[str, int, int]]:
         yield "position.steps", record.position.steps, 0
         yield "position.rows", record.position.rows, 0
         yield "position.at_once", record.position.at_once, 1
+        yield "position.apart", record.position.apart, 1
 
 
 def _of_progress(place: str, progress: Progress) -> Iterator[tuple[str, int, int]]:

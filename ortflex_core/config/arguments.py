@@ -17,6 +17,7 @@ from ortflex_core.config.checks import (
     Check,
     check_choice,
     check_count,
+    check_count_or_none,
     check_dropout,
     check_flag,
     check_flag_or_none,
@@ -169,6 +170,13 @@ class Arguments:
         None,
         kind=COMPONENT,
         of="process_groups",
+    )
+    sync_every: int | None = argument(
+        "with ``distributed``: every process makes so many steps with its own batches before weights, "
+        "optimizer state and running statistics are averaged (local SGD, another algorithm); by default "
+        "the gradients of every step are added up",
+        None,
+        check=check_count_or_none,
     )
     batch_size: int = argument(
         "rows a step; reduced to the number of rows where there are fewer", 32, check=check_count

@@ -134,6 +134,11 @@ def check_flag_or_none(name: str, value: Any) -> Iterator[str]:
     return iter(()) if value is None else check_flag(name, value)
 
 
+def check_count_or_none(name: str, value: Any) -> Iterator[str]:
+    """An integer from 1 on, or None."""
+    return iter(()) if value is None else check_count(name, value)
+
+
 def check_nothing(*_: Any) -> Iterator[str]:
     """The registry or the model decides."""
     return iter(())

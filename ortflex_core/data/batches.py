@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -282,3 +283,10 @@ def whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequen
             waiting = []
     if waiting:
         yield waiting
+
+
+def runs_of(steps: Iterable[Sequence[Batch]], count: int) -> Iterator[Sequence[Batch]]:
+    """The batches of ``count`` steps together; the last run of an epoch may have fewer."""
+    iterator = iter(steps)
+    while run := list(islice(iterator, count)):
+        yield [batch for step in run for batch in step]

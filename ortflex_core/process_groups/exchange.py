@@ -43,13 +43,13 @@ class GradientExchange:
         self.statistics = {name: array.copy() for name, array in (statistics or {}).items()}
         self._momenta = momenta or {}
         end = 8 * costs
-        self._places, end = _places(like, end)
-        self._shared, end = _places(self.statistics, end)
+        self._places, end = places_of(like, end)
+        self._shared, end = places_of(self.statistics, end)
         self._packet = np.zeros(end, np.uint8)
         self._costs = costs
         self.costs = self._packet[: 8 * costs].view(np.float64)
-        self.own = _arrays(self._packet, self._places)
-        self.shares = _arrays(self._packet, self._shared)
+        self.own = arrays_in(self._packet, self._places)
+        self.shares = arrays_in(self._packet, self._shared)
         self.sums = {name: np.zeros(a.shape, a.dtype) for name, a in like.items()}
 
     def add(self, first: int, present: int) -> list[list[float]]:
@@ -61,13 +61,13 @@ class GradientExchange:
         """
         costs = []
         for rank, part in enumerate(self.peers.gather("step", self._packet)[:present]):
-            for name, gradient in _arrays(part, self._places).items():
+            for name, gradient in arrays_in(part, self._places).items():
                 total = self.sums[name]
                 if first + rank == 0:
                     np.copyto(total, gradient)
                 else:
                     np.add(total, gradient, out=total)
-            for name, share in _arrays(part, self._shared).items():
+            for name, share in arrays_in(part, self._shared).items():
                 moved = self.statistics[name]
                 moved *= moved.dtype.type(self._momenta[name])
                 moved += share
@@ -75,10 +75,10 @@ class GradientExchange:
         return costs
 
 
-_Places = Mapping[str, tuple[int, Array]]
+Places = Mapping[str, tuple[int, Array]]
 
 
-def _places(like: Mapping[str, Array], end: int) -> tuple[_Places, int]:
+def places_of(like: Mapping[str, Array], end: int) -> tuple[Places, int]:
     """Where in a packet arrays begin that come after its first bytes, and where they end."""
     out: dict[str, tuple[int, Array]] = {}
     for name, array in like.items():
@@ -88,7 +88,7 @@ def _places(like: Mapping[str, Array], end: int) -> tuple[_Places, int]:
     return out, end
 
 
-def _arrays(packet: Array, places: _Places) -> dict[str, Array]:
+def arrays_in(packet: Array, places: Places) -> dict[str, Array]:
     """The arrays in a packet, without a copy."""
     return {
         name: packet[start : start + like.nbytes].view(like.dtype).reshape(like.shape)

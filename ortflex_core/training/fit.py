@@ -101,6 +101,7 @@ def train(
         start=start,
         broken=partial(_broken, trainer),
         peers=peers,
+        sync_every=None if peers is None else trainer.setup.sync_every,
     )
     standing.fits += start is None
     trainer.loop = loop = Loop(plan)

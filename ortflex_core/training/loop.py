@@ -17,12 +17,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data.batches import Batch, Source, whole_steps
+from ortflex_core.data.batches import Batch, Source, runs_of, whole_steps
 from ortflex_core.engines.last_good import Good
-from ortflex_core.errors import TrainingDiverged
+from ortflex_core.errors import TrainingDiverged, Unsupported
 from ortflex_core.process_groups.interrupts import Interrupts
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import Engine, Losses, Schedule, calls
+from ortflex_core.training.sums import Sums
 from ortflex_core.types import Array, Position, Progress
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display
@@ -33,6 +34,14 @@ _log = logging.getLogger("ortflex")
 _BLOCK = 256
 # The number of rows in a first batch whose loss is taken as the start.
 _SOME = 8
+_NO_STEP_END = (
+    "sync_every: a callback with the hook step_end asks for the weights after every step, but the "
+    "processes have the same ones after a synchronization alone; use steps_end or epoch_end"
+)
+_OTHER_SIZE = (
+    "the training to continue had {} processes that train by themselves (sync_every), now there are {}, "
+    "which would be another training; start as many processes with the same sync_every"
+)
 
 Hook = Callable[..., Any]
 
@@ -45,7 +54,8 @@ class Plan:
     returns scores of the validation data, or is None; ``enter`` is called at the start of every epoch
     and returns another engine if other parameters are trained from there on; ``lines`` is whether
     epochs are printed where there is no bar; ``start`` is where an earlier training of the same plan
-    stopped; ``broken`` tells which weight is not finite at the start, if any.
+    stopped; ``broken`` tells which weight is not finite at the start, if any; ``sync_every`` is how many
+    steps the processes make by themselves.
     """
 
     engine: Engine
@@ -64,6 +74,7 @@ class Plan:
     start: Position | None = None
     broken: Callable[[], str] = str
     peers: Peers | None = None
+    sync_every: int | None = None
 
 
 class Loop:
@@ -87,8 +98,10 @@ class Loop:
         self.settled = False  # the state was final when the training ended or failed
         self._interrupts = Interrupts(plan.peers)
         self._watched = self._any("step_end" in plan.hooks)
+        if self._watched and plan.sync_every is not None:
+            raise Unsupported(_NO_STEP_END)
         self._rate = math.nan
-        self._sums = _Sums()
+        self._sums = Sums()
         self._pending: list[tuple[Losses, Sequence[int]]] = []
         self._before = 0.0  # seconds of the present epoch that were spent in another process
         self._started = 0.0
@@ -100,12 +113,20 @@ class Loop:
         return flag if self.plan.peers is None else self.plan.peers.any("decision", flag)
 
     @property
+    def _apart(self) -> int:
+        """How many processes train by themselves between two synchronizations."""
+        peers = self.plan.peers
+        return 1 if peers is None or self.plan.sync_every is None else peers.size
+
+    @property
     def _at_once(self) -> int:
         """The number of steps in a run, which depends on the engine."""
         return 1 if self._watched else self.engine.steps_per_run
 
     def _continue(self, start: Position) -> None:
         now = start.progress
+        if start.apart != self._apart:
+            raise Unsupported(_OTHER_SIZE.format(start.apart, self._apart))
         # Checkpoints of version 0.1 count epochs from 0.
         self._records = [{**line, "epoch": k} for k, line in enumerate(start.records, 1)]
         self.progress = attrs.evolve(
@@ -115,7 +136,7 @@ class Loop:
             rows=now.rows,
             history=tuple(self._records),
         )
-        self._sums = _Sums(start.steps, start.rows, start.loss, start.penalty)
+        self._sums = Sums(start.steps, start.rows, start.loss, start.penalty)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
         # Another engine may start at the beginning of an epoch.
         if start.at_once != self._at_once and (start.steps or self.plan.enter is None):
@@ -143,6 +164,7 @@ class Loop:
             at_once=self._at_once,
             stopped=self._stop,
             data=self.plan.source.place(),
+            apart=self._apart,
         )
 
     @property
@@ -239,7 +261,8 @@ class Loop:
         drawn = plan.source.epoch(self._rng(epoch), at_once, done, epoch, more)
         try:
             with closing(drawn):  # type: ignore[type-var]  # generators, all of them
-                self._steps(whole_steps(drawn, plan.accumulate), display)
+                steps = whole_steps(drawn, plan.accumulate)
+                self._steps(runs_of(steps, plan.sync_every) if plan.sync_every else steps, display)
             scores = None if plan.validate is None else self._validated(plan.validate)
         except KeyboardInterrupt:
             if sums.rows:
@@ -250,7 +273,7 @@ class Loop:
         display.end_epoch(self.progress.step, record)
         if self._halted and sums.steps != self.progress.steps_per_epoch:
             return  # the epoch has not ended: a training that resumes from here ends it
-        self._sums, self._before = _Sums(), 0.0
+        self._sums, self._before = Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
             self._tell("validation_end", scores=scores)
@@ -277,7 +300,7 @@ class Loop:
         """How long the epoch under way has taken."""
         return self._before + time.perf_counter() - self._started
 
-    def _record(self, epoch: int, sums: _Sums) -> dict[str, float]:
+    def _record(self, epoch: int, sums: Sums) -> dict[str, float]:
         rows = max(sums.rows, 1)
         record = {
             "epoch": epoch + 1,
@@ -413,33 +436,3 @@ def _rows(batches: Sequence[Batch], size: int) -> Sequence[int]:
         return [batches[0].size] * len(batches)
     rows = [batch.size for batch in batches]
     return [sum(rows[k : k + size]) for k in range(0, len(rows), size)]
-
-
-class _Sums:
-    """Loss and penalty of an epoch, weighted by rows."""
-
-    __slots__ = ("last", "loss", "penalty", "rows", "steps")
-
-    def __init__(
-        self, steps: int = 0, rows: int = 0, loss: float = 0.0, penalty: float = 0.0
-    ) -> None:
-        self.steps, self.rows, self.loss, self.penalty = steps, rows, loss, penalty
-        self.last = (math.nan, math.nan)
-
-    def add_one(self, rows: int, loss: float, penalty: float) -> None:
-        """Add one step, as ``add`` does, without arrays."""
-        self.steps += 1
-        self.rows += rows
-        self.loss += rows * loss
-        self.penalty += rows * penalty
-        self.last = (loss, penalty)
-
-    def add(self, rows: Array, costs: Array) -> None:
-        """Add steps: their rows [n], and their losses and penalties [n, 2]."""
-        self.steps += len(rows)
-        self.rows += int(rows.sum())
-        # Added one by one, so that the sum does not depend on how many come in one call.
-        before = np.array([[self.loss, self.penalty]])
-        sums = np.cumsum(np.concatenate([before, rows[:, None] * costs]), axis=0)
-        self.loss, self.penalty = map(float, sums[-1])
-        self.last = (float(costs[-1, 0]), float(costs[-1, 1]))

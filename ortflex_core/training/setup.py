@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ortflex_core.autodiff.families import load_rules
 from ortflex_core.config.arguments import Arguments, device_spec, short_forms
 from ortflex_core.data.columns import Columns
-from ortflex_core.engines import backend_choice
+from ortflex_core.engines import backend_choice, local_steps
 from ortflex_core.errors import ModelError, Problems, Unsupported
 from ortflex_core.feed.labels import encode_labels, with_last_axis
 from ortflex_core.feed.opening import open_source
@@ -59,6 +59,7 @@ class Setup:
     classes: Array | None
     learning_rate: float
     problem: Problem
+    sync_every: int | None = None
 
     def compiled(self, candidate: Problem) -> tuple[Backend, Engine]:
         """The first backend that supports a problem, and its engine.
@@ -66,9 +67,14 @@ class Setup:
         Raises:
             Unsupported: no backend does; the reasons of each are given.
         """
-        return backend_choice.chosen(
-            self.plugins, self.backends, candidate, self.device, self.runtime
+        peers = candidate.peers if self.sync_every is not None else None
+        alone = candidate if peers is None else local_steps.of_one_process(candidate, peers)
+        backend, engine = backend_choice.chosen(
+            self.plugins, self.backends, alone, self.device, self.runtime
         )
+        if peers is None:
+            return backend, engine
+        return backend, cast("Engine", local_steps.LocalSteps(engine, candidate, peers))
 
     def open(self, X: Any, y: Any, sample_weight: Any) -> Columns:
         """The user's data as columns, with class labels as indices.
@@ -164,6 +170,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     ]
     if arguments.distributed not in (None, "auto"):  # named, but not joined before all is right
         errors.collect(lambda: get("process_groups", arguments.distributed, "distributed"))
+    elif arguments.sync_every is not None and arguments.distributed is None:
+        errors.extend(["sync_every: expected together with distributed, which is not set"])
     callbacks = [
         errors.collect(partial(_callback, plugins, c, f"callbacks[{k}]"))
         for k, c in enumerate(arguments.callbacks)
@@ -239,6 +247,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             batch_size=arguments.batch_size,
             peers=peers,
         ),
+        sync_every=arguments.sync_every,
     )
 
 

@@ -75,6 +75,9 @@ class Trainer:
         distributed: the process group of a training in several processes, each of which computes
             the gradient of other batches; ``auto`` takes that of the launcher; by default one
             process trains.
+        sync_every: with ``distributed``: every process makes so many steps with its own batches
+            before weights, optimizer state and running statistics are averaged (local SGD, another
+            algorithm); by default the gradients of every step are added up.
         batch_size: rows a step; reduced to the number of rows where there are fewer.
         epochs: passes over the data.
         shuffle: a new random order every epoch.
@@ -129,6 +132,7 @@ class Trainer:
         device: Any = "cpu",
         backend: Any = "auto",
         distributed: Any = None,
+        sync_every: int | None = None,
         batch_size: int = 32,
         epochs: int = 10,
         shuffle: bool = True,

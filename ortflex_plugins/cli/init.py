@@ -206,6 +206,7 @@ def _default_keys(plugins: Plugins) -> Iterator[str]:
         "constraint": {"name": "max_norm", "bound": 2.0},
         "averaging": "ema",
         "distributed": "auto",
+        "sync_every": 8,
         "classes": ["no", "yes"],
         "progress": False,
     }

@@ -92,6 +92,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("gradients", ["examples"]),
     ("prefer", ["ortflex-example"]),
     ("free_batch", True),
+    ("sync_every", 2),
 ]
 
 # Values that do not change the training, of every argument that may differ.
@@ -190,6 +191,8 @@ def test_another_argument_is_refused_and_named(
         if not folder.exists():
             begun(folder, model, batch_size=4)
     options = {**BASE, name: usual(name, value)}
+    if name == "sync_every":
+        options["distributed"] = ThreadGroup()
     trainer = make(model, **options)
     before = trainer.get_state()
     with pytest.raises(

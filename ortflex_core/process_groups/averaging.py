@@ -1,0 +1,57 @@
+"""The mean of what processes have that train by themselves for some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ortflex_core.process_groups.exchange import arrays_in, places_of
+from ortflex_core.process_groups.peers import Peers
+from ortflex_core.types import Array
+
+
+class StateAverage:
+    """Means over the processes of a group, the same bits in all of them.
+
+    The mean of a tensor is ((a₀ + a₁) + a₂) … / N over the N processes in the order of their ranks,
+    computed in float64 and rounded once to the tensor's type. Integers and booleans, such as the number
+    of steps, are those of rank 0.
+
+    Args:
+        peers: the processes.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def of(
+        self, state: Mapping[str, Array], costs: Sequence[tuple[float, float]]
+    ) -> tuple[dict[str, Array], list[list[tuple[float, float]]]]:
+        """The means of the arrays, and the costs of every process by rank.
+
+        Args:
+            state: the arrays of this process; in all processes of the same names, shapes and types.
+            costs: pairs of numbers that go along; in all processes as many.
+        """
+        table = np.asarray(costs, np.float64).reshape(-1, 2)
+        places, end = places_of(state, table.nbytes)
+        packet = np.zeros(end, np.uint8)
+        packet[: table.nbytes].view(np.float64)[:] = table.ravel()
+        for name, array in arrays_in(packet, places).items():
+            np.copyto(array, state[name])
+        parts = self._peers.gather("average", packet)
+        tables = [part[: table.nbytes].view(np.float64).reshape(-1, 2) for part in parts]
+        given = [arrays_in(part, places) for part in parts]
+        means = {name: _mean([arrays[name] for arrays in given]) for name in state}
+        return means, [[(loss, penalty) for loss, penalty in t.tolist()] for t in tables]
+
+
+def _mean(arrays: Sequence[Array]) -> Array:
+    if arrays[0].dtype.kind != "f":
+        return arrays[0].copy()
+    total = arrays[0].astype(np.float64)
+    for array in arrays[1:]:
+        total += array
+    total /= len(arrays)
+    return total.astype(arrays[0].dtype)
