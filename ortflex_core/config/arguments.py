@@ -172,7 +172,7 @@ class Arguments:
         of="process_groups",
     )
     sync_every: int | None = argument(
-        "with ``distributed``: every process makes so many steps with its own batches before weights, "
+        "with ``distributed``: the number of steps that every process makes by itself before weights, "
         "optimizer state and running statistics are averaged (local SGD, another algorithm); by default "
         "the gradients of every step are added up",
         None,

@@ -170,7 +170,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     ]
     if arguments.distributed not in (None, "auto"):  # named, but not joined before all is right
         errors.collect(lambda: get("process_groups", arguments.distributed, "distributed"))
-    elif arguments.sync_every is not None and arguments.distributed is None:
+    alone = arguments.distributed is None and "sync_every" not in wrong
+    if alone and arguments.sync_every is not None:
         errors.extend(["sync_every: expected together with distributed, which is not set"])
     callbacks = [
         errors.collect(partial(_callback, plugins, c, f"callbacks[{k}]"))

@@ -75,7 +75,7 @@ class Trainer:
         distributed: the process group of a training in several processes, each of which computes
             the gradient of other batches; ``auto`` takes that of the launcher; by default one
             process trains.
-        sync_every: with ``distributed``: every process makes so many steps with its own batches
+        sync_every: with ``distributed``: the number of steps that every process makes by itself
             before weights, optimizer state and running statistics are averaged (local SGD, another
             algorithm); by default the gradients of every step are added up.
         batch_size: rows a step; reduced to the number of rows where there are fewer.

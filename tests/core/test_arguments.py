@@ -83,6 +83,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "accumulate": (0, "expected an integer >= 1, got 0"),
     "batch_size": (2.5, "expected an integer >= 1, got 2.5"),
     "epochs": (True, "expected an integer >= 1, got True"),
+    "sync_every": (0, "expected an integer >= 1, got 0"),
     "shuffle": ("yes", "expected True or False, got 'yes'"),
     "seed": (-1, "expected an integer >= 0, got -1"),
     "reduction": ("avg", "expected 'mean' or 'sum', got 'avg'"),
