@@ -254,6 +254,17 @@ def run_mpi(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", tests, *session.posargs)
 
 
+@session_for("tests", "flower", "3.11")
+def run_flower(session: nox.Session) -> None:
+    """Federated training; Flower pins protobuf and other packages below the newest versions."""
+    with reported("tests(flower)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        prepare(session, "stock", "flower", "dev")
+        tests = sorted(map(str, Path("tests").rglob("test_flower*.py")))
+        session.run("python", "-m", "pytest", *tests, *session.posargs)
+
+
 for name in ("agent", "session"):
 
     @session_for("bench", name, ENVIRONMENTS[name].python)

@@ -10,7 +10,7 @@ The readers of file formats are plugins.
 """
 
 from ortflex_core.data.batches import Batch, Block, Lasting
-from ortflex_core.data.columns import Columns, fit_to
+from ortflex_core.data.columns import Columns, fit_to, split
 from ortflex_core.data.iterables import Batches
 from ortflex_core.data.labels import (
     float_labels,
@@ -37,5 +37,6 @@ __all__ = [
     "require_range",
     "shape_mismatch",
     "shapes_compatible",
+    "split",
     "usual_buffer",
 ]

@@ -19,6 +19,7 @@ from ortflex_core.model.training_mode import (
     buffer_value,
     inactive_dropout,
     rewrite_for_inference,
+    running_statistics,
     statistics_momenta,
     trains_statistics,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "read_model",
     "reads",
     "rewrite_for_inference",
+    "running_statistics",
     "statistics_momenta",
     "trains_statistics",
 ]

@@ -137,6 +137,7 @@ class Live:
         taken = {"step", *problem.slot_ports}
         if self.standing.slots:
             engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
+        if self.standing.buffers:
             engine.load_buffers(self.standing.buffers)
         if batch is not None and failures.batch_dim_uncertain(problem):
             failures.check_rows(problem, engine, self.preparing(problem).batch(batch))

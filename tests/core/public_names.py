@@ -37,6 +37,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             *("MALFORMED", "printable", "short_repr", "suggest"),
         ),
         "ortflex_plugins.estimators": (),
+        "ortflex_plugins.flower": (),
         "ortflex_plugins.layers": (),
         "ortflex_plugins.onnxcustom": (),
         "ortflex_plugins.pictures": (),

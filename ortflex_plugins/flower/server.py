@@ -1,0 +1,156 @@
+"""A model and a strategy as Flower's ServerApp."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ortflex_core import Trainer
+from ortflex_core.component import expected_count, is_count
+from ortflex_core.errors import ConfigError, DataError, ModelError, OrtflexError
+from ortflex_core.types import Array
+from ortflex_plugins.flower import shared
+from ortflex_plugins.flower._installed import require_flower
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, Context, MetricRecord
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import Strategy
+
+_log = logging.getLogger("ortflex")
+_ROUNDS = 3
+
+
+def server_app(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Trainer,
+    *,
+    strategy: Strategy | None = None,
+    share: shared.Share = "parameters",
+    rounds: int | None = None,
+    config: Mapping[str, Any] | None = None,
+    validation_data: Any = None,
+    output: str | os.PathLike[str] | None = None,
+) -> ServerApp:
+    """A ServerApp that runs a strategy on the shared tensors of a model and writes the trained model.
+
+    Args:
+        model: the model that the clients train, as for :class:`~ortflex_core.Trainer`; its weights
+            are the first ones. A Trainer is needed where clients use ``params``, ``adapters`` or a
+            loss on another tensor than the only float output: one with the same arguments.
+        strategy: one of ``flwr.serverapp.strategy``; None (the default): ``FedAvg()``.
+        share: as for :func:`client_app`.
+        rounds: None (the default): ``num-server-rounds`` of the run's configuration, else 3.
+        config: numbers and strings that are sent to the clients with every message, for
+            ``make_trainer(context, config)``.
+        validation_data: ``(X, y)``, ``(X, y, sample_weight)`` or a data source on which the server
+            evaluates the weights before the first and after every round; it needs a Trainer as
+            ``model``.
+        output: where the model with the final weights is written; None (the default): ``output`` of
+            the run's configuration, else ``trained.onnx`` in the current folder.
+
+    Returns:
+        Flower's ServerApp.
+
+    Raises:
+        ConfigError: Flower is not installed, or an argument has another value. During the run the
+            app raises a DataError if the strategy returns other names or shapes, and an
+            OrtflexError if every client of a round failed.
+
+    >>> app = server_app("model.onnx", rounds=5, output="trained.onnx")  # doctest: +SKIP
+
+    Source: Flower's Message API, ``Strategy.start``.
+    """
+    if validation_data is not None and not isinstance(model, Trainer):
+        raise ConfigError(
+            "validation_data: the loss is not known; give a Trainer as model: "
+            'server_app(Trainer("model.onnx", loss=…), validation_data=…)'
+        )
+    if rounds is not None and (not is_count(rounds)):
+        raise ConfigError(f"rounds: {expected_count(rounds)}")
+    app = require_flower()
+    made = require_flower("flwr.serverapp").ServerApp()
+    chosen = strategy
+    if chosen is None:
+        chosen = require_flower("flwr.serverapp.strategy").FedAvg()
+
+    @made.main()  # type: ignore[untyped-decorator,unused-ignore]
+    def main(grid: Grid, context: Context) -> None:
+        trainer = _trainer(model)
+        first = shared.pack_shared(trainer, share)
+        result = _checked(chosen, shared.as_arrays(first)).start(
+            grid,
+            first,
+            num_rounds=rounds or int(context.run_config.get("num-server-rounds", _ROUNDS)),
+            train_config=app.ConfigRecord(dict(config or {})),
+            evaluate_config=app.ConfigRecord(dict(config or {})),
+            evaluate_fn=None
+            if validation_data is None
+            else _evaluation(trainer, share, validation_data),
+        )
+        if not result.arrays:
+            raise OrtflexError("the strategy returned no weights in any round; nothing is written")
+        shared.load_shared(trainer, result.arrays, share)
+        path = os.fspath(output or context.run_config.get("output", "trained.onnx"))
+        trainer.export(path)
+        _log.info("wrote %s", os.path.abspath(path))
+
+    return made
+
+
+def _trainer(model: Any) -> Trainer:
+    if isinstance(model, Trainer):
+        return model
+    try:
+        # Only which tensors are trained is needed, and that depends on the tensor that the loss reads.
+        return Trainer(model, loss="squared_error", progress=False)
+    except (ConfigError, ModelError) as error:
+        raise ConfigError(
+            f"server_app: {error}. If clients have a Trainer that works, give the server one with the same "
+            "arguments instead of the model"
+        ) from error
+
+
+def _checked(strategy: Any, expected: Mapping[str, Array]) -> Any:
+    """A copy of a strategy whose replies and results are checked."""
+    checked = copy.copy(strategy)
+    aggregate = checked.aggregate_train  # of the copy, which has the state of its round
+
+    def aggregate_train(server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        errors = [reply.error.reason for reply in replies if reply.has_error()]
+        if errors and len(errors) == len(replies):
+            raise OrtflexError(
+                f"every client failed in round {server_round}; the first said: {errors[0]}"
+            )
+        if not replies:
+            raise OrtflexError(f"no client answered in round {server_round}")
+        arrays, metrics = aggregate(server_round, replies)
+        if arrays is not None:
+            try:
+                shared.check_arrays(shared.as_arrays(arrays), expected)
+            except DataError as error:
+                raise DataError(
+                    f"the strategy {type(strategy).__name__} returned other arrays in round "
+                    f"{server_round}: {error}"
+                ) from error
+        return arrays, metrics
+
+    checked.aggregate_train = aggregate_train
+    return checked
+
+
+def _evaluation(
+    trainer: Trainer, share: shared.Share, data: Any
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    rows = data if isinstance(data, tuple) and len(data) in (2, 3) else (data,)
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        shared.load_shared(trainer, arrays, share)
+        return require_flower().MetricRecord(trainer.evaluate(*rows))
+
+    return evaluate

@@ -1,0 +1,179 @@
+"""What of a training travels between server and clients: which tensors, packed and checked."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortflex_core.errors import ConfigError, DataError, suggest
+from ortflex_core.model import buffer_value, running_statistics
+from ortflex_core.types import Array
+from ortflex_plugins.flower._installed import require_flower
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord
+
+    from ortflex_core import Trainer
+
+Share = str | Iterable[str]
+"""``"parameters"``, ``"adapters"``, or names and globs."""
+_SHOWN = 5
+
+
+def tensors(trainer: Trainer) -> dict[str, Array]:
+    """Trained tensors and running statistics, by name, as they are now."""
+    problem = trainer.setup.problem
+    predicted = [request.predicted for request in trainer.setup.requests]
+    first = {name: buffer_value(problem, name) for name in running_statistics(problem, predicted)}
+    return {**trainer.get_state(), **first, **trainer.live.buffers()}
+
+
+def shared_names(trainer: Trainer, share: Share) -> list[str]:
+    """The names of the tensors that are shared.
+
+    Raises:
+        ConfigError: a pattern fits nothing, nothing is left, or there are no adapters.
+    """
+    known = list(tensors(trainer))
+    if share == "parameters":
+        return known
+    if share == "adapters":
+        return _adapters(trainer, known)
+    patterns = [share] if isinstance(share, str) else list(share)
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigError(
+            f"share: expected 'parameters', 'adapters', or names and globs, got {share!r}"
+        )
+    wanted = [p for p in patterns if not p.startswith("!")]
+    chosen = set() if wanted else set(known)
+    for pattern in patterns:
+        glob = pattern.removeprefix("!")
+        hits = {glob} & set(known) or set(fnmatch.filter(known, glob))
+        if not hits:
+            raise ConfigError(f"share: {pattern!r} fits no trained tensor; {suggest(glob, known)}")
+        if pattern.startswith("!"):
+            chosen -= hits
+        else:
+            chosen |= hits
+    if not chosen:
+        raise ConfigError(f"share={share!r} leaves nothing to share of {', '.join(known)}")
+    return [name for name in known if name in chosen]
+
+
+def _adapters(trainer: Trainer, known: list[str]) -> list[str]:
+    if not trainer.arguments.get("adapters"):
+        raise ConfigError(
+            "share='adapters': this training has no adapters; share='parameters' sends everything "
+            "that is trained, share='layer*' what a glob fits"
+        )
+    return known
+
+
+def pack_shared(trainer: Trainer, share: Share = "parameters") -> ArrayRecord:
+    """The shared tensors of a Trainer as Flower's ArrayRecord.
+
+    Args:
+        trainer: the training.
+        share: ``"parameters"``, every trained tensor and the running statistics of
+            BatchNormalization; ``"adapters"``; or names, globs and ``"!glob"``.
+
+    Raises:
+        ConfigError: a pattern fits nothing, there are no adapters, or Flower is not installed.
+    """
+    state = tensors(trainer)
+    return as_record({name: state[name] for name in shared_names(trainer, share)})
+
+
+def load_shared(trainer: Trainer, arrays: ArrayRecord, share: Share = "parameters") -> None:
+    """Put the shared tensors of a message or of a strategy's result into a Trainer.
+
+    Args:
+        trainer: the training.
+        arrays: as :func:`pack_shared` makes them.
+        share: as for :func:`pack_shared`.
+
+    Raises:
+        DataError: other names, other shapes, or values that are not numbers.
+    """
+    names = shared_names(trainer, share)
+    given = as_arrays(arrays)
+    check_arrays(given, {n: a for n, a in tensors(trainer).items() if n in names})
+    put(trainer, given)
+
+
+def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Refuse arrays that are not those of ``expected``, by name and shape.
+
+    Raises:
+        DataError: what differs.
+    """
+    lines = []
+    if missing := [name for name in expected if name not in given]:
+        lines.append(f"missing are {_listed(missing)}")
+    if unknown := [name for name in given if name not in expected]:
+        lines.append(f"not shared here are {_listed(unknown)}")
+    for name, array in given.items():
+        old = expected.get(name)
+        if old is None:
+            continue
+        if array.shape != old.shape or array.dtype.kind not in "iuf":
+            lines.append(
+                f"{name!r} is {old.dtype}{list(old.shape)}, got {array.dtype}{list(array.shape)}"
+            )
+        elif not np.isfinite(array).all():
+            lines.append(f"{name!r} has values that are not finite")
+    if lines:
+        more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+        raise DataError(
+            f"the arrays are not those that are shared: {'; '.join(lines[:_SHOWN])}{more}. Server and "
+            "clients need the same model, params and share, and the strategy has to keep names and shapes"
+        )
+
+
+def put(trainer: Trainer, values: Mapping[str, Array]) -> None:
+    """Replace trained tensors and running statistics by values of these names."""
+    weights = trainer.get_state()
+    trainer.forget_engine()
+    trainer.set_state({name: array for name, array in values.items() if name in weights})
+    now = tensors(trainer)
+    fresh = {n: a.astype(now[n].dtype) for n, a in values.items() if n not in weights}
+    standing = trainer.live.standing
+    standing.buffers = {**standing.buffers, **fresh}
+
+
+def as_record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Flower's record of these arrays; types that numpy's files do not have become float32."""
+    app = require_flower()
+    return app.ArrayRecord(
+        {
+            name: app.Array(
+                np.ascontiguousarray(array, np.float32 if array.dtype.kind == "V" else None)
+                if array.ndim
+                else np.asarray(array)
+            )
+            for name, array in arrays.items()
+        }
+    )
+
+
+def as_arrays(record: Any) -> dict[str, Array]:
+    """The arrays of a record.
+
+    Raises:
+        DataError: an array that numpy cannot read.
+    """
+    out = {}
+    for name, array in record.items():
+        try:
+            out[name] = np.asarray(array.numpy())
+        except (TypeError, ValueError, EOFError, OSError) as error:
+            raise DataError(f"the array {name!r} of the message cannot be read: {error}") from error
+    return out
+
+
+def _listed(names: list[str]) -> str:
+    text = ", ".join(repr(name) for name in names[:_SHOWN])
+    return text + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

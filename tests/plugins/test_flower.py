@@ -1,0 +1,421 @@
+"""Federated training with Flower, in one process: what rounds compute, and what travels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex import Trainer
+from ortflex_core.errors import ConfigError, DataError, OrtflexError
+from tests import models
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg
+
+from ortflex_plugins.flower import client_app, load_shared, pack_shared, partition_rows, server_app
+from tests.plugins.flower_grid import LocalGrid, as_bytes
+
+ROWS = [40, 25, 64]
+OPTIMIZERS = ["sgd", "momentum", "adam", "prodigy"]
+
+
+def parts(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for rows in ROWS:
+        x = rng.standard_normal((rows, 6)).astype(np.float32)
+        out.append((x, np.sin(x).sum(axis=1, keepdims=True).astype(np.float32)))
+    return out
+
+
+def new(number: int = 0, model: Any = None, **changes: Any) -> Trainer:
+    given: dict[str, Any] = {
+        "loss": "squared_error",
+        "optimizer": "adam",
+        "batch_size": 8,
+        "epochs": 2,
+        "seed": number,
+        "progress": False,
+    }
+    return Trainer(models.mlp() if model is None else model, **(given | changes))
+
+
+def making(model: Any = None, **changes: Any) -> Any:
+    data = parts()
+
+    def make_trainer(context: Context) -> Any:
+        number = context.node_config["partition-id"]
+        return new(number, model, **changes), data[number]
+
+    return make_trainer
+
+
+def run(app: Any, server: Any, nodes: int = 3, **config: Any) -> LocalGrid:
+    grid = LocalGrid(app, nodes, **config)
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=grid.run_config
+    )
+    server(grid, context)
+    return grid
+
+
+def federate(tmp_path: Path, make: Any, model: Any = None, **options: Any) -> Any:
+    """Five rounds; the grid and the weights that were written."""
+    shared = {k: options.pop(k) for k in ("share",) if k in options}
+    keep = {k: options.pop(k) for k in ("keep",) if k in options}
+    nodes = options.pop("nodes", 3)
+    if nodes < 3:
+        least = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
+        options["strategy"] = FedAvg(**least)
+    server = server_app(
+        models.mlp() if model is None else model,
+        **shared,
+        **({"rounds": 5} | options),
+        output=tmp_path / "trained.onnx",
+    )
+    grid = run(client_app(make, **shared, **keep), server, nodes)
+    return grid, weights(tmp_path / "trained.onnx")
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return {i.name: onnx.numpy_helper.to_array(i) for i in onnx.load(path).graph.initializer}
+
+
+def average(states: list[dict[str, np.ndarray]], rows: list[int]) -> dict[str, np.ndarray]:
+    """Σ rows · state / Σ rows in float32, in the order of the clients."""
+    factors = [np.float32(n / sum(rows)) for n in rows]
+    out = {name: np.zeros_like(array) for name, array in states[0].items()}
+    for state, factor in zip(states, factors, strict=True):
+        for name, array in state.items():
+            out[name] = out[name] + array * factor
+    return out
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_five_rounds_of_fedavg_are_a_weighted_average_of_three_trainers(
+    tmp_path: Path, optimizer: str
+) -> None:
+    _, trained = federate(tmp_path, making(optimizer=optimizer))
+    trainers = [new(k, optimizer=optimizer) for k in range(3)]
+    mean = trainers[0].get_state()
+    for _ in range(5):
+        for trainer, rows in zip(trainers, parts(), strict=True):
+            trainer.set_state(mean)
+            trainer.fit(*rows)
+        mean = average([t.get_state() for t in trainers], ROWS)
+    for name, array in mean.items():
+        np.testing.assert_array_equal(trained[name], array)
+    assert any((trained[n] != a).any() for n, a in weights_of(models.mlp()).items())
+
+
+def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {i.name: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rounds_of_one_client_are_calls_of_fit(tmp_path: Path, optimizer: str) -> None:
+    grid, trained = federate(tmp_path, making(optimizer=optimizer), nodes=1)
+    alone = new(0, optimizer=optimizer)
+    for _ in range(5):
+        alone.fit(*parts()[0])
+    for name, array in alone.get_state().items():
+        np.testing.assert_array_equal(trained[name], array)
+    slots = grid.contexts[1].state["ortflex-slots"]
+    assert set(slots) == set(alone.live.slots())
+    for name, array in alone.live.slots().items():
+        np.testing.assert_array_equal(slots[name].numpy(), array)
+
+
+def test_rounds_of_one_client_are_one_training_where_nothing_starts_again(tmp_path: Path) -> None:
+    """Without shuffling and with a constant rate an epoch does not know in which fit it is."""
+    make = making(shuffle=False, epochs=1)
+    _, trained = federate(tmp_path, make, nodes=1)
+    alone = new(0, shuffle=False, epochs=5)
+    alone.fit(*parts()[0])
+    for name, array in alone.get_state().items():
+        np.testing.assert_array_equal(trained[name], array)
+
+
+def test_keep_nothing_starts_the_optimizer_again(tmp_path: Path) -> None:
+    grid, trained = federate(tmp_path, making(), nodes=1, keep="nothing")
+    state = new().get_state()
+    for _ in range(5):
+        alone = new(0)
+        alone.set_state(state)
+        alone.fit(*parts()[0])
+        state = alone.get_state()
+    for name, array in state.items():
+        np.testing.assert_array_equal(trained[name], array)
+    assert not list(grid.contexts[1].state)
+
+
+def test_messages_hold_what_is_shared_and_nothing_else(tmp_path: Path) -> None:
+    wide = models.mlp((6, 2000, 4, 1))
+    grid, trained = federate(tmp_path, making(wide), wide, share=["W3", "b3"], rounds=2)
+    start = weights_of(wide)
+    size = sum(start[name].nbytes for name in ("W3", "b3"))
+    assert size == 20
+    for message in [*grid.sent, *grid.replies]:
+        records = message.content.array_records
+        assert all(set(record) == {"W3", "b3"} for record in records.values())
+        # Each array has numpy's header of 128 bytes.
+        assert sum(len(a.data) for r in records.values() for a in r.values()) in (0, size + 2 * 128)
+        assert len(as_bytes(message)) < 1000 < start["W1"].nbytes
+    # What is private was trained, stays at each client, and the server's file has its old values.
+    np.testing.assert_array_equal(trained["W1"], start["W1"])
+    private = [c.state["ortflex-private"]["W1"].numpy() for c in grid.contexts.values()]
+    assert all((w != start["W1"]).any() for w in private)
+    assert (private[0] != private[1]).any()
+
+
+def test_private_tensors_go_on_from_where_they_were(tmp_path: Path) -> None:
+    _, trained = federate(tmp_path, making(), share="!W1", nodes=1)
+    alone = new()
+    for _ in range(5):
+        alone.fit(*parts()[0])
+    for name in ("b1", "W2", "b3"):
+        np.testing.assert_array_equal(trained[name], alone.get_state()[name])
+
+
+def test_running_statistics_travel_with_the_parameters(tmp_path: Path) -> None:
+    model = normalized()
+    _, trained = federate(tmp_path, making(model), model, rounds=2)
+    trainers = [new(k, model) for k in range(3)]
+    mean: dict[str, np.ndarray] = {}
+    for _ in range(2):
+        for trainer, rows in zip(trainers, parts(), strict=True):
+            if mean:
+                trained_now = set(trainer.get_state())
+                trainer.set_state({n: a for n, a in mean.items() if n in trained_now})
+                trainer.engine.load_buffers({n: mean[n] for n in ("mean", "var")})
+            trainer.fit(*rows)
+        mean = average([t.get_state(buffers=True) for t in trainers], ROWS)
+    assert {"mean", "var"} <= set(mean)
+    for name, array in mean.items():
+        np.testing.assert_array_equal(trained[name], array)
+    assert (trained["mean"] != weights_of(model)["mean"]).any()
+
+
+def normalized() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    node = onnx.helper.make_node
+    return models.model(
+        [
+            node("MatMul", ["X", "W1"], ["h"]),
+            node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"]),
+            node("Relu", ["n"], ["r"]),
+            node("MatMul", ["r", "W2"], ["Y"]),
+        ],
+        [models.floats("X", "N", 6)],
+        [models.floats("Y", "N", 1)],
+        {
+            "W1": rng.standard_normal((6, 5)),
+            "scale": 1 + 0.1 * rng.standard_normal(5),
+            "shift": 0.1 * rng.standard_normal(5),
+            "mean": 0.1 * rng.standard_normal(5),
+            "var": 1 + rng.random(5),
+            "W2": rng.standard_normal((5, 1)),
+        },
+    )
+
+
+@pytest.mark.parametrize("validation", [None, 0.25, "rows"])
+def test_evaluation_has_loss_and_metrics_of_the_weights_that_came(
+    tmp_path: Path, validation: Any
+) -> None:
+    held = parts(seed=1)
+
+    def make_trainer(context: Context) -> Any:
+        number = context.node_config["partition-id"]
+        trainer = new(number, metrics=["mae", "rmse"])
+        given = held[number] if validation == "rows" else validation
+        return (trainer, parts()[number], given) if validation else (trainer, parts()[number])
+
+    grid, trained = federate(tmp_path, make_trainer, rounds=1)
+    judged = [r for r in grid.replies if "arrays" not in r.content]
+    assert len(judged) == 3
+    for k, reply in enumerate(judged):
+        x, y = held[k] if validation == "rows" else parts()[k]
+        if validation == 0.25:
+            order = np.random.default_rng([k, 0x5A11D]).permutation(len(x))
+            x, y = x[order[: len(x) // 4]], y[order[: len(x) // 4]]
+        alone = new(k, metrics=["mae", "rmse"])
+        alone.set_state({n: trained[n] for n in alone.get_state()})
+        error = alone.predict(x).astype(np.float64) - y
+        metrics = dict(reply.content["metrics"])
+        assert metrics.pop("num-examples") == len(x)
+        assert metrics.keys() == {"loss", "mae", "rmse"}
+        np.testing.assert_allclose(metrics["mae"], np.abs(error).mean(), rtol=1e-5)
+        np.testing.assert_allclose(metrics["rmse"] ** 2, metrics["loss"], rtol=1e-5)
+
+
+def test_the_server_evaluates_on_rows_of_its_own(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(FedAvg):
+        def start(self, *args: Any, **options: Any) -> Any:
+            seen.append(super().start(*args, **options))
+            return seen[-1]
+
+    x, y = parts(seed=1)[0]
+    server = server_app(
+        new(), strategy=Watching(), rounds=2, validation_data=(x, y), output=tmp_path / "t.onnx"
+    )
+    run(client_app(making()), server)
+    scores = seen[0].evaluate_metrics_serverapp
+    final = new(0, onnx.load(tmp_path / "t.onnx")).evaluate(x, y)["loss"]
+    assert [*scores] == [0, 1, 2]
+    assert scores[0]["loss"] == new().evaluate(x, y)["loss"]
+    assert scores[2]["loss"] == final < scores[0]["loss"]
+
+
+def test_config_reaches_make_trainer(tmp_path: Path) -> None:
+    seen = []
+
+    def make_trainer(context: Context, config: Any) -> Any:
+        seen.append((config["server-round"], config["rate"], context.run_config["shuffle"]))
+        return new(0, learning_rate=config["rate"]), parts()[0]
+
+    server = server_app(models.mlp(), config={"rate": 0.25}, output=tmp_path / "t.onnx")
+    run(client_app(make_trainer), server, shuffle=True, **{"num-server-rounds": 2})
+    assert set(seen) == {(1, 0.25, True), (2, 0.25, True)}
+
+
+def test_other_strategies_work(tmp_path: Path) -> None:
+    _, trained = federate(tmp_path, making(), strategy=FedAdam(), rounds=2)
+    assert all(a.dtype == np.float32 and np.isfinite(a).all() for a in trained.values())
+
+
+def test_partitions_are_disjoint_and_together_everything() -> None:
+    x, y = np.arange(20.0).reshape(10, 2), np.arange(10)
+    found = []
+    for k in range(3):
+        context = Context(1, k, {"partition-id": k, "num-partitions": 3}, RecordDict(), {})
+        inputs, labels, weight = partition_rows(({"X": x}, y, None), context)
+        assert weight is None
+        np.testing.assert_array_equal(inputs["X"], x[labels])
+        found += list(labels)
+    assert sorted(found) == list(range(10))
+
+
+# ---------------------------------------------------------------------- wrong input
+
+
+class Renaming(FedAvg):
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return ArrayRecord({f"x{n}": a for n, a in arrays.items()}), metrics
+
+
+class Reshaping(FedAvg):
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return ArrayRecord({n: Array(a.numpy().ravel()) for n, a in arrays.items()}), metrics
+
+
+class Spoiling(FedAvg):
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return ArrayRecord({n: Array(a.numpy() * np.nan) for n, a in arrays.items()}), metrics
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (Renaming, "Renaming returned other arrays in round 1.*missing are 'W1'.*'xW1'"),
+        (Reshaping, r"'W1' is float32\[6, 8\], got float32\[48\]"),
+        (Spoiling, "'W1' has values that are not finite"),
+    ],
+)
+def test_a_strategy_that_returns_other_arrays_ends_the_run(
+    tmp_path: Path, strategy: Any, words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        federate(tmp_path, making(), strategy=strategy())
+    assert not (tmp_path / "trained.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: (new(), None), r"node 1 \(partition 0 of 3\): it has no data"),
+        (lambda: (new(), ()), "it has no data"),
+        (lambda: (new(), (np.zeros((0, 6), np.float32), np.zeros((0, 1)))), "it has no data"),
+        (lambda: (new(), ({"X": []}, [])), "it has no data"),
+        (lambda: new(), r"returns \(trainer, data\)"),
+        (lambda: (models.mlp(), parts()[0]), "its first value is a ModelProto"),
+        (lambda: (trained_already(), parts()[0]), "has already trained"),
+        (lambda: (new(averaging="ema"), parts()[0]), "averaging"),
+        (lambda: (new(params="W1"), parts()[0]), "not shared here are 'b1'"),
+        (lambda: (new(0, models.mlp((6, 3, 1))), parts()[0]), "'W1' is float32"),
+        (
+            lambda: (new(learning_rate=1e30, optimizer="sgd"), parts()[0]),
+            "the loss is inf at step 2",
+        ),
+    ],
+)
+def test_clients_that_all_fail_end_the_run_with_their_reason(
+    tmp_path: Path, made: Any, words: str
+) -> None:
+    with pytest.raises(OrtflexError, match=f"(?s)every client failed in round 1.*{words}"):
+        federate(tmp_path, lambda context: made())
+    assert not (tmp_path / "trained.onnx").exists()
+
+
+def trained_already() -> Trainer:
+    trainer = new()
+    trainer.fit(*parts()[0])
+    return trainer
+
+
+def test_another_optimizer_in_a_later_round_is_an_error(tmp_path: Path) -> None:
+    def make_trainer(context: Context, config: Any) -> Any:
+        return new(optimizer=["adam", "momentum"][config["server-round"] - 1]), parts()[0]
+
+    with pytest.raises(OrtflexError, match=r"round 2.*belongs to another training.*keep='nothing'"):
+        federate(tmp_path, make_trainer)
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        ("w1", "fits no trained tensor.*'W1'"),
+        (["!*"], "leaves nothing to share"),
+        ([], "expected 'parameters', 'adapters'"),
+        ([3], "expected 'parameters', 'adapters'"),
+        ("adapters", "has no adapters"),
+    ],
+)
+def test_share_says_what_is_wrong(share: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        pack_shared(new(), share)
+
+
+def test_arguments_say_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="expected a function"):
+        client_app(new())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="keep: expected 'slots' or 'nothing', got 'all'"):
+        client_app(making(), keep="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rounds: expected an integer"):
+        server_app(models.mlp(), rounds=0)
+    with pytest.raises(ConfigError, match="give a Trainer as model"):
+        server_app(models.mlp(), validation_data=parts()[0])
+    with pytest.raises(DataError, match="--node-config"):
+        partition_rows(parts()[0], Context(1, 1, {}, RecordDict(), {}))
+    place = {"partition-id": 0, "num-partitions": 50}
+    with pytest.raises(DataError, match="cannot be divided among 50 clients"):
+        partition_rows(parts()[0], Context(1, 1, place, RecordDict(), {}))
+
+
+def test_shared_tensors_go_from_one_trainer_to_another() -> None:
+    one, other = new(), new(0, models.mlp(seed=1))
+    load_shared(other, pack_shared(one, "W*"), "W*")
+    for name, array in other.get_state().items():
+        same = (array == one.get_state()[name]).all()
+        assert same == name.startswith("W")
