@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime.binder import HostVector
 from ortflex_core.types import Array, TensorSpec, numpy_dtype, shape_text
+
+Name = TypeVar("Name", str, int)
 
 
 class DataBuffers:
@@ -124,7 +127,7 @@ class Twins:
             self._device.write(self.values[name], np.asarray(array))
 
 
-def read_into(device: Device, values: Mapping[str, Value], out: Mapping[str, Array]) -> None:
+def read_into(device: Device, values: Mapping[Name, Value], out: Mapping[Name, Array]) -> None:
     """Copy tensors to arrays of the same shapes."""
     for name, value in values.items():
         view = device.view(value)

@@ -20,7 +20,8 @@ from ortflex_core.model.training_mode import (
     inactive_dropout,
     rewrite_for_inference,
     running_statistics,
-    statistics_momenta,
+    share_port,
+    statistics_moves,
     trains_statistics,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "reads",
     "rewrite_for_inference",
     "running_statistics",
-    "statistics_momenta",
+    "share_port",
+    "statistics_moves",
     "trains_statistics",
 ]

@@ -49,8 +49,8 @@ class Modes:
     """Rewrites of one training step, and the running statistics that it updates.
 
     ``buffers`` are the running statistics before the step, ``draw`` is the port of the number that
-    random masks depend on; ``updates`` maps the names of running statistics to their new values, after
-    the replay.
+    random masks depend on. After the replay, ``updates`` maps the names of running statistics to their
+    new values, and ``shares`` has (1 − momentum) · batch of each of :func:`statistics_moves`.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Modes:
         self._buffers = buffers
         self._step = Host.symbol(draw.label)
         self.updates: dict[str, Tensor] = {}
+        self.shares: list[Tensor] = []
 
     def __call__(
         self, trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
@@ -147,8 +148,12 @@ class Modes:
         unbiased = variance * (count / op.Max(count - 1, 1.0))
 
         def mixed(old: Tensor, batch: Tensor) -> Tensor:
-            mixture: Tensor = momentum * old + (1 - momentum) * op.Reshape(batch, [-1])
+            mixture: Tensor = momentum * old + share(batch)
             return mixture
+
+        def share(batch: Tensor) -> Tensor:
+            part: Tensor = (1 - momentum) * op.Reshape(batch, [-1])
+            return part
 
         statistics = []
         for name, batch, update in (
@@ -158,26 +163,30 @@ class Modes:
             # A layer that is used twice updates twice.
             old = self.updates.get(name, self._buffers[name])
             statistics.append(mixed(old, batch))
-            self.updates[name] = mixed(old, update)
+            self.shares.append(share(update))
+            self.updates[name] = momentum * old + self.shares[-1]
         return statistics
 
 
-def statistics_momenta(settings: Settings, predicted: Sequence[str]) -> dict[str, float] | None:
-    """How much of each running statistic a batch leaves; None where a layer moves some twice a batch.
+def statistics_moves(settings: Settings, predicted: Sequence[str]) -> list[tuple[str, float]]:
+    """Each running statistic that a batch moves, and how much of it the batch leaves, in their order.
 
-    With all of them 0 before a batch, :class:`Modes` gives (1 − momentum) · batch, which can be added
-    elsewhere: momentum · running + that are the bits of the graph that has both.
+    A statistic of a layer that is used twice is there twice. running ← momentum · running + share, with
+    the shares of :class:`Modes`, gives the bits of the graph that has both.
     """
-    out: dict[str, float] = {}
+    out: list[tuple[str, float]] = []
     for node in settings.model.ancestors(predicted):
         if node.op_type != "BatchNormalization" or not trains_statistics(settings, node):
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        for name in node.input[3:5]:
-            if name in out:
-                return None
-            out[name] = float(attributes.get("momentum", 0.9))
+        momentum = float(attributes.get("momentum", 0.9))
+        out += [(name, momentum) for name in node.input[3:5]]
     return out
+
+
+def share_port(index: int, name: str) -> Port:
+    """The port of what a batch adds to a running statistic, of the move of that number."""
+    return Port("gradient", of=name, slot=f"share{index}")
 
 
 def _identity(trace: Trace, node: NodeProto, x: Tensor) -> Sequence[Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,15 +21,15 @@ class GradientExchange:
     parameter; ``costs`` the float64 numbers that travel with them; ``sums`` what :meth:`add` makes.
 
     The running statistics of BatchNormalization travel, too: ``shares`` are (1 − momentum) · batch of this
-    process's batch, and every process moves its ``statistics`` by those of all batches in their order:
-    statistics ← momentum · statistics + share.
+    process's batch, by the number of the move, and every process moves its ``statistics`` by those of all
+    batches in their order: statistics ← momentum · statistics + share.
 
     Args:
         peers: the processes.
         like: an array of the shape and type of each gradient.
         costs: how many numbers travel with them.
         statistics: the running statistics.
-        momenta: the momentum of each of them.
+        moves: the statistic and the momentum of each move by a batch, in their order.
     """
 
     def __init__(
@@ -37,14 +38,15 @@ class GradientExchange:
         like: Mapping[str, Array],
         costs: int,
         statistics: Mapping[str, Array] | None = None,
-        momenta: Mapping[str, float] | None = None,
+        moves: Sequence[tuple[str, float]] = (),
     ) -> None:
         self.peers = peers
         self.statistics = {name: array.copy() for name, array in (statistics or {}).items()}
-        self._momenta = momenta or {}
+        self._moves = moves
         end = 8 * costs
         self._places, end = places_of(like, end)
-        self._shared, end = places_of(self.statistics, end)
+        moved = {k: self.statistics[name] for k, (name, _) in enumerate(moves)}
+        self._shared, end = places_of(moved, end)
         self._packet = np.zeros(end, np.uint8)
         self._costs = costs
         self.costs = self._packet[: 8 * costs].view(np.float64)
@@ -67,20 +69,22 @@ class GradientExchange:
                     np.copyto(total, gradient)
                 else:
                     np.add(total, gradient, out=total)
-            for name, share in arrays_in(part, self._shared).items():
+            for k, share in arrays_in(part, self._shared).items():
+                name, momentum = self._moves[k]
                 moved = self.statistics[name]
-                moved *= moved.dtype.type(self._momenta[name])
+                moved *= moved.dtype.type(momentum)
                 moved += share
             costs.append(part[: 8 * self._costs].view(np.float64).tolist())
         return costs
 
 
-Places = Mapping[str, tuple[int, Array]]
+Name = TypeVar("Name", str, int)
+Places = Mapping[Name, tuple[int, Array]]
 
 
-def places_of(like: Mapping[str, Array], end: int) -> tuple[Places, int]:
+def places_of(like: Mapping[Name, Array], end: int) -> tuple[Places[Name], int]:
     """Where in a packet arrays begin that come after its first bytes, and where they end."""
-    out: dict[str, tuple[int, Array]] = {}
+    out: dict[Name, tuple[int, Array]] = {}
     for name, array in like.items():
         start = -(-end // _ALIGNED) * _ALIGNED
         out[name] = start, array
@@ -88,7 +92,7 @@ def places_of(like: Mapping[str, Array], end: int) -> tuple[Places, int]:
     return out, end
 
 
-def arrays_in(packet: Array, places: Places) -> dict[str, Array]:
+def arrays_in(packet: Array, places: Places[Name]) -> dict[Name, Array]:
     """The arrays in a packet, without a copy."""
     return {
         name: packet[start : start + like.nbytes].view(like.dtype).reshape(like.shape)

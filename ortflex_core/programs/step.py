@@ -18,7 +18,7 @@ from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port, Role
 from ortflex_core.graph.program import Program, build
 from ortflex_core.graph.shortcuts import Shortcuts
-from ortflex_core.model.training_mode import Modes
+from ortflex_core.model.training_mode import Modes, share_port, statistics_moves
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import Problem
 from ortflex_core.problem.updating import AVERAGE, slot_port
@@ -104,7 +104,8 @@ def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
     """The gradient of one batch by itself, for steps of several batches.
 
     Takes what :func:`step_program` does but for slots; host symbols are draw and the scales. Gives the
-    Σ w·l of each loss term, gradients and running statistics. :func:`adding_program` adds gradients up,
+    Σ w·l of each loss term, gradients and running statistics; in one of several processes, instead of
+    the statistics, what the batch adds to them. :func:`adding_program` adds gradients up,
     in a graph of its own: here the sum could become a part of the last matrix product, which would add
     in another order.
     """
@@ -114,9 +115,15 @@ def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
     weights = stages.parameter_inputs(trace, problem)
     now = _Now(weights, _Held({}, {}), stages.buffer_inputs(trace, problem))
     outputs: dict[Port, Tensor] = {}
-    found, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs)
+    shares: list[Tensor] = []
+    found, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs, shares)
     outputs.update({Port("gradient", of=n): gradient for n, gradient in found.items()})
-    outputs.update({Port("buffer", of=n): tensor for n, tensor in buffers.items()})
+    if problem.peers is None:
+        outputs.update({Port("buffer", of=n): tensor for n, tensor in buffers.items()})
+    else:
+        moves = statistics_moves(problem, problem.predicted)
+        for k, ((name, _), tensor) in enumerate(zip(moves, shares, strict=True)):
+            outputs[share_port(k, name)] = tensor
     trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead)
     return build(trace, outputs, name="gradient")
 
@@ -265,8 +272,12 @@ def _gradients(
     rows: int | None,
     scale: Host | None,
     outputs: dict[Port, Tensor],
+    shares: list[Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradients of scale · losses and new running statistics; ``outputs`` gains the totals."""
+    """Gradients of scale · losses and new running statistics; ``outputs`` gains the totals.
+
+    ``shares`` gains what the batch adds to running statistics.
+    """
     local = attrs.evolve(problem, terms=tuple(t.at(step, batch, rows) for t in problem.terms))
     mode = Modes(problem, now.buffers, Port("draw", step=step, batch=batch))
     given = {**now.weights, **now.buffers}
@@ -289,6 +300,8 @@ def _gradients(
             f"{error}. Do not train such parameters: params=['*', '!name']"
         ) from None
     buffers = {n: mode.updates.get(n, b) for n, b in now.buffers.items()}
+    if shares is not None:
+        shares += mode.shares
     return dict(zip(now.weights, found, strict=True)), buffers
 
 

@@ -174,19 +174,24 @@ def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
 
 def step(trainer: Trainer, batch: Any) -> float:
     """Train one step on one batch (see :meth:`ortflex_core.Trainer.step`)."""
-    if trainer.setup.problem.peers is not None:
-        raise Unsupported(
-            "step: a training in several processes takes its batches by itself; use fit"
-        )
+    peers = trainer.setup.problem.peers
+    if peers is not None and trainer.setup.sync_every is not None:
+        raise Unsupported("step: sync_every averages after several steps; use fit")
     X, y, weight = item_of(batch, 0)
     live, columns = trainer.live, trainer.setup.open(X, y, weight)
+    first = live.engine is None
     prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
+    batches = [prepared]
+    if peers is not None:
+        if first:
+            peers.agree("start", process_groups.facts(trainer))
+        batches = process_groups.batches_of_all(peers, prepared)
     now = live.standing.manual
     rate = calls.rate(live.bound(trainer.schedule), trainer.learning_rate, now)
     try:
-        [(loss, penalty)] = trainer.engine.run([prepared], [rate]).read()
+        [(loss, penalty)] = trainer.engine.run(batches, [rate]).read()
     except GraphError as error:
         raise failures.explained(error, live.problem, trainer.engine, prepared) from error
-    moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + prepared.size)
+    moved = attrs.evolve(now, step=now.step + 1, rows=now.rows + sum(b.size for b in batches))
     live.standing.manual, live.standing.last = moved, None
     return loss + penalty

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import ortflex_core
 from ortflex_core.data import digests
-from ortflex_core.data.batches import Source
+from ortflex_core.data.batches import Batch, Source
 from ortflex_core.data.columns import Columns
 from ortflex_core.data.iterables import IterableBatches
 from ortflex_core.errors import Unsupported, short_repr
+from ortflex_core.process_groups.peers import Peers
 from ortflex_core.training.fingerprint import Identity
 
 if TYPE_CHECKING:
@@ -34,7 +35,15 @@ def check_source(given: Any) -> None:
         )
 
 
-def facts(trainer: Trainer, source: Source) -> dict[str, str]:
+def batches_of_all(peers: Peers, own: Batch) -> list[Batch]:
+    """A batch of every process by rank; of the others the sizes and denominators alone."""
+    given = peers.values("batch", [own.size, *own.denominators])
+    out = [Batch(own.columns, None, size, below) for size, *below in given]
+    out[peers.rank] = own
+    return out
+
+
+def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
     """Model, recipe, versions, data and state of a process, in words for a message."""
     identity = trainer.live.standing.identity or Identity.of(trainer)
     trainer.live.standing.identity = identity
@@ -51,8 +60,15 @@ def facts(trainer: Trainer, source: Source) -> dict[str, str]:
             digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
             out[f"the argument {name}"] = text if text == whole else f"{text}… ({digest})"
     out |= {f"the frozen weight {name}": digest[:12] for name, digest in identity.frozen.items()}
-    out |= {"the number of rows": str(source.rows), "the batches an epoch": str(source.steps)}
-    out |= _columns("column", source.place().get("columns", {}))
+    out |= {
+        f"the {kind} {spec.name}": f"{spec}"
+        for term in trainer.live.problem.terms
+        for kind, spec in (("label", term.label), ("sample weight", term.weight))
+        if spec is not None
+    }
+    if source is not None:
+        out |= {"the number of rows": str(source.rows), "the batches an epoch": str(source.steps)}
+        out |= _columns("column", source.place().get("columns", {}))
     out["the weights and the optimizer's state at the start"] = weights.hexdigest()[:12]
     return out
 

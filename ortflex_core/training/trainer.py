@@ -302,9 +302,11 @@ class Trainer:
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
 
-        The rate is the schedule's for the steps made so far.
+        The rate is the schedule's for the steps made so far. In several processes each of them gives a
+        batch of its own, and all return the cost of the step, which has the batches of all.
         """
-        return fit.step(self, batch)
+        with self.sharing_errors():
+            return fit.step(self, batch)
 
     @property
     def train_losses_(self) -> list[float]:

@@ -15,7 +15,7 @@ import numpy as np
 from ortflex_core.data import Batch
 from ortflex_core.engines import DataBuffers, Scalar, Twins, read_into
 from ortflex_core.graph import Key, Port, Program, ports_of
-from ortflex_core.model import statistics_momenta
+from ortflex_core.model import share_port, statistics_moves
 from ortflex_core.process_groups import GradientExchange
 from ortflex_core.programs import (
     adding_program,
@@ -83,13 +83,13 @@ class Accumulator:
             self._penalty = Scalar(device, self._outputs[_PENALTY])
         self._exchange: GradientExchange | None = None
         if problem.peers is not None:
-            running = buffers.read()
-            momenta = statistics_momenta(problem, problem.predicted)
-            costs = len(problem.terms)
-            self._exchange = GradientExchange(problem.peers, weights, costs, running, momenta)
-            # Read as zero before every batch: what is written then is the batch's share.
-            zeros = {name: np.zeros_like(array) for name, array in running.items()}
-            self._shares = Twins(device, zeros, ports_of("buffer", running))
+            running, costs = buffers.read(), len(problem.terms)
+            moves = statistics_moves(problem, problem.predicted)
+            self._exchange = GradientExchange(problem.peers, weights, costs, running, moves)
+            self._shares = {
+                share_port(k, name): device.empty(running[name].shape, running[name].dtype)
+                for k, (name, _) in enumerate(moves)
+            }
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
@@ -138,7 +138,8 @@ class Accumulator:
                 totals = self._plan(batch).run(self, batch, factors, _BATCH, first + own)
                 exchange.costs[:] = totals
                 read_into(device, self._batch, exchange.own)
-                read_into(device, self._shares.versions[1], exchange.shares)
+                shares = dict(enumerate(self._shares.values()))
+                read_into(device, shares, exchange.shares)
             yield from exchange.add(start, present)
         self._sums.write(exchange.sums, "sum")
         self._buffers.write(exchange.statistics, "buffer")
@@ -156,10 +157,11 @@ class Accumulator:
             self._adders[old].run()
         self._sums.current = 1 - old
 
-    @property
-    def moving(self) -> Twins:
-        """The running statistics that a batch's graph reads and writes."""
-        return self._buffers if self._exchange is None else self._shares
+    def statistics(self) -> dict[Key, Value]:
+        """Where a batch's graph writes the running statistics, or what it adds to them."""
+        if self._exchange is not None:
+            return {**self._shares}
+        return self._buffers.at_ports(1 - self._buffers.current)
 
     def gradients(self, into: int) -> dict[Key, Value]:
         """The memory that a batch's gradient goes to, by ports."""
@@ -224,12 +226,12 @@ class _Plan:
         """Compute the batch's gradient; returns the totals."""
         self._data.fill(batch)
         self._hosts.update({**factors, _DRAW: draw})
-        buffers = owner.moving
+        buffers = owner._buffers
         now = (owner._states[0].current, buffers.current, into)
         if now not in self._binders:
             self._binders[now] = self._bind(owner, now[0], into)
         self._binders[now].run()
-        if buffers is owner._buffers:
+        if owner._exchange is None:
             buffers.current = 1 - buffers.current
         return [total.read() for total in self._totals]
 
@@ -241,7 +243,6 @@ class _Plan:
         before: dict[Key, Value] = {self._ports[n]: v for n, v in self._data.values.items()}
         for twins in owner._states:
             before |= twins.at_ports(old)
-        buffers = owner.moving
-        before |= buffers.at_ports(buffers.current)
-        after = {**self._costs, **owner.gradients(into), **buffers.at_ports(1 - buffers.current)}
+        before |= owner._buffers.at_ports(owner._buffers.current)
+        after = {**self._costs, **owner.gradients(into), **owner.statistics()}
         return owner.bind(self._program, self._hosts, before, after)

@@ -18,7 +18,7 @@ from ortflex_core.data import Batch, Block
 from ortflex_core.engines import Evaluator, ReadLosses, Twins, averaged, start_average
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.graph import Key, Program, ports_of
-from ortflex_core.model import buffer_value, statistics_momenta
+from ortflex_core.model import buffer_value
 from ortflex_core.problem import Problem
 from ortflex_core.programs import problem_key, step_program
 from ortflex_core.protocols import Backend, Device, Losses, Value
@@ -79,11 +79,6 @@ class FusedBackend(Backend):
             _shared(_of_one_batch(problem), 1, problem.batch_size)
         except _REFUSALS as error:
             return [str(error)]
-        if problem.peers is not None and statistics_momenta(problem, problem.predicted) is None:
-            return [
-                "a BatchNormalization that is used twice cannot be trained in several processes; use "
-                "batch_norm='freeze'"
-            ]
         return []
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> FusedEngine:

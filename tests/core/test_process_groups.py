@@ -420,6 +420,62 @@ def normalizing(twice: bool = False) -> Any:
     return models.model(nodes, [floats("X", "N", 6)], [floats("Y", "N", 1)], weights)
 
 
+def test_a_layer_that_is_used_twice_moves_its_statistics_twice() -> None:
+    """Its two uses are two moves, in their order."""
+    equal(3, (X, Y, WEIGHT), model=normalizing(twice=True), optimizer="adam")
+
+
+@pytest.mark.parametrize("optimizer", ["prodigy", "adafactor"])
+def test_state_that_parameters_share(optimizer: str) -> None:
+    groups = [{"params": "*2", "rate": 0.5}]
+    equal(2, (X, Y, WEIGHT), optimizer=optimizer, learning_rate=None, groups=groups)
+
+
+@pytest.mark.parametrize("backend", ["fused", "training_agent"])
+def test_steps_by_hand_have_a_batch_of_each_process(backend: str) -> None:
+    """The same as fit with these batches in this order: a row more in one of them counts as a row."""
+    spec: Any = {"backend": backend} if usable(backend) == "training_agent" else {}
+    options = {"optimizer": "adam", "schedule": {"name": "exponential", "by": "step"}, **spec}
+    whole = training(shuffle=False, epochs=1, accumulate=2, **options)
+    losses: list[float] = []
+
+    class Notes:
+        @hook
+        def step_end(self, loss: float) -> None:
+            losses.append(loss)
+
+    whole = training(shuffle=False, epochs=1, accumulate=2, callbacks=[Notes()], **options)
+    whole.fit(X[:92], Y[:92], WEIGHT[:92])
+
+    def job(group: ThreadGroup) -> Any:
+        trainer, costs = training(distributed=group, **options), []
+        for start in range(8 * trainer.rank, 92, 16):
+            rows = slice(start, min(start + 8, 92))
+            costs.append(trainer.step((X[rows], Y[rows], WEIGHT[rows])))
+        return trainer.get_state() | trainer.live.slots(), costs
+
+    for state, costs in results(run_ranks(2, job)):
+        assert costs == losses
+        for name, array in (whole.get_state() | whole.live.slots()).items():
+            assert state[name].tobytes() == array.tobytes(), name
+
+
+def test_steps_by_hand_that_differ_end_all() -> None:
+    def other(group: ThreadGroup) -> Any:
+        return training(distributed=group, learning_rate=1.0 + group.join().rank).step((X, Y))
+
+    assert all("the argument learning_rate" in str(error) for error in run_ranks(2, other))
+
+    def broken(group: ThreadGroup) -> Any:
+        trainer = training(distributed=group)
+        trainer.step((X, Y))
+        return trainer.step((X, Y[: 50 + 51 * trainer.rank]))
+
+    first, second = run_ranks(2, broken)
+    assert not isinstance(first, RankFailed)
+    assert "the process of rank 0 failed" in str(second)
+
+
 @pytest.mark.parametrize(("size", "per_rank"), [(2, 1), (3, 1), (2, 3)])
 def test_running_statistics_move_by_all_batches_in_their_order(size: int, per_rank: int) -> None:
     trained = training(normalizing(), accumulate=2)
@@ -431,14 +487,8 @@ def test_running_statistics_move_by_all_batches_in_their_order(size: int, per_ra
 
 
 def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
-    norm = normalizing(twice=True)
     jobs: list[tuple[str, Callable[[ThreadGroup], Any]]] = [
         ("iterable", lambda g: training(distributed=g).fit([(X, Y), (X, Y)])),
-        ("takes its batches by itself", lambda g: training(distributed=g).step((X, Y))),
-        (
-            "BatchNormalization that is used twice",
-            lambda g: training(norm, distributed=g).fit(X, Y),
-        ),
         (
             "does not train in several processes",
             lambda g: training(distributed=g, backend="example_numpy").fit(X, Y),
