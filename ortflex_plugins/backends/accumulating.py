@@ -86,7 +86,7 @@ class Accumulator:
             running, costs = buffers.read(), len(problem.terms)
             moves = statistics_moves(problem, problem.predicted)
             self._exchange = GradientExchange(problem.peers, weights, costs, running, moves)
-            self._shares = {
+            self._shares: dict[Key, Value] = {
                 share_port(k, name): device.empty(running[name].shape, running[name].dtype)
                 for k, (name, _) in enumerate(moves)
             }
@@ -160,7 +160,7 @@ class Accumulator:
     def statistics(self) -> dict[Key, Value]:
         """Where a batch's graph writes the running statistics, or what it adds to them."""
         if self._exchange is not None:
-            return {**self._shares}
+            return self._shares
         return self._buffers.at_ports(1 - self._buffers.current)
 
     def gradients(self, into: int) -> dict[Key, Value]:
