@@ -39,6 +39,7 @@ _BASES = {
     "penalties": "ortflex_core.protocols:Penalty",
     "schedules": "ortflex_core.protocols:Schedule",
     "optimizers": "ortflex_core.protocols:Optimizer",
+    "adapters": "ortflex_core.protocols:Adapter",
     "transforms": "ortflex_core.protocols:Transform",
     "constraints": "ortflex_core.protocols:Constraint",
     "averages": "ortflex_core.protocols:Average",

@@ -93,6 +93,14 @@ class Arguments:
         keep=texts,
         check=check_names_or(None),
     )
+    adapters: Any = argument(
+        "small tensors that are trained next to weights, which are frozen then, except those that "
+        "``params`` names: one or several",
+        (),
+        kind=_COMPONENTS,
+        keep=several,
+        of="adapters",
+    )
     penalty: Any = argument(
         "what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``",
         None,

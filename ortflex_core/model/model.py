@@ -60,6 +60,9 @@ class Model:
             with a batch dimension that cannot be freed.
     """
 
+    attached: Mapping[str, bool] = {}
+    """Initializers that adapters added, and whether they are trained; then the others are frozen."""
+
     def __init__(
         self, source: str | os.PathLike[str] | bytes | ModelProto, *, free_batch: bool = False
     ) -> None:
@@ -409,6 +412,10 @@ class Model:
         if path is None:
             return export.inline_tensors(out, self.files, state)
         return export.write(out, Path(path), self.files, state)
+
+    def export_source(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
+        """The user's model as it was read, written as by :meth:`export`."""
+        return Model.export(self, {}, path)
 
     def _dynamic(self) -> ModelProto:
         if not self.free_batch:

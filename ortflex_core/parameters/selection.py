@@ -68,7 +68,9 @@ def choose_parameters(
     """
     nodes = model.ancestors(outputs)
     found = _by_evidence(model, nodes, outputs)
-    if params is None:
+    if model.attached:
+        choices = _with_adapters(model, nodes, found, params)
+    elif params is None:
         choices = list(found.values())
     else:
         choices = _by_name(
@@ -235,6 +237,46 @@ def _by_name(
         else:
             out.append(known)
     return out
+
+
+def _with_adapters(
+    model: Model,
+    nodes: list[NodeProto],
+    found: dict[str, Choice],
+    params: str | Iterable[str] | None,
+) -> list[Choice]:
+    """Of a model with adapters these alone are trained, and what ``params`` names besides."""
+    trained = dict(model.attached)
+    others = {
+        n: attrs.evolve(
+            c, trained=False, reason="the base of adapters is frozen", sort="by adapters="
+        )
+        if c.trained
+        else c
+        for n, c in found.items()
+        if n not in trained
+    }
+    given = [params] if isinstance(params, str) else list(params or ())
+    for pattern in [p for p in given if p.startswith("!")]:
+        hits = fnmatch.filter(trained, pattern[1:])
+        if not hits:
+            raise ModelError(f"unknown parameter in {pattern!r}; {suggest(pattern[1:], trained)}")
+        trained.update(dict.fromkeys(hits, False))
+    more = [p for p in given if not p.startswith("!") and not fnmatch.filter(trained, p)]
+    if more:
+        base = {n: c for n, c in found.items() if n not in trained}
+        chosen = {c.name: c for c in _by_name(model, nodes, base, more)}
+        others |= {n: c for n, c in chosen.items() if c.trained}
+    own = {
+        n: attrs.evolve(
+            found.get(n, Choice(n, False, "")),
+            trained=on,
+            reason="of an adapter" if on else "of an adapter that is frozen",
+            sort="by adapters=",
+        )
+        for n, on in trained.items()
+    }
+    return [c for n in model.initializers if (c := own.get(n) or others.get(n)) is not None]
 
 
 def matching(

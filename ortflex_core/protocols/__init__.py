@@ -1,15 +1,16 @@
 """Every kind of plugin: what it must have and what the core promises in return. Read this first.
 
-Owns: the base classes of losses, penalties, transforms, optimizers, constraints, averages, schedules,
-metrics, data sources, devices, backends
-and process groups; and :mod:`~ortflex_core.protocols.calls`, through which the
-core calls the formulas of plugins and checks what they return.
+Owns: the base classes of losses, penalties, adapters, transforms, optimizers, constraints, averages,
+schedules, metrics, data sources, devices, backends and process groups; and
+:mod:`~ortflex_core.protocols.calls`, through which the core calls the formulas of plugins and checks
+what they return.
 
 May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages for type checkers only.
 
 Add here: a new kind of plugin, in a new file, or a method of a kind.
 """
 
+from ortflex_core.protocols.adapter import Adapter, Product, match_products
 from ortflex_core.protocols.average import Average
 from ortflex_core.protocols.backend import Backend, Engine, LayerBackend, Losses, Passes
 from ortflex_core.protocols.constraint import Constraint
@@ -24,6 +25,7 @@ from ortflex_core.protocols.schedule import Schedule, ScheduleContext, Unit
 from ortflex_core.protocols.transform import Transform, TransformContext
 
 __all__ = [
+    "Adapter",
     "Average",
     "Backend",
     "Communicator",
@@ -40,10 +42,12 @@ __all__ = [
     "Passes",
     "Penalty",
     "ProcessGroup",
+    "Product",
     "Schedule",
     "ScheduleContext",
     "Transform",
     "TransformContext",
     "Unit",
     "Value",
+    "match_products",
 ]

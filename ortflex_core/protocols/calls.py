@@ -19,6 +19,7 @@ from ortflex_core.errors import BrokenPlugin, ConfigError, GraphError, OrtflexEr
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor, Trace
 from ortflex_core.protocols import (
+    Adapter,
     Average,
     Constraint,
     Loss,
@@ -26,13 +27,14 @@ from ortflex_core.protocols import (
     MetricState,
     Optimizer,
     Penalty,
+    Product,
     Schedule,
     Transform,
     TransformContext,
 )
 from ortflex_core.protocols.quotients import Signs, condense
 from ortflex_core.registry import KINDS, Plugins
-from ortflex_core.types import Progress, Shape, TensorSpec, shape_text
+from ortflex_core.types import Array, Progress, Shape, TensorSpec, shape_text
 
 
 def entry_of(component: object) -> tuple[str, Entry | None]:
@@ -228,6 +230,45 @@ def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple
         text = f"a tuple of sizes by the name of a slot, the slots being {names}; it is {given!r}"
         raise wrong(optimizer, "slot_shapes", given, text)
     return {name: given[name] for name in optimizer.slots if name in given}
+
+
+def first_values(
+    adapter: Adapter, product: Product, generator: np.random.Generator
+) -> dict[str, Array]:
+    """The first values of an adapter's tensors at a product."""
+    with calling(adapter, "initial"):
+        given: Any = adapter.initial(product, generator)
+    if not isinstance(given, Mapping) or not given:
+        raise wrong(adapter, "initial", given, "a mapping with an array for each tensor")
+    for array in given.values():
+        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+            raise wrong(adapter, "initial", array, "float arrays by the names of tensors")
+    return dict(given)
+
+
+def adapted(
+    adapter: Adapter,
+    op: Ops,
+    x: Tensor,
+    y: Tensor,
+    tensors: Mapping[str, Tensor],
+    product: Product,
+) -> Tensor:
+    """The value of a product with an adapter, of the type and shape that it had."""
+    with calling(adapter, "apply"):
+        given = adapter.apply(op, x, y, tensors, product)
+    return _like(adapter, "apply", given, y, "a tensor of the type and shape of y")
+
+
+def merged(
+    adapter: Adapter, matrix: Array, tensors: Mapping[str, Array], product: Product
+) -> Array:
+    """The matrix that has an adapter in it."""
+    with calling(adapter, "merge"):
+        given: Any = adapter.merge(matrix, tensors, product)
+    if not isinstance(given, np.ndarray) or given.shape != matrix.shape:
+        raise wrong(adapter, "merge", given, f"a matrix of shape {list(matrix.shape)}")
+    return given
 
 
 def transformed(

@@ -55,6 +55,9 @@ def summary(trainer: Trainer) -> Summary:
         "optimizer": f"{_name(trainer.optimizer)}, learning rate {trainer.learning_rate:g}"
         + f", schedule {_name(schedule)}",
         "penalty": ", ".join(dict.fromkeys(_name(p.penalty) for p in problem.penalties)),
+        "adapters": ", ".join(
+            dict.fromkeys(_name(a.adapter) for a in getattr(trainer.model, "attachments", ()))
+        ),
         "transforms": ", ".join(_name(t.transform) for t in problem.updating.transforms),
         "metrics": ", ".join(_name(metric) for metric in trainer.setup.metrics),
         "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",

@@ -94,7 +94,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         record,
         parts,
         saved,
-        lambda path: trainer.model.export({}, path),
+        trainer.model.export_source,
         before=standing.written,
     )
     return folder

@@ -44,7 +44,7 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
     if tell is not None:
         tell(progress=now, saved=saved)
     packed = Packed(
-        model=trainer.model.export({}).SerializeToString(),
+        model=trainer.model.export_source().SerializeToString(),
         arguments=trainer.arguments,
         weights=live.state(),
         standing=attrs.evolve(

@@ -10,6 +10,7 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
+from ortflex_core.adapters import adapt
 from ortflex_core.autodiff.families import load_rules
 from ortflex_core.config.arguments import Arguments, device_spec, short_forms
 from ortflex_core.data.columns import Columns
@@ -161,6 +162,14 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         rules = errors.collect(lambda: load_rules(plugins, arguments.gradients))
     shape_probe.complete_shapes(model)
     get = plugins.component
+    attached = [
+        errors.collect(partial(get, "adapters", a, f"adapters[{k}]"))
+        for k, a in enumerate(arguments.adapters)
+    ]
+    adapted: Model | None = None
+    if None not in attached:
+        adapted = errors.collect(lambda: adapt(model, attached, arguments.seed))
+    model = adapted or model
     optimizer = errors.collect(lambda: get("optimizers", arguments.optimizer))
     schedule = errors.collect(lambda: get("schedules", arguments.schedule))
     device = errors.collect(lambda: get("devices", device_spec(arguments.device)))
@@ -180,7 +189,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     backends = errors.collect(lambda: backend_choice.candidates(plugins, arguments.backend))
     requests = errors.collect(lambda: loss_requests(model, arguments.loss, plugins)) or []
     choices: list[Choice] = []
-    if requests and "params" not in wrong:
+    if requests and adapted and "params" not in wrong:
         seen = [r.predicted for r in requests]
         choose = partial(selection.choose_parameters, model, seen, arguments.params)
         choices = errors.collect(choose) or []

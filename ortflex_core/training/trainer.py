@@ -54,6 +54,8 @@ class Trainer:
             the only float output.
         params: what is trained: names, globs and ``!glob``; by default every parameter that is
             found.
+        adapters: small tensors that are trained next to weights, which are frozen then, except
+            those that ``params`` names: one or several.
         penalty: what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``.
         optimizer: how weights move.
         learning_rate: how far weights move; by default the optimizer's own.
@@ -118,6 +120,7 @@ class Trainer:
         *,
         loss: Any,
         params: str | Iterable[str] | None = None,
+        adapters: Any = (),
         penalty: Any = None,
         optimizer: Any = "sgd",
         learning_rate: float | None = None,

@@ -30,6 +30,7 @@ _INTRODUCTION = {
     "penalties": "What a weight costs: `penalty = …`.",
     "schedules": "The learning rate over time: `schedule = …`.",
     "optimizers": "How weights move: `optimizer = …`.",
+    "adapters": "Small tensors that are trained next to frozen weights: `adapters = […]`.",
     "transforms": "What happens to gradients before the optimizer sees them: `transforms = […]`.",
     "constraints": "Where weights may be: `constraint = …`.",
     "averages": "Means of the weights during the training: `averaging = …`.",

@@ -56,6 +56,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_core.opsets": (),
         "ortflex_core.model": (),
         "ortflex_core.parameters": (),
+        "ortflex_core.adapters": (),
         "ortflex_core.data": (),
         "ortflex_core.problem": (),
         "ortflex_core.programs": (),

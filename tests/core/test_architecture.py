@@ -29,6 +29,7 @@ ORDER = [
     "autodiff",
     "model",
     "parameters",
+    "adapters",
     "data",
     "problem",
     "programs",

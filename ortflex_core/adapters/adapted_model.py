@@ -1,0 +1,217 @@
+"""A model with adapters in its graph: to all that trains it a model like any other.
+
+The formulas of adapters are traced once and put into a copy of the internal graph: a product keeps
+its node, whose output gets a new name, and the adapter computes the tensor of the old name. So no
+loss, rule or backend knows of adapters, and the user's file stays what it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from onnx import ModelProto, NodeProto, numpy_helper
+
+from ortflex_core.adapters.branches import Attached, initializer_name, insert_branches
+from ortflex_core.adapters.products import Place, find_products
+from ortflex_core.errors import ModelError, Unsupported
+from ortflex_core.model.model import Model
+from ortflex_core.model.nodes import reads
+from ortflex_core.opsets import shape_inference
+from ortflex_core.protocols import Adapter, calls
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
+
+_log = logging.getLogger("ortflex")
+
+
+def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
+    """The model with these adapters in place of those that it has; without any, the model.
+
+    Raises:
+        ModelError, BrokenPlugin: as :class:`AdaptedModel`.
+    """
+    base = model.base if isinstance(model, AdaptedModel) else model
+    return AdaptedModel(base, adapters, seed) if adapters else base
+
+
+class AdaptedModel(Model):
+    """A model whose products have adapters.
+
+    Args:
+        base: the model.
+        adapters: those that are attached, in this order.
+        seed: of their first values.
+
+    Raises:
+        ModelError: targets that mean nothing, or two adapters of one label at one module.
+        BrokenPlugin: an adapter gives something else than its kind asks for.
+    """
+
+    def __init__(self, base: Model, adapters: Sequence[Adapter], seed: int) -> None:
+        self.__dict__.update(base.__dict__)
+        self.__dict__.pop("initializers", None)
+        self.base = base
+        self._initializers, self._arrays = dict(base._initializers), dict(base._arrays)
+        self._taken = {*base.producers, *base._values, *base._initializers}
+        self.places = find_products(base)
+        self.attachments: list[Attached] = []
+        for k, adapter in enumerate(adapters):
+            where = "adapters" if len(adapters) == 1 else f"adapters[{k}]"
+            self._attach(adapter, where, seed)
+        own = {spec.name: a.adapter.frozen for a in self.attachments for spec in a.tensors.values()}
+        self.attached = {name: not frozen for name, frozen in own.items()}
+        self._build()
+        self._warn()
+
+    def _attach(self, adapter: Adapter, where: str, seed: int) -> None:
+        modules: dict[str, list[Place]] = {}
+        for place in self.places:
+            modules.setdefault(place.product.module, []).append(place)
+        if not modules:
+            raise ModelError(
+                f"{where}: {self.label} has no product by a constant matrix (MatMul, Gemm, 1×1 Conv) "
+                "that an adapter could be attached to"
+            )
+        with calls.calling(adapter, "select"):
+            chosen = list(adapter.select([found[0].product for found in modules.values()], where))
+        for product in chosen:
+            # The first values of a module do not depend on the other modules.
+            key = zlib.crc32(f"{adapter.label}/{product.module}".encode())
+            given = calls.first_values(adapter, product, np.random.default_rng([seed, key]))
+            dtype = modules[product.module][0].dtype
+            tensors = {}
+            for tensor, array in given.items():
+                name = initializer_name(product, tensor, adapter.label)
+                if name in self._taken:
+                    raise ModelError(
+                        f"{where}: {self.label} has a tensor {name!r} already; give the adapter a "
+                        "label of its own"
+                    )
+                self._taken.add(name)
+                typed = np.asarray(array, numpy_dtype(dtype), order="C")
+                self._initializers[name] = numpy_helper.from_array(typed, name)
+                self._arrays[name] = typed
+                tensors[tensor] = TensorSpec(name, dtype, typed.shape)
+            self.attachments.append(
+                Attached(
+                    adapter=adapter,
+                    product=product,
+                    places=tuple(modules[product.module]),
+                    tensors=tensors,
+                )
+            )
+        for line in dict.fromkeys(line for p in chosen for line in adapter.warnings(p)):
+            _log.warning("%s: %s", where, line)
+
+    def _build(self) -> None:
+        base = self.base
+        nodes = insert_branches(
+            base.internal.graph.node, self.attachments, base.opsets, base.value, self._taken
+        )
+        self.internal = ModelProto()
+        self.internal.CopyFrom(base.internal)
+        del self.internal.graph.node[:]
+        self.internal.graph.node.extend(nodes)
+        added = [t for n, t in self._initializers.items() if n not in base._initializers]
+        self.internal.graph.initializer.extend(added)
+        values = shape_inference.one_batch(self._inferred(self.internal), self.internal.graph)
+        self._values = {**values, **base._values}
+        self.producers = {o: n for n in self.internal.graph.node for o in n.output if o}
+
+    def _warn(self) -> None:
+        shared = [why for why in self._obstacles().values() if "read" in why]
+        if shared:
+            _log.warning(
+                "adapters: export() cannot merge: %s; export_adapter and export_base can be used",
+                shared[0],
+            )
+
+    def values_of(self, attached: Attached, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The tensors of an adapter at a module, those that are trained from ``state``."""
+        return {
+            n: state[spec.name] if spec.name in state else self.initializer(spec.name)
+            for n, spec in attached.tensors.items()
+        }
+
+    def merged(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The weights of the file that have the adapters in them.
+
+        Raises:
+            Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.
+        """
+        obstacles = self._obstacles()
+        if obstacles:
+            module, why = next(iter(obstacles.items()))
+            more = f", and {len(obstacles) - 1} more" if len(obstacles) > 1 else ""
+            raise Unsupported(
+                f"{self.label}: the adapter of {module!r} cannot be merged: {why}{more}. Write the "
+                "adapter with export_adapter(path), and the model that takes it with export_base(path); "
+                "or train the adapter on the float model"
+            )
+        out: dict[str, Array] = {}
+        for attached in self.attachments:
+            place = attached.places[0]
+            name = place.stored
+            stored = out.get(name, state.get(name))
+            stored = self.initializer(name) if stored is None else stored
+            tensors = {n: a.astype(np.float64) for n, a in self.values_of(attached, state).items()}
+            matrix = calls.merged(attached.adapter, place.matrix(stored), tensors, attached.product)
+            # A weight with several adapters stays in float64 until it is stored.
+            wide = stored.astype(np.float64)
+            out[name] = place.stored_form(matrix, wide)
+        return {n: a.astype(self.initializer(n).dtype) for n, a in out.items()}
+
+    def _obstacles(self) -> dict[str, str]:
+        """Why adapters cannot be merged into the file, by module."""
+        modules: dict[str, set[str]] = {}
+        for attached in self.attachments:
+            for place in attached.places:
+                modules.setdefault(place.stored, set()).add(attached.product.module)
+        out = {}
+        for attached in self.attachments:
+            module = attached.product.module
+            for place in attached.places:
+                if place.why:
+                    out[module] = place.why
+                    continue
+                own = {p.node.output[0] for p in attached.places}
+                elsewhere = [n for n in self._readers(place.stored) if n.output[0] not in own]
+                if elsewhere:
+                    node = elsewhere[0]
+                    out[module] = (
+                        f"its weight {place.stored!r} is read by the {node.op_type} "
+                        f"{node.name or node.output[0]!r}, too"
+                    )
+        return out
+
+    def _readers(self, weight: str) -> Iterable[NodeProto]:
+        """The nodes that a weight, or a transposed copy of it, meets data at."""
+        copies = {weight}
+        for node in self.base.internal.graph.node:
+            if copies.isdisjoint(reads(node)):
+                continue
+            if node.op_type in ("Identity", "Transpose"):
+                copies.update(node.output)
+            else:
+                yield node
+
+    def export(
+        self,
+        state: Mapping[str, Array],
+        path: str | os.PathLike[str] | None = None,
+        *,
+        free_batch: bool = False,
+        inferring: bool = False,
+    ) -> ModelProto:
+        """The user's file with the adapters merged into its weights.
+
+        Raises:
+            Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.
+            ModelError, OutputError: as for a model without adapters.
+        """
+        rest = {n: a for n, a in state.items() if n not in self.attached}
+        whole = {**rest, **self.merged(state)}
+        return super().export(whole, path, free_batch=free_batch, inferring=inferring)

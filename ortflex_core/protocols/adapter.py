@@ -1,0 +1,161 @@
+"""Adapters: small trained tensors next to the frozen weights of a model."""
+
+from __future__ import annotations
+
+import abc
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import Component
+from ortflex_core.errors import ModelError, Unsupported, suggest
+from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.types import Array
+
+
+@attrs.frozen(kw_only=True)
+class Product:
+    """A product of data and a constant matrix in a model: y = x·M, and perhaps a bias.
+
+    It is a MatMul, a Gemm, or a convolution with kernels of one element. M is [inputs, outputs],
+    whatever the layout of the file; x is [..., inputs] or, before a convolution, [N, inputs, ...].
+    """
+
+    module: str
+    """The path of the module in the network, with dots: ``layers.0.q_proj``."""
+    operator: str
+    """The operator of the node."""
+    inputs: int
+    outputs: int
+    node: str = ""
+    """The name of the node."""
+    weight: str = ""
+    """The initializer that M is, or is computed from; empty where there is none."""
+    axes: int = 0
+    """How many axes of positions follow the channels of a convolution."""
+
+    def times(self, op: Ops, x: Tensor, matrix: Tensor) -> Tensor:
+        """The product of data in the layout of this node and another matrix, [from, to]."""
+        if not self.axes:
+            return op.MatMul(x, matrix)
+        kernels = op.Transpose(matrix, perm=[1, 0])
+        kernels = op.Unsqueeze(kernels, axes=list(range(2, 2 + self.axes)))
+        return op.Conv(x, kernels)
+
+    def matches(self, pattern: str) -> bool:
+        """Whether a target means this product: see :func:`match_products`."""
+        slashed = f"/{self.module.replace('.', '/')}/"
+        names = [n for n in (self.node, self.module, slashed, self.weight) if n]
+        ends = f".{self.module}".endswith(f".{pattern}")
+        return ends or any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def match_products(
+    products: Sequence[Product], patterns: Sequence[str], where: str = "targets"
+) -> list[Product]:
+    """The products that targets mean, in the order of the graph.
+
+    A target is a glob over the name of the node (``/model/layers.0/q_proj/MatMul``), over the path of
+    the module with slashes (``/model/layers/0/q_proj/``) or dots, or over the name of the weight; or
+    it is the last parts of a module's path (``q_proj``). ``!target`` leaves out; exclusions alone
+    start from all products, and so does no target.
+
+    Raises:
+        ModelError: a target means nothing, or nothing is left.
+    """
+    wanted = [p for p in patterns if not p.startswith("!")]
+    unwanted = [p[1:] for p in patterns if p.startswith("!")]
+    for pattern in (*wanted, *unwanted):
+        if not any(p.matches(pattern) for p in products):
+            last = [p.module.rpartition(".")[2] for p in products]
+            named = [n for p in products for n in (p.module, p.node, p.weight) if n]
+            known = last if len(pattern) < min(map(len, named)) else [*last, *named]
+            raise ModelError(
+                f"{where}: {pattern!r} fits no product of the model; {suggest(pattern, known)}"
+            )
+    found = [p for p in products if not wanted or any(p.matches(w) for w in wanted)]
+    found = [p for p in found if not any(p.matches(u) for u in unwanted)]
+    if not found:
+        raise ModelError(f"{where}: {list(patterns)!r} leaves no product of the model")
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class Adapter(Component, abc.ABC):
+    """Tensors that change a product y = x·M, and are trained in place of M.
+
+    ``initial`` names the tensors and gives their first values, ``apply`` is the formula of the new y,
+    and ``merge`` the matrix with which y = x·M is the same without an adapter. Adapters whose tensors
+    may be given at run time have ``portable`` and ``empty``; files of their own are ``formats``.
+    """
+
+    formats: ClassVar[Mapping[str, str]] = {}
+    """Formats of files that ``write`` writes, by the ending of the path ("" for a folder)."""
+
+    targets: tuple[str, ...] = attrs.field(
+        default=(),
+        metadata={
+            "help": "globs over the paths of modules, the names of nodes or of weights, and ``!glob``; "
+            "by default all products"
+        },
+    )
+    label: str = attrs.field(
+        default="", metadata={"help": "its name where a model has several adapters"}
+    )
+    frozen: bool = attrs.field(
+        default=False, metadata={"help": "True: it is there, and is not trained"}
+    )
+
+    def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:
+        """The products that get the adapter.
+
+        Raises:
+            ModelError: a target means nothing.
+        """
+        return match_products(products, self.targets, f"{where}.targets")
+
+    @abc.abstractmethod
+    def initial(self, product: Product, generator: np.random.Generator) -> Mapping[str, Array]:
+        """The first values of the tensors of one product, by name; with them y is what it was."""
+
+    @abc.abstractmethod
+    def apply(
+        self, op: Ops, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor], product: Product
+    ) -> Tensor:
+        """The new y; ``product.times(op, x, matrix)`` multiplies in the layout of the node."""
+
+    @abc.abstractmethod
+    def merge(self, matrix: Array, tensors: Mapping[str, Array], product: Product) -> Array:
+        """The matrix [inputs, outputs] that has the adapter in it, of M in float64."""
+
+    def warnings(self, product: Product) -> Iterator[str]:
+        """What the user should know about the adapter of a product."""
+        yield from ()
+
+    def portable(self) -> Adapter:
+        """The adapter whose ``apply`` is the formula of a base that takes tensors at run time.
+
+        Raises:
+            Unsupported: adapters of this kind cannot be given at run time.
+        """
+        raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
+
+    def at_run_time(self, tensors: Mapping[str, Array], product: Product) -> Mapping[str, Array]:
+        """The tensors as the base of :meth:`portable` takes them."""
+        raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
+
+    def empty(self, product: Product) -> Mapping[str, Array]:
+        """The tensors of :meth:`portable` with which the base is what it was; sizes may be 0."""
+        raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
+
+    def write(self, path: Path, format: str, tensors: Mapping[Product, Mapping[str, Array]]) -> Any:
+        """Write a file or folder in one of :attr:`formats`, completely or not at all.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        raise Unsupported(f"the adapter {self.name!r} has no files of the format {format!r}")

@@ -1,0 +1,1 @@
+"""Adapters, one a module."""
