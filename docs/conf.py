@@ -14,8 +14,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / "examples")]
 importlib.import_module("api_pages").main()
 
 # Pages of examples that were renamed since would be documents without a place.
-for page in (HERE / "gallery").glob("plot_*.rst"):
-    if not (HERE / "examples" / f"{page.stem}.py").exists():
+GALLERY = HERE / "gallery"
+for page in GALLERY.rglob("plot_*.rst"):
+    if not (HERE / "examples" / page.relative_to(GALLERY).with_suffix(".py")).exists():
         page.unlink()
 
 project = "ortflex"
@@ -27,6 +28,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
 source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
@@ -46,6 +49,9 @@ napoleon_custom_sections = ["Source"]
 
 html_theme = "pydata_sphinx_theme"
 html_title = "ortflex"
+html_logo = "_static/logo.svg"
+html_favicon = "_static/favicon.svg"
+copybutton_exclude = ".linenos, .gp, .go"
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -57,30 +63,33 @@ html_theme_options = {
         f"{section}/*": ["page-toc"]
         for section in ("tutorial", "howto", "reference", "explanation")
     }
-    | {"gallery/*": []},
+    | {"gallery/*": [], "gallery/*/*": [], "index": []},
+    "logo": {"text": "ortflex"},
 }
+# The front page has cards, no sections.
+html_sidebars = {"index": []}
 
 ORDER = (
+    "plot_finetune_convolutional.py",
+    "plot_grid_search.py",
+    "plot_torch_layer.py",
+    "plot_training_graphs.py",
+    "plot_benchmark_backends.py",
     "plot_linear_regression.py",
     "plot_linear_regression_in_detail.py",
     "plot_linear_regression_in_detail_gpu.py",
     "plot_neural_network.py",
     "plot_neural_network_gpu.py",
-    "plot_benchmark_backends.py",
     "plot_linear_regression_forward_backward.py",
     "plot_neural_network_forward_backward.py",
     "plot_neural_network_nesterov.py",
     "plot_benchmark_forward_backward.py",
     "plot_nesterov_and_penalty.py",
     "plot_log_loss_benchmark.py",
-    "plot_torch_layer.py",
     "plot_torch_benchmark.py",
     "plot_numpy_beside_onnxruntime.py",
-    "plot_finetune_convolutional.py",
-    "plot_grid_search.py",
-    "plot_training_graphs.py",
 )
-"""The pages of the gallery: each speaks of those before."""
+"""The pages of the gallery; what people come for is first, then the examples of onnxcustom."""
 
 
 class InOrder:

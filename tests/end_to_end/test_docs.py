@@ -164,7 +164,7 @@ def test_every_example_has_its_place_and_says_its_versions() -> None:
     order = re.findall(
         r'^    "(plot_\w+\.py)",$', (ROOT / "docs" / "conf.py").read_text("utf-8"), re.M
     )
-    examples = {p.name: p.read_text("utf-8") for p in (ROOT / "docs/examples").glob("plot_*.py")}
+    examples = {p.name: p.read_text("utf-8") for p in (ROOT / "docs/examples").rglob("plot_*.py")}
     assert sorted(order) == sorted(examples)
     for name, text in examples.items():
         assert re.search(r"^show_versions\(.*\)\n\Z", text, re.M), name
