@@ -297,11 +297,11 @@ def _node(
     counts[f"node {label}"] = 1
     proto.name = label
     for attribute in node.attributes.values():
-        proto.attribute.append(_rename_captures(attribute, outer) if outer else attribute)
+        proto.attribute.append(rename_captures(attribute, outer) if outer else attribute)
     return proto
 
 
-def _rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:
+def rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:
     """A copy of a subgraph whose reads of outer values follow their new names.
 
     Names the subgraph defines itself hide outer ones. Its own names are prefixed when an outer

@@ -28,7 +28,7 @@ from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.training import checkpointing, fit, pickling
+from ortflex_core.training import checkpointing, fit, pickling, portable_step
 from ortflex_core.training.announcement import short, summary
 from ortflex_core.training.loop import Loop
 from ortflex_core.training.setup import resolve
@@ -401,6 +401,41 @@ class Trainer:
         return self.model.export(
             self.live.inferring(), path, free_batch=free_batch, inferring=inference
         )
+
+    def export_step(
+        self,
+        folder: str | os.PathLike[str],
+        X: Any = None,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        rows: int | None = None,
+        steps_per_run: int = 1,
+    ) -> Path:
+        """Write the training step as files that any onnxruntime runs: in a browser, on a phone, in C#.
+
+        The folder gets ``step.onnx`` (data, labels and state in; loss and new state out),
+        ``predict.onnx``, ``state.safetensors`` (weights, optimizer slots, running statistics, the number
+        of finished steps) and ``manifest.json``, which names every input and output and what the step
+        cannot have. :func:`ortflex_core.portable.apply_state` brings a state back into the model.
+
+        Args:
+            folder: a new folder, or one with an earlier step, which is replaced when the new one is
+                complete.
+            X: some rows, as for :meth:`fit`, by whose types labels and sample weights are known; not
+                needed after ``fit`` or ``step``.
+            y: their labels.
+            sample_weight: their weights.
+            rows: the rows of every batch, which makes a faster graph; by default any number.
+            steps_per_run: the steps that one run of the graph makes, with a batch for each.
+
+        Raises:
+            ConfigError: nothing tells the types of the labels, or a number is not an integer >= 1.
+            GraphError, NotDifferentiable: the step exists for a fixed number of rows only.
+            OutputError: the folder has other files, or cannot be written to; nothing was changed.
+        """
+        feed = None if X is None else self._feed(X, y, sample_weight)
+        return portable_step.export(self, Path(folder), feed, rows, steps_per_run)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.

@@ -39,6 +39,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "ortflex_plugins.cli.report:report",
         "Write a page about a training: curves, times, weights, graph, recipe, versions.",
     ),
+    "export-step": (
+        "ortflex_plugins.cli.export_step:export_step",
+        "Write the training step of a recipe as files that any onnxruntime runs.",
+    ),
+    "apply-state": (
+        "ortflex_plugins.cli.apply_state:apply_state",
+        "Write MODEL with the weights of STATE.",
+    ),
     "new-plugin": (
         "ortflex_plugins.cli.new_plugin:new_plugin",
         "Write a package with a plugin of KIND called NAME, and its tests.",

@@ -30,6 +30,7 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "ortflex_core.views": (),
         "ortflex_core.check": (),
         "ortflex_core.comparison": (),
+        "ortflex_core.portable": (),
         "ortflex_core.errors": (
             *("OrtflexError", "RuntimeUnavailable", "ModelError", "DataError", "ConfigError"),
             *("PluginError", "BrokenPlugin", "Unsupported", "GraphError", "MissingKernel"),

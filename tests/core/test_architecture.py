@@ -39,6 +39,7 @@ ORDER = [
     "config",
     "checkpoints",
     "feed",
+    "portable",
     "training",
     "check",
     "comparison",

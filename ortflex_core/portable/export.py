@@ -1,0 +1,189 @@
+"""The folder of a portable step, written at once or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import onnx
+from onnx import TensorProto, external_data_helper
+
+from ortflex_core import __version__
+from ortflex_core.checkpoints import folders
+from ortflex_core.component import expected_count, is_count
+from ortflex_core.errors import ConfigError, GraphError, NoGradientRule, NotDifferentiable
+from ortflex_core.files import OutputError, write_flushed
+from ortflex_core.graph.ports import Port
+from ortflex_core.model import buffer_value, onnx_file
+from ortflex_core.portable import manifest as manifests
+from ortflex_core.portable import state_file
+from ortflex_core.portable.assembly import Entry
+from ortflex_core.portable.folder import FILES, FROZEN, PREDICT, STEP
+from ortflex_core.portable.manifest import Item, Manifest, Missing
+from ortflex_core.portable.step_graph import STATE, PortableGraph, predict_graph, step_graph
+from ortflex_core.problem.problem import Problem
+from ortflex_core.types import Array
+
+_OF_SYSTEMS = (".DS_Store", "Thumbs.db", "desktop.ini")
+
+
+@attrs.frozen(kw_only=True)
+class Content:
+    """What an export needs of a training.
+
+    Attributes:
+        problem: what is trained.
+        arrays: weights, slots and statistics, by their ports.
+        resting: values of parameters that are not trained yet, by name.
+        step: the number of finished steps.
+        rate: the learning rate of the next step.
+        schedule: the settings of the schedule.
+        classes: the names of classes; None if labels are indices.
+        missing: what the files cannot have.
+    """
+
+    problem: Problem
+    arrays: Mapping[Port, Array]
+    resting: Mapping[str, Array]
+    step: int
+    rate: float
+    schedule: Mapping[str, Any]
+    classes: Array | None
+    missing: Sequence[Missing]
+
+
+def export_step(
+    folder: Path, content: Content, *, rows: int | None = None, steps_per_run: int = 1
+) -> Path:
+    """Write the folder of a portable step; an earlier one of that name is replaced when it is complete.
+
+    Args:
+        folder: the target; its parent is created.
+        content: what is exported.
+        rows: of every batch; None for any number.
+        steps_per_run: the steps of one run.
+
+    Raises:
+        ConfigError: a number of rows or steps that is none.
+        GraphError: the step needs a fixed number of rows.
+        OutputError: the folder has other files, or cannot be written to; nothing was changed.
+    """
+    for name, count in (("rows", rows), ("steps_per_run", steps_per_run)):
+        if not (name == "rows" and count is None) and not is_count(count):
+            raise ConfigError(f"{name}: {expected_count(count)}")
+    problem = content.problem
+    step = _step_graph(problem, content.rate, rows, steps_per_run)
+    state = {e.port: e for e in step.entries if e.name and e.port.role in STATE}
+    outputs = [o.name for o in problem.model.outputs]
+    predict = predict_graph(problem, outputs, state)
+    manifest = _manifest(content, step, predict, rows, steps_per_run)
+    arrays = {e.name: _value(content, e) for e in state.values()}
+    tensors = {
+        e.name: state_file.Tensor(role=e.port.role, of=e.port.of, slot=e.port.slot)
+        for e in state.values()
+    }
+    for name, array in content.resting.items():
+        key = f"frozen/{name}"
+        arrays[key], tensors[key] = array, state_file.Tensor(role="frozen", of=name)
+    target = folders.resolve(folder)
+    try:
+        with folders.replacing(target, _foreign) as fresh:
+            _write_graphs(fresh, problem, {STEP: step, PREDICT: predict})
+            state_file.write(fresh / state_file.NAME, manifest.model, tensors, arrays)
+            write_flushed(fresh / manifests.NAME, manifest.text().encode())
+            folders.flush(fresh / state_file.NAME, fresh)
+    except OSError as error:
+        if isinstance(error, OutputError) and not isinstance(error.__cause__, OSError):
+            raise
+        raise OutputError.of(
+            f"write the portable step {str(folder)!r}", error, "Nothing was changed."
+        ) from error
+    return target
+
+
+def _step_graph(problem: Problem, rate: float, rows: int | None, steps: int) -> PortableGraph:
+    try:
+        return step_graph(problem, rate, rows=rows, steps=steps)
+    except (GraphError, NoGradientRule, NotDifferentiable) as error:
+        if rows is not None:
+            raise
+        raise type(error)(
+            f"{error}. The graph was to take any number of rows; with a fixed number (rows=) all sizes "
+            "are known"
+        ) from error
+
+
+def _value(content: Content, entry: Entry) -> Array:
+    if entry.port.role == "counter":
+        return np.asarray(content.step, np.int64)
+    return content.arrays[entry.port]
+
+
+def _manifest(
+    content: Content, step: PortableGraph, predict: PortableGraph, rows: int | None, steps: int
+) -> Manifest:
+    problem, classes = content.problem, content.classes
+    return Manifest(
+        format=1,
+        ortflex=__version__,
+        model=onnx_file.structure(problem.model.proto),
+        rows=rows,
+        steps_per_run=steps,
+        batches_per_run=steps * problem.updating.accumulate,
+        step=tuple(Item.of_entry(e, problem.updating.accumulate) for e in step.entries),
+        predict=tuple(map(Item.of_entry, predict.entries)),
+        classes=None if classes is None else tuple(classes.tolist()),
+        schedule=json.loads(json.dumps(dict(content.schedule), default=str)),
+        not_portable=tuple(content.missing),
+    )
+
+
+def _write_graphs(folder: Path, problem: Problem, graphs: Mapping[str, PortableGraph]) -> None:
+    """Write the graphs; tensors of the model that both read are in one file where they are large."""
+    used = sorted({name for graph in graphs.values() for name in graph.frozen.values()})
+    arrays = {name: buffer_value(problem, name) for name in used}
+    outside: dict[str, tuple[int, int]] = {}
+    if sum(array.nbytes for array in arrays.values()) > onnx_file.HUGE:
+        with open(folder / FROZEN, "wb") as out:
+            for name, array in arrays.items():
+                start = out.tell()
+                out.write(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
+                outside[name] = start, array.nbytes
+            out.flush()
+            os.fsync(out.fileno())
+    for file, graph in graphs.items():
+        for inside, name in graph.frozen.items():
+            graph.model.graph.initializer.append(_tensor(inside, arrays[name], outside.get(name)))
+        write_flushed(folder / file, graph.model.SerializeToString(deterministic=True))
+
+
+def _tensor(name: str, array: Array, place: tuple[int, int] | None) -> TensorProto:
+    if place is None:
+        return onnx.numpy_helper.from_array(np.asarray(array, order="C"), name)
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    out = TensorProto(name=name, data_type=dtype, dims=array.shape, raw_data=b"")
+    external_data_helper.set_external_data(out, FROZEN, *place)
+    out.ClearField("raw_data")
+    return out
+
+
+def _foreign(folder: Path, partial: bool) -> str | None:
+    """What in a folder is not part of a portable step; None for a missing or empty folder."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return "a file has that name"
+        names = {path.name for path in folder.iterdir()} - set(_OF_SYSTEMS)
+    except FileNotFoundError:
+        return None
+    if others := sorted(names - set(FILES)):
+        rest = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return f"that folder holds {others[0]!r}{rest}, which is not part of a portable step"
+    if names and not partial and manifests.NAME not in names:
+        return f"that folder has no {manifests.NAME}, so it is not a portable step"
+    return None

@@ -1,0 +1,114 @@
+"""The folder of a portable step: its files, and what must hold between them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import attrs
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from ortflex_core.errors import CheckpointError, suggest
+from ortflex_core.files import no_file
+from ortflex_core.portable import manifest as manifests
+from ortflex_core.portable import state_file
+from ortflex_core.portable.manifest import Item, Manifest
+from ortflex_core.portable.state_file import State
+from ortflex_core.types import shape_text
+
+STEP, PREDICT, FROZEN = "step.onnx", "predict.onnx", "frozen.data"
+TRAINING = "training_info.onnx"
+FILES = (STEP, PREDICT, TRAINING, FROZEN, f"{TRAINING}.data", manifests.NAME, state_file.NAME)
+"""Every file that an export may write."""
+
+
+@attrs.frozen(kw_only=True)
+class PortableStep:
+    """A portable step that was read and whose files fit one another.
+
+    Attributes:
+        folder: where its files are.
+        manifest: the inputs and outputs.
+        state: the tensors that a step replaces.
+    """
+
+    folder: Path
+    manifest: Manifest
+    state: State
+
+    @property
+    def step(self) -> Path:
+        """The graph of a step."""
+        return self.folder / STEP
+
+    @property
+    def predict(self) -> Path:
+        """The graph of a prediction."""
+        return self.folder / PREDICT
+
+
+def open_step(folder: str | os.PathLike[str]) -> PortableStep:
+    """Read the folder of a portable step and check that manifest, graphs and state fit.
+
+    Args:
+        folder: what ``ortflex export-step`` or :meth:`ortflex_core.Trainer.export_step` wrote.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or two of them do not fit; says which tensor.
+
+    Example:
+        >>> open_step("step").manifest.steps_per_run  # doctest: +SKIP
+        1
+    """
+    place = Path(folder)
+    manifest = manifests.read(place / manifests.NAME)
+    manifests.check(manifest.step, _graph(place / STEP), STEP)
+    manifests.check(manifest.predict, _graph(place / PREDICT), PREDICT)
+    state = state_file.read(place / state_file.NAME)
+    check_state(state, manifest)
+    return PortableStep(folder=place, manifest=manifest, state=state)
+
+
+def _graph(path: Path) -> ModelProto:
+    if not path.is_file():
+        raise CheckpointError(no_file(path))
+    try:
+        return onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise CheckpointError(f"{str(path)!r} is not an ONNX model: {error}") from error
+
+
+def check_state(state: State, manifest: Manifest) -> None:
+    """Compare the tensors of a state with those that a step takes.
+
+    Raises:
+        CheckpointError: one is missing or unknown, or has another type or shape.
+    """
+    wanted = manifest.state
+    for name, array in state.arrays.items():
+        if name not in wanted:
+            if name in state.tensors and state.tensors[name].role == "frozen":
+                continue
+            raise CheckpointError(
+                f"{state.label!r} has the tensor {name!r}, which the step does not take; "
+                f"{suggest(name, wanted)}"
+            )
+        item = wanted[name]
+        if (array.dtype.name, tuple(array.shape)) != (item.dtype, item.shape):
+            raise CheckpointError(
+                f"{state.label!r}: {name!r} is {array.dtype}{list(array.shape)}, the step takes "
+                f"{_text(item)}"
+            )
+    if missing := [name for name in wanted if name not in state.arrays]:
+        raise CheckpointError(
+            f"{state.label!r} lacks the tensor {missing[0]!r} of the step; "
+            f"{suggest(missing[0], state.arrays)}"
+        )
+    if state.model != manifest.model:
+        raise CheckpointError(f"{state.label!r} belongs to another model than the manifest")
+
+
+def _text(item: Item) -> str:
+    return f"{item.dtype}{shape_text(item.shape)}"

@@ -1,0 +1,99 @@
+"""``state.safetensors``: the tensors that a step replaces, under the names of its inputs.
+
+The header's metadata say what each tensor is, so that the file alone can be applied to a model; a
+runner that writes the header back as it was keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.errors import CheckpointError
+from ortflex_core.files import no_file
+from ortflex_core.types import Array
+
+NAME = "state.safetensors"
+_KEY = "ortflex"
+
+
+@attrs.frozen(kw_only=True)
+class Tensor:
+    """What a tensor of state is: its role, and the tensor of the model that it belongs to."""
+
+    role: str
+    of: str | None = None
+    slot: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class State:
+    """A state file.
+
+    Attributes:
+        label: the file, for messages.
+        model: a hash of what the model computes; None if the file does not say it.
+        tensors: what each tensor is, by its name.
+        arrays: the values.
+    """
+
+    label: str
+    model: str | None
+    tensors: Mapping[str, Tensor]
+    arrays: Mapping[str, Array]
+
+
+def write(
+    path: Path, model: str, tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]
+) -> None:
+    """Write a state file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import safetensors
+    from safetensors.numpy import save_file
+
+    table = {name: attrs.asdict(tensor) for name, tensor in tensors.items()}
+    metadata = {_KEY: json.dumps({"model": model, "tensors": table}, sort_keys=True)}
+    try:
+        contiguous = {n: np.asarray(a, order="C") for n, a in arrays.items()}
+        save_file(contiguous, path, metadata=metadata)
+    except safetensors.SafetensorError as error:  # also on a full disk
+        raise OSError(str(error)) from error
+
+
+def read(path: Path) -> State:
+    """Read a state file that this module or a runner wrote.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or its header has lost what its tensors are.
+    """
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise CheckpointError(no_file(path))
+    arrays: dict[str, Array] = {}
+    try:
+        with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
+            metadata = file.metadata() or {}
+            for name in file.keys():  # noqa: SIM118  # not a mapping
+                arrays[name] = file.get_tensor(name)
+    except Exception as error:  # SafetensorError, OSError, KeyError for types numpy lacks
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from error
+    try:
+        table: dict[str, Any] = json.loads(metadata[_KEY])
+        tensors = {str(n): Tensor(**given) for n, given in table["tensors"].items()}
+        model = str(table["model"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{str(path)!r} does not say what its tensors are: the metadata of its header lack "
+            f"{_KEY!r}. A runner has to write the header that it read back unchanged, as those "
+            "under docs/examples/portable do"
+        ) from error
+    return State(label=str(path), model=model, tensors=tensors, arrays=arrays)

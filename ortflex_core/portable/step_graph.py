@@ -1,0 +1,387 @@
+"""The graphs of a portable step: what the fused backend runs, with nothing left for the host to compute.
+
+The tensors of a step are those of :func:`~ortflex_core.programs.step_program`, or, for a step of
+several batches, of the three programs that the fused backend runs one after the other. Here they get
+what the host gives them there: denominators, the number of the step, the rate and the hyperparameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import attrs
+from onnx import ModelProto, TensorProto
+
+from ortflex_core.errors import GraphError
+from ortflex_core.graph.ports import COLUMNS, Key, Port, Role
+from ortflex_core.graph.program import Program
+from ortflex_core.model import buffer_spec
+from ortflex_core.portable.assembly import Assembly, Entry
+from ortflex_core.portable.scalars import Scalars
+from ortflex_core.problem.problem import LossTerm, Problem
+from ortflex_core.programs import gradient_program, moving_program, stages, step_program
+from ortflex_core.types import Shape, TensorSpec
+
+DOUBLE, INT64 = TensorProto.DOUBLE, TensorProto.INT64
+STATE: tuple[Role, ...] = ("parameter", "buffer", "slot", "average", "counter")
+"""The roles of what a step replaces by new values."""
+COUNTER, RATE, LOSS, PENALTY = Port("counter"), Port("rate"), Port("loss"), Port("penalty")
+_ORDER = [*COLUMNS, *STATE, "rate", "hyperparameter"]
+
+
+@attrs.frozen(kw_only=True)
+class PortableGraph:
+    """A graph with its inputs and outputs by their ports.
+
+    ``frozen`` are the tensors of the model that it has as initializers, by their names in the graph;
+    their values are not in ``model``.
+    """
+
+    model: ModelProto
+    entries: tuple[Entry, ...]
+    frozen: Mapping[str, str]
+
+
+def step_graph(problem: Problem, rate: float, *, rows: int | None, steps: int) -> PortableGraph:
+    """The graph of ``steps`` training steps.
+
+    Args:
+        problem: what is trained.
+        rate: the default of the learning rate.
+        rows: of every batch; None for any number.
+        steps: how many.
+    """
+    return _StepGraph(problem, rate, rows, steps).build()
+
+
+def predict_graph(
+    problem: Problem, outputs: Sequence[str], state: Mapping[Port, Entry]
+) -> PortableGraph:
+    """The model in inference mode, with the tensors of the state that it reads as inputs.
+
+    These have the names that they have in the step: ``state``.
+    """
+    graph = _Graph(problem, "predict", None)
+    program = stages.prediction_program(problem, outputs)
+    given: dict[Key, str] = {}
+    for key in program.takes:
+        if isinstance(key, Port) and key.role in ("parameter", "buffer"):
+            entry = state.get(Port("average", of=key.of)) or state[key]
+            known = entry.spec
+            given[key] = graph.assembly.input(
+                entry.port, known.name, known.dtype, known.shape or ()
+            )
+    results = graph.run(program, given)
+    made = []
+    for key, spec in program.gives.items():
+        assert isinstance(key, Port)
+        name = graph.assembly.output(results[key], spec.dtype, spec.shape, key.role)
+        made.append(Entry(port=key, name="", new=name, spec=spec))
+    return graph.finished(made)
+
+
+class _Graph:
+    """What both graphs need: programs whose inputs are found by their ports."""
+
+    def __init__(self, problem: Problem, name: str, rows: int | None) -> None:
+        self.problem, self.rows = problem, rows
+        self.assembly = Assembly(name, problem.model.opsets)
+        self.defaults: dict[Port, float] = {}
+        self._constants = problem.constants()
+        self.shapes: dict[str, Shape | None] = {}
+        self._frozen: dict[str, str] = {}
+        self._scalars: dict[tuple[int, int], Scalars] = {}
+
+    def run(
+        self, program: Program, given: Mapping[Key, str] | None = None, at: tuple[int, int] = (0, 0)
+    ) -> dict[Key, str]:
+        """Add a program, whose data are those of the step and batch ``at``; returns its outputs."""
+        given = given or {}
+        names = {}
+        for key, spec in program.takes.items():
+            names[spec.name] = given.get(key) or self._tensor(key, spec, at)
+        for host in program.hosts:
+            names[host.spec.name] = self.scalars(at).cast(host.expression, host.spec.dtype)
+        results = self.assembly.add(program, names)
+        self.shapes |= {results[spec.name]: spec.shape for spec in program.outputs}
+        return {key: results[spec.name] for key, spec in program.gives.items()}
+
+    def _tensor(self, key: Key, spec: TensorSpec, at: tuple[int, int]) -> str:
+        assert isinstance(key, Port), key
+        if key.role in COLUMNS:
+            moved = attrs.evolve(key, step=key.step + at[0], batch=key.batch + at[1])
+            return self.column(moved, spec)
+        if key.role == "frozen":
+            name = str(key.of)
+            if name not in self._frozen:
+                self._frozen[name] = self.assembly.name(name)
+            return self._frozen[name]
+        known = self._state_spec(key)
+        name = self.assembly.input(key, key.label, known.dtype, known.shape or ())
+        if known.shape == spec.shape:
+            return name
+        # An optimized graph may take a bias as a matrix of one row.
+        return self._reshaped(name, spec.shape)
+
+    def _state_spec(self, port: Port) -> TensorSpec:
+        """Type and shape of a tensor of state, as the model and a checkpoint have it."""
+        if port.role == "parameter":
+            return self.problem.model.initializers[str(port.of)]
+        if port.role == "buffer":
+            return buffer_spec(self.problem, str(port.of))
+        return self.problem.slot_specs[port]
+
+    def _reshaped(self, name: str, shape: Shape | None) -> str:
+        return self.assembly.node("Reshape", name, self.assembly.constant(shape, "int64"))
+
+    def column(self, port: Port, spec: TensorSpec) -> str:
+        """The input for a column of a batch; the symbols of its sizes are its own."""
+        place = f"@{port.step}.{port.batch}" if port.step or port.batch else ""
+        shape: Shape = tuple(f"{d}{place}" if isinstance(d, str) else d for d in spec.shape or ())
+        return self.assembly.input(port, port.label, spec.dtype, shape)
+
+    def scalars(self, at: tuple[int, int]) -> Scalars:
+        """Host expressions of the step and batch ``at``."""
+        if at not in self._scalars:
+            self._scalars[at] = Scalars(self.assembly, partial(self.symbol, at))
+        return self._scalars[at]
+
+    def symbol(self, at: tuple[int, int], name: str) -> str:
+        """The value of a hyperparameter."""
+        port = Port("hyperparameter", of=name)
+        self.defaults[port] = float(self._constants[name])
+        return self.assembly.input(port, name, DOUBLE, ())
+
+    def finished(self, made: Sequence[Entry]) -> PortableGraph:
+        """The graph; ``made`` are its outputs."""
+        new = {entry.port: entry.new for entry in made}
+        entries = [
+            Entry(port=p, name=s.name, spec=s, new=new.pop(p, None), default=self.defaults.get(p))
+            for p, s in self.assembly.inputs.items()
+        ]
+        entries.sort(key=lambda entry: _ORDER.index(entry.port.role))
+        entries += [entry for entry in made if entry.port in new]
+        return PortableGraph(
+            model=self.assembly.model(
+                [e.name for e in entries if e.name],
+                {e.name: e.default for e in entries if e.default is not None},
+            ),
+            entries=tuple(entries),
+            frozen={inside: name for name, inside in self._frozen.items()},
+        )
+
+
+class _StepGraph(_Graph):
+    """Training steps with a counter, a rate and denominators."""
+
+    def __init__(self, problem: Problem, rate: float, rows: int | None, steps: int) -> None:
+        super().__init__(problem, "step", rows)
+        self._steps, self._count = steps, problem.updating.accumulate
+        self._per_step: Shape = () if steps == 1 else (steps,)
+        self._places = {
+            attrs.evolve(Port(role), step=k, batch=j).label: (role, k, j)
+            for role in ("rate", "counter", "draw")
+            for k in range(steps)
+            for j in range(self._count)
+        }
+        self._terms = {
+            term.at(k, j, rows).scale_symbol: (k, term)
+            for k in range(steps)
+            for j in range(self._count)
+            for term in problem.terms
+        }
+        self._known: dict[tuple[int, int], str] = {}
+        self._masks = [stages.mask_program(problem, term) for term in problem.terms]
+        self.defaults[RATE] = rate
+
+    def build(self) -> PortableGraph:
+        """The graph."""
+        if self._steps == 1 and self._count > 1:
+            results, losses = self._accumulated()
+        else:
+            program = step_program(self.problem, steps=self._steps, rows=self.rows)
+            results = self.run(program)
+            batches = range(self._count)
+            losses = [
+                self._added([cost for j in batches for cost in self._costs(results, k, j)])
+                for k in range(self._steps)
+            ]
+        specs = {p: s for p, s in self.assembly.inputs.items() if p.role in STATE}
+        made = []
+        for port, spec in specs.items():
+            new = results.get(port)
+            if new is not None:
+                if self.shapes.get(new, spec.shape) != spec.shape:
+                    new = self._reshaped(new, spec.shape)
+                wanted = f"new/{spec.name}"
+                out = self.assembly.output(new, spec.dtype, spec.shape, port.role, wanted)
+                made.append(Entry(port=port, name=spec.name, new=out, spec=spec))
+        made.append(self._counted())
+        made.append(self._stacked(LOSS, losses))
+        penalties = [results.get(attrs.evolve(PENALTY, step=k)) for k in range(self._steps)]
+        if penalties[0] is not None:
+            cast = [self._wide(str(penalty)) for penalty in penalties]
+            made.append(self._stacked(PENALTY, cast))
+        return self.finished(made)
+
+    def _accumulated(self) -> tuple[dict[Key, str], list[str]]:
+        """One step of several batches: gradients one after the other, then the update."""
+        program = gradient_program(self.problem, rows=self.rows)
+        sums: dict[Key, str] = {}
+        buffers: dict[Key, str] = {}
+        losses = []
+        for j in range(self._count):
+            results = self.run(program, buffers, (0, j))
+            buffers = {k: n for k, n in results.items() if _role(k) == "buffer"}
+            losses.append(self._added(list(self._costs(results, 0, j, of=(0, 0)))))
+            for key, gradient in results.items():
+                if _role(key) == "gradient":
+                    sums[key] = self._sum(sums[key], gradient) if key in sums else gradient
+        results = self.run(moving_program(self.problem), sums)
+        return {**results, **buffers}, [self._added(losses)]
+
+    def _sum(self, before: str, gradient: str) -> str:
+        """A sum that onnxruntime does not make a part of the matrix product that gives the gradient."""
+        negative = self.assembly.node("Neg", gradient, label="add")
+        return self.assembly.node("Sub", before, negative, label="add")
+
+    def _costs(
+        self, results: Mapping[Key, str], k: int, j: int, of: tuple[int, int] | None = None
+    ) -> Sequence[str]:
+        """The losses of a batch, scaled, whose totals have the ports of ``of``."""
+        out = []
+        for term in self.problem.terms:
+            total = results[term.at(*(of or (k, j)), None).total_port]
+            wide = self._wide(total)
+            out.append(self.assembly.node("Mul", wide, self._scale(k, term)))
+        return out
+
+    def _wide(self, cost: str) -> str:
+        """A cost of one element as a float64 scalar."""
+        if self.shapes.get(cost) != ():
+            cost = self._reshaped(cost, ())
+        return self.assembly.node("Cast", cost, to=DOUBLE)
+
+    def _added(self, scalars: Sequence[str]) -> str:
+        total, *rest = scalars
+        for scalar in rest:
+            total = self.assembly.node("Add", total, scalar)
+        return total
+
+    def _stacked(self, port: Port, scalars: Sequence[str]) -> Entry:
+        """An output with one number a step."""
+        name, shape = scalars[0], self._per_step
+        if shape:
+            one = self.assembly.constant([1], "int64")
+            each = [self.assembly.node("Reshape", s, one) for s in scalars]
+            name = self.assembly.node("Concat", *each, axis=0)
+        out = self.assembly.output(name, DOUBLE, shape, port.role, port.label)
+        return Entry(port=port, name="", new=out, spec=TensorSpec(out, DOUBLE, shape))
+
+    # ------------------------------------------------------------------ what the host gives
+
+    def _counter(self) -> str:
+        return self.assembly.input(COUNTER, "step", INT64, ())
+
+    def _counted(self) -> Entry:
+        """The number of steps after this run."""
+        before = self._counter()
+        after = self.assembly.node("Add", before, self.assembly.constant(self._steps, "int64"))
+        out = self.assembly.output(after, INT64, (), COUNTER.role, f"new/{before}")
+        return Entry(port=COUNTER, name=before, new=out, spec=TensorSpec(before, INT64, ()))
+
+    def symbol(self, at: tuple[int, int], name: str) -> str:
+        """The value of any host symbol, in a program whose first step and batch are those of ``at``."""
+        if name in self._terms:
+            return self._scale(*self._terms[name])
+        if name not in self._places:
+            return super().symbol(at, name)
+        role, k, j = self._places[name]
+        k, j = k + at[0], j + at[1]
+        if role == "rate":
+            rate = self.assembly.input(RATE, "learning_rate", DOUBLE, self._per_step)
+            if not self._per_step:
+                return rate
+            return self.assembly.node("Gather", rate, self.assembly.constant(k, "int64"), axis=0)
+        number, offset = self._counter(), k + 1
+        if role == "draw":
+            if self._count > 1:
+                count = self.assembly.constant(self._count, "int64")
+                number = self.assembly.node("Mul", number, count)
+            offset = k * self._count + j + 1
+        number = self.assembly.node("Add", number, self.assembly.constant(offset, "int64"))
+        return self.assembly.node("Cast", number, to=DOUBLE)
+
+    def _scale(self, k: int, term: LossTerm) -> str:
+        """Factor / denominator of a step; 0 where the weights sum to 0."""
+        if (k, term.index) not in self._known:
+            self._known[k, term.index] = self._scale_of(k, term)
+        return self._known[k, term.index]
+
+    def _scale_of(self, k: int, term: LossTerm) -> str:
+        alike = term.weight is None and self._masks[term.index] is None
+        mean = self.problem.reduction == "mean"
+        if alike and not mean:
+            return self.assembly.constant(term.factor)
+        known = self._fixed(term) if alike else None
+        if known is not None:
+            return self.assembly.constant(term.factor / (known * self._count))
+        factor, zero = self.assembly.constant(term.factor), self.assembly.constant(0.0)
+        total = self._added([self._denominator(k, j, term) for j in range(self._count)])
+        scale = self.assembly.node("Div", factor, total) if mean else factor
+        empty = self.assembly.node("Equal", total, zero)
+        return self.assembly.node("Where", empty, zero, scale)
+
+    def _fixed(self, term: LossTerm) -> float | None:
+        """The denominator of a batch whose rows count alike, if all sizes are known."""
+        sizes = [size for size in term.samples[1:] if isinstance(size, int)]
+        if self.rows is None or len(sizes) < len(term.samples) - 1:
+            return None
+        return float(self.rows * math.prod(sizes))
+
+    def _denominator(self, k: int, j: int, term: LossTerm) -> str:
+        """Σ of what the rows of a batch add to the denominator."""
+        node = self.assembly.node
+        mask = self._masks[term.index]
+        if mask is not None:
+            return node("ReduceSum", self.run(mask, at=(k, j))["rows"], keepdims=0)
+        moved = term.at(k, j, self.rows)
+        label = self.column(moved.label_port, moved.label)
+        elements = self._elements(term, label)
+        if moved.weight is None or moved.weight_port is None:
+            return node("Mul", self._size(label, 0), elements)
+        weight = self.column(moved.weight_port, moved.weight)
+        wide = node("Cast", weight, to=DOUBLE)
+        share = elements
+        for axis in range(1, len(moved.weight.shape or ())):
+            share = node("Div", share, self._size(weight, axis))
+        return node("ReduceSum", node("Mul", wide, share), keepdims=0)
+
+    def _elements(self, term: LossTerm, label: str) -> str:
+        """The number of loss values in a row."""
+        axes = {d: k for k, d in enumerate(term.label.shape or ())}
+        number = self.assembly.constant(1.0)
+        for size in term.samples[1:]:
+            if isinstance(size, int):
+                known = self.assembly.constant(float(size))
+            elif size in axes:
+                known = self._size(label, axes[size])
+            else:
+                raise GraphError(
+                    f"the size {size!r} of the {term.loss.name} loss's values is in neither the model "
+                    "nor the labels; use reduction='sum'"
+                )
+            number = self.assembly.node("Mul", number, known)
+        return number
+
+    def _size(self, tensor: str, axis: int) -> str:
+        """The size of an axis, in float64."""
+        shape = self.assembly.node("Shape", tensor)
+        size = self.assembly.node("Gather", shape, self.assembly.constant(axis, "int64"), axis=0)
+        return self.assembly.node("Cast", size, to=DOUBLE)
+
+
+def _role(key: Key) -> str:
+    return key.role if isinstance(key, Port) else ""

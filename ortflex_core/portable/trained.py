@@ -1,0 +1,94 @@
+"""The way back: a model with the weights of a portable step's state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+
+from ortflex_core.errors import CheckpointError, suggest
+from ortflex_core.model import onnx_file
+from ortflex_core.model.model import Model
+from ortflex_core.portable import manifest, state_file
+from ortflex_core.portable.folder import open_step
+from ortflex_core.portable.state_file import State
+from ortflex_core.types import Array, dtype_name, shape_text
+
+_WEIGHTS = ("frozen", "parameter", "buffer", "average")
+"""The roles of what an export has; an average takes the place of its weight."""
+
+
+def apply_state(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
+    state: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    strict: bool = True,
+) -> onnx.ModelProto:
+    """The model with the weights of a state file: what :meth:`ortflex_core.Trainer.export` writes.
+
+    Args:
+        model: the file that was trained, or another with the same graph.
+        state: the ``state.safetensors`` that a runner wrote, or the folder of a portable step, whose
+            other files are checked, too.
+        path: where the model is written to, completely or not at all; by default nowhere.
+        strict: refuse a model that computes something else than the one that was exported.
+
+    Raises:
+        CheckpointError: the state is damaged, or is that of another model; names the tensor.
+        ModelError: the model cannot be read.
+        OutputError: the file cannot be written; an old one of that name is untouched.
+
+    Example:
+        >>> apply_state("model.onnx", "state.safetensors", "trained.onnx")  # doctest: +SKIP
+    """
+    given = Path(state)
+    found = open_step(given).state if given.is_dir() else state_file.read(given)
+    target = model if isinstance(model, Model) else Model(model)
+    weights = _weights(target, found)
+    if strict and found.model != onnx_file.structure(target.proto):
+        raise CheckpointError(
+            f"{found.label!r} was exported from another model than {target.label}: the names and shapes "
+            f"of its {len(weights)} tensors fit, but the graphs differ. Give the model that "
+            f"`ortflex export-step` read ({manifest.NAME} has its hash), or strict=False "
+            "(--no-strict) if you know that both compute the same"
+        )
+    return target.export(weights, path)
+
+
+def _weights(model: Model, state: State) -> dict[str, Array]:
+    """The new values of the model's tensors.
+
+    Raises:
+        CheckpointError: a tensor that the model lacks, or that has another type or shape there.
+    """
+    weights: dict[str, Array] = {}
+    if lost := [name for name in state.tensors if name not in state.arrays]:
+        raise CheckpointError(
+            f"{state.label!r} lacks {lost[0]!r}, which its header names; {suggest(lost[0], state.arrays)}"
+        )
+    if unknown := [name for name in state.arrays if name not in state.tensors]:
+        raise CheckpointError(
+            f"{state.label!r} has {unknown[0]!r}, but its header does not say what that is; "
+            f"{suggest(unknown[0], state.tensors)}"
+        )
+    for role in _WEIGHTS:
+        for key, tensor in state.tensors.items():
+            if tensor.role != role:
+                continue
+            name, array = str(tensor.of), state.arrays[key]
+            spec = model.initializers.get(name)
+            if spec is None:
+                raise CheckpointError(
+                    f"{state.label!r} is the state of another model: {model.label} has no tensor {name!r}; "
+                    f"{suggest(name, model.initializers)}"
+                )
+            if (dtype_name(spec.dtype), spec.shape) != (array.dtype.name, tuple(array.shape)):
+                raise CheckpointError(
+                    f"{state.label!r} is the state of another model: {name!r} is "
+                    f"{array.dtype}{list(array.shape)}, in {model.label} it is "
+                    f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
+                )
+            weights[name] = array
+    return weights

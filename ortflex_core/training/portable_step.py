@@ -1,0 +1,132 @@
+"""From a Trainer to the content of a portable step (see :mod:`ortflex_core.portable`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+
+from ortflex_core.errors import ConfigError
+from ortflex_core.graph.ports import Port
+from ortflex_core.portable.export import Content, export_step
+from ortflex_core.portable.manifest import Missing
+from ortflex_core.protocols import Schedule, calls
+from ortflex_core.types import Array, Progress
+
+if TYPE_CHECKING:
+    from ortflex_core.feed.feed import Feed
+    from ortflex_core.training.trainer import Trainer
+
+
+def export(
+    trainer: Trainer, folder: Path, feed: Feed | None, rows: int | None, steps_per_run: int
+) -> Path:
+    """Write a portable step (see :meth:`ortflex_core.Trainer.export_step`)."""
+    live = trainer.live
+    if feed is not None:
+        live.build(feed.first, feed.size)
+    if live.engine is None:
+        raise ConfigError(
+            "export_step: a step is complete only when the types of labels and sample weights are "
+            "known; give some rows, export_step(folder, X, y), or call it after fit or step"
+        )
+    problem, slots = live.problem, live.slots()
+    weights = live.state()
+    arrays: dict[Port, Array] = {Port("parameter", of=n): weights[n] for n in problem.parameters}
+    arrays |= {Port("buffer", of=n): array for n, array in live.buffers().items()}
+    arrays |= {port: slots[name] for name, port in problem.slot_ports.items()}
+    resting = {n: array for n, array in weights.items() if n not in problem.parameters}
+    now = live.standing.manual
+    schedule = live.bound(trainer.schedule)
+    content = Content(
+        problem=problem,
+        arrays=arrays,
+        resting=resting,
+        step=int(slots["step"]),
+        rate=calls.rate(schedule, trainer.learning_rate, now),
+        schedule=trainer.schedule.describe(),
+        classes=trainer.setup.classes,
+        missing=tuple(_missing(trainer, schedule, now)),
+    )
+    return export_step(folder, content, rows=rows, steps_per_run=steps_per_run)
+
+
+class _Lines(Sequence[Mapping[str, float]]):
+    """The lines of a History that remember whether they were looked at."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __len__(self) -> int:
+        self.seen = True
+        return 0
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):  # schedules made of others pass a part of it on
+            return self
+        self.seen = True
+        raise IndexError(at)
+
+
+def _varying(schedule: Schedule, base: float, now: Progress) -> tuple[bool, bool]:
+    """Whether a schedule changes the rate, and whether it needs the History for that."""
+    lines = _Lines()
+    rates = set()
+    for count in (0, 1, 2, 5, 10, 100, 1000):
+        later = attrs.evolve(
+            now, step=count, epoch=count, rows=count, history=cast("Any", lines), epochs=1000
+        )
+        try:
+            rates.add(schedule.rate(base, later))
+        except Exception:  # of a plugin: what it needs is not here
+            return True, lines.seen
+    return len(rates) > 1 or lines.seen, lines.seen
+
+
+def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missing]:
+    """What a portable step cannot have."""
+    out = []
+    live, setup = trainer.live, trainer.setup
+    varies, watches = _varying(schedule, trainer.learning_rate, now)
+    if varies:
+        why = "the rate is an input, whose default is the rate of the next step"
+        out.append(
+            Missing(
+                what="schedule",
+                name=str(trainer.schedule.name),
+                why="it needs the History of the epochs" if watches else why,
+                instead="give the input of the role rate at every run",
+            )
+        )
+    out += [
+        Missing(
+            what="metric",
+            name=str(metric.name),
+            why="metrics are computed from the predictions of all validation rows",
+            instead="compute it from the outputs of predict.onnx",
+        )
+        for metric in setup.metrics
+    ]
+    out += [
+        Missing(
+            what="callback",
+            name=str(getattr(callback, "name", type(callback).__name__)),
+            why="callbacks are Python code between the steps",
+            instead="do its work in the loop that runs the step",
+        )
+        for callback in setup.callbacks
+    ]
+    trained = set(live.problem.parameters)
+    out += [
+        Missing(
+            what="group",
+            name=", ".join(n for n in group.parameters if n not in trained),
+            why=f"it is trained from epoch {group.start_epoch + 1} on, and this step is of an earlier one",
+            instead="export another step when that epoch has begun",
+        )
+        for group in setup.problem.updating.groups
+        if not trained.issuperset(group.parameters)
+    ]
+    return out

@@ -1,0 +1,37 @@
+"""``ortflex apply-state``: a model with the weights that a portable step trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("apply-state")
+@click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("state", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The file to write.",
+)
+@click.option(
+    "--strict/--no-strict",
+    default=True,
+    help="Refuse a model with another graph than the one that was exported, or only other tensors.",
+)
+def apply_state(model: Path, state: Path, output: Path, strict: bool) -> None:
+    """Write MODEL with the weights of STATE.
+
+    MODEL is the .onnx file that `ortflex export-step` read, STATE the state.safetensors that a runner
+    wrote, or the folder of a step. The result is the file that `Trainer.export` would write: averages
+    where the training kept any, running statistics, and everything else as in MODEL.
+    """
+    from ortflex_core.portable import apply_state as apply
+    from ortflex_plugins.cli.overrides import refuse_recipe
+
+    refuse_recipe(model, "apply-state")
+    apply(model, state, output, strict=strict)
+    click.echo(f"wrote {output}")

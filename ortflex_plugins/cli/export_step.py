@@ -1,0 +1,56 @@
+"""``ortflex export-step``: the training step of a recipe as files that any onnxruntime runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ortflex_plugins.cli.overrides import TakesKeys
+
+
+@click.command("export-step", cls=TakesKeys)
+@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("step"),
+    show_default=True,
+    help="The folder to write.",
+)
+@click.option("--rows", type=int, help="The rows of every batch; by default any number.")
+@click.option(
+    "--steps-per-run",
+    type=int,
+    default=1,
+    show_default=True,
+    help="The steps of one run of the graph.",
+)
+def export_step(
+    recipe: Path, overrides: Sequence[str], output: Path, rows: int | None, steps_per_run: int
+) -> None:
+    """Write the training step of a recipe as files that any onnxruntime runs.
+
+    RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The folder gets step.onnx,
+    predict.onnx, state.safetensors and manifest.json, for a loop in Python, JavaScript, C# or C++
+    without ortflex. `ortflex apply-state` brings the weights back into the model. The types of labels
+    and sample weights are those of the recipe's data.
+    """
+    from ortflex_core import Trainer
+    from ortflex_core.config import Parts, Recipe
+    from ortflex_core.errors import printable
+    from ortflex_core.portable import open_step
+    from ortflex_core.registry import Plugins
+
+    plugins = Plugins.discover()
+    loaded = Recipe.load(recipe, overrides, plugins)
+    trainer = Trainer.from_recipe(loaded, plugins)
+    source = Parts(trainer.plugins).build("data", loaded.data)
+    folder = trainer.export_step(output, source, rows=rows, steps_per_run=steps_per_run)
+    for item in open_step(folder).manifest.not_portable:
+        text = f"not in the step: {item.what} {item.name}: {item.why}; {item.instead}"
+        click.echo(printable(text), err=True)
+    click.echo(f"wrote {output}")
