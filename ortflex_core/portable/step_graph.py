@@ -21,7 +21,7 @@ from ortflex_core.model import buffer_spec
 from ortflex_core.portable.assembly import Assembly, Entry
 from ortflex_core.portable.scalars import Scalars
 from ortflex_core.problem.problem import LossTerm, Problem
-from ortflex_core.programs import gradient_program, moving_program, stages, step_program
+from ortflex_core.programs import gradient_program, stages, step_program, update_program
 from ortflex_core.types import Shape, TensorSpec
 
 DOUBLE, INT64 = TensorProto.DOUBLE, TensorProto.INT64
@@ -239,7 +239,7 @@ class _StepGraph(_Graph):
             for key, gradient in results.items():
                 if _role(key) == "gradient":
                     sums[key] = self._sum(sums[key], gradient) if key in sums else gradient
-        results = self.run(moving_program(self.problem), sums)
+        results = self.run(update_program(self.problem), sums)
         return {**results, **buffers}, [self._added(losses)]
 
     def _sum(self, before: str, gradient: str) -> str:

@@ -32,7 +32,8 @@ def export(
             "export_step: a step is complete only when the types of labels and sample weights are "
             "known; give some rows, export_step(folder, X, y), or call it after fit or step"
         )
-    problem, slots = live.problem, live.slots()
+    # One process makes the steps, with the batches of all.
+    problem, slots = attrs.evolve(live.problem, peers=None), live.slots()
     weights = live.state()
     arrays: dict[Port, Array] = {Port("parameter", of=n): weights[n] for n in problem.parameters}
     arrays |= {Port("buffer", of=n): array for n, array in live.buffers().items()}
