@@ -29,7 +29,8 @@ from ortflex_core.locks import FolderLock
 from ortflex_core.model import onnx_file
 from ortflex_core.model.external_data import DataFiles, is_outside
 from ortflex_core.model.onnx_file import array_of, is_small, size_of
-from ortflex_core.types import Array, numpy_dtype
+from ortflex_core.opsets.half_floats import rounded
+from ortflex_core.types import Array
 
 _PATIENCE = 600.0
 """Seconds to wait for another export to the same path."""
@@ -91,7 +92,7 @@ def inline_tensors(model: ModelProto, files: DataFiles, state: Mapping[str, Arra
         if is_outside(tensor):
             array = state.get(tensor.name)
             values = array_of(tensor, files) if array is None else array
-            raw = np.asarray(values, dtype=numpy_dtype(tensor.data_type), order="C").tobytes()
+            raw = rounded(values, tensor.data_type, tensor.name).tobytes()
             tensor.ClearField("external_data")
             tensor.data_location = TensorProto.DEFAULT
             tensor.raw_data = raw
@@ -143,7 +144,7 @@ def _append(
     if is_outside(tensor):
         array = state.get(tensor.name)
         values = array_of(tensor, files) if array is None else array
-        values = np.asarray(values, dtype=numpy_dtype(tensor.data_type), order="C")
+        values = rounded(values, tensor.data_type, tensor.name)
         # Not tofile, which requires a real file and may leave holes in it.
         content = values.reshape(-1).view(np.uint8).data
     elif not tensor.HasField("raw_data"):

@@ -7,7 +7,7 @@ of the old size, and on each half of a batch of twice that size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -28,13 +28,19 @@ from ortflex_core.types import Array
 SYMBOL = "batch"
 
 
-def free_batch(model: ModelProto, label: str, large: Mapping[str, Array]) -> ModelProto:
+def free_batch(
+    model: ModelProto,
+    label: str,
+    large: Mapping[str, Array],
+    as_computed: Callable[[ModelProto], ModelProto],
+) -> ModelProto:
     """The model with a symbolic first dimension of its inputs; itself if no input has a fixed one.
 
     Args:
         model: functions are inlined already.
         label: what messages call it.
         large: tensors that are inputs because they do not fit into the graph.
+        as_computed: gives the form of a graph that the runtime computes.
 
     Raises:
         ModelError: the inputs disagree about the batch, or the graph depends on its size.
@@ -52,7 +58,7 @@ def free_batch(model: ModelProto, label: str, large: Mapping[str, Array]) -> Mod
             dims[0].dim_param = SYMBOL
     del out.graph.value_info[:]
     _reshape(out, list(sizes), batch, _rows(model))
-    _verify(model, out, label, batch, list(sizes), large)
+    _verify(as_computed(model), as_computed(out), label, batch, list(sizes), large)
     return out
 
 

@@ -6,6 +6,7 @@ every operator of a function means the same in both opsets, the function gets th
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 
 import onnx
@@ -14,17 +15,22 @@ from onnx import ModelProto, NodeProto
 
 from ortflex_core.errors import ModelError
 from ortflex_core.graph.subgraphs import all_nodes
+from ortflex_core.model.nodes import reads
 
 _STANDARD = ("", "ai.onnx")
 
 
 def inlined(proto: ModelProto, label: str) -> ModelProto:
-    """The model without calls of its functions; the same object if it has none.
+    """The model without calls of its functions; the same object if it has none and its nodes are sorted.
+
+    Converters to float16 write Casts at the end of a graph, which onnxruntime accepts and the checker
+    does not: such nodes are sorted first.
 
     Raises:
         ModelError: the model is invalid, or a function has another opset, in which its operators
             have another meaning.
     """
+    proto = _in_order(proto)
     try:
         if not proto.functions:
             onnx.checker.check_model(proto)
@@ -40,6 +46,36 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
             f"{label}: calls of its functions {names} cannot be inlined; export "
             "the model again with one opset for its graph and its functions"
         )
+    return out
+
+
+def _in_order(proto: ModelProto) -> ModelProto:
+    """The model with the nodes of its graph sorted; itself if they are, or if there is a circle."""
+    nodes = list(proto.graph.node)
+    makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
+    sources = [[makers[n] for n in reads(node) if n in makers] for node in nodes]
+    if all(source < k for k, before in enumerate(sources) for source in before):
+        return proto
+    # Each node as soon as its sources are there, otherwise in the order of the file.
+    missing = [len(before) for before in sources]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for k, before in enumerate(sources):
+        for source in before:
+            readers[source].append(k)
+    ready = [k for k, count in enumerate(missing) if not count]
+    order = []
+    while ready:
+        order.append(k := heapq.heappop(ready))
+        for reader in readers[k]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        return proto
+    out = ModelProto()
+    out.CopyFrom(proto)
+    del out.graph.node[:]
+    out.graph.node.extend(nodes[k] for k in order)
     return out
 
 

@@ -7,13 +7,12 @@ inlined; the export is the user's own model with only the trained tensors change
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
@@ -33,8 +32,8 @@ from ortflex_core.model import (
 )
 from ortflex_core.model import free_batch as freeing
 from ortflex_core.model.nodes import ancestor_nodes, plain_domain, reads, tensor_name
-from ortflex_core.opsets import downgrade, kernels, shape_inference, upgrade
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core.opsets import downgrade, half_floats, kernels, shape_inference, upgrade
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 OLDEST_OPSET = 13
 # Larger initializers that are not trained are inputs of the compiled graphs, which share them.
@@ -54,6 +53,8 @@ class Model:
         source: a path, the file's bytes, or a ModelProto (which is copied).
         free_batch: make a fixed batch dimension dynamic inside (see
             :mod:`ortflex_core.model.free_batch`).
+        raise_half: compute float16 and bfloat16 tensors as float32 (see
+            :mod:`ortflex_core.opsets.half_floats`); exports keep the file's types.
 
     Raises:
         ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be converted, or
@@ -64,15 +65,22 @@ class Model:
     """Initializers that adapters added, and whether they are trained; then the others are frozen."""
 
     def __init__(
-        self, source: str | os.PathLike[str] | bytes | ModelProto, *, free_batch: bool = False
+        self,
+        source: str | os.PathLike[str] | bytes | ModelProto,
+        *,
+        free_batch: bool = False,
+        raise_half: bool = True,
     ) -> None:
         self.path = Path(source) if isinstance(source, str | os.PathLike) else None
         self.label = str(self.path) if self.path else "the model"
         self.free_batch = free_batch
+        self.half: list[int] = []
+        """The types of the file that are raised to float32."""
+        self._raise_half = raise_half
         self.unlearned = ""
         """Why a run of the model did not show the shapes that inference lacks (see ``shape_probe``)."""
         self.proto, self.files = onnx_file.load(source, self.label)
-        self._import_standard()
+        onnx_file.import_standard(self.proto, OLDEST_OPSET)
         self.opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import}
         self.opset = self.opsets.get("", 0)
         self._check()
@@ -90,18 +98,6 @@ class Model:
         )
         self.outputs = tuple(values[o.name] for o in graph.output if o.type.HasField("tensor_type"))
 
-    def _import_standard(self) -> None:
-        """Import the standard's operators, which added nodes need, if the graph imports none.
-
-        If its functions import them, the newest opset among theirs is used.
-        """
-        imports = self.proto.opset_import
-        known = any(plain_domain(o.domain) == "" for o in imports)
-        if imports and not known and all(plain_domain(n.domain) for n in self.proto.graph.node):
-            within = [o for f in self.proto.functions for o in f.opset_import]
-            versions = [o.version for o in within if plain_domain(o.domain) == ""]
-            imports.append(onnx.helper.make_opsetid("", max(versions, default=OLDEST_OPSET)))
-
     def _check(self) -> None:
         if not self.opset:
             raise ModelError(f"{self.label} imports no standard operators (domain ai.onnx)")
@@ -117,6 +113,7 @@ class Model:
         inlined = functions.inlined(bare, self.label)
         if self.proto.functions:
             attributes.check_all(inlined.graph, self.label)
+        self.half = half_floats.half_types(inlined) if self._raise_half else []
         internal = self._bounded(inlined)
         # Tensors that the skeleton lacks are inputs of it, under the same names.
         inside = {t.name for t in internal.graph.initializer}
@@ -132,8 +129,9 @@ class Model:
                 freeing.batch_sizes(internal, self.label, values)
             self._inferred(internal)  # before it is run
         if self.free_batch:
-            internal = freeing.free_batch(internal, self.label, values)
+            internal = freeing.free_batch(internal, self.label, values, self._raised)
         self._freed = internal
+        internal = self._raised(internal)
         if self.opset < OLDEST_OPSET:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
         internal, self.apart = kernels.inlined(internal)
@@ -189,21 +187,27 @@ class Model:
                 raise ModelError(
                     f"{self.label} has no initializer {name!r}; {suggest(name, self._initializers)}"
                 )
-            self._arrays[name] = onnx_file.array_of(self._initializers[name], self.files)
+            tensor = self._initializers[name]
+            array = onnx_file.array_of(tensor, self.files)
+            if self.half:
+                array = half_floats.raised_array(array, tensor.data_type)
+            self._arrays[name] = array
         return self._arrays[name]
+
+    def _raised(self, proto: ModelProto) -> ModelProto:
+        return half_floats.raise_to_float32(proto) if self.half else proto
 
     @property
     def stamp(self) -> str:
-        """One line about the opset of graphs if it is not that of the file, else ""."""
-        opset = self.opsets[""]
-        if opset == self.opset:
-            return ""
-        why = (
-            "the newest that the installed runtime reads, where every operator means the same"
-            if opset < self.opset
-            else "which the gradient rules cover"
-        )
-        return f"the file's opset {self.opset} is computed as opset {opset}, {why}; exports keep it"
+        """What differs between the file and the graphs, opset or types, in one line; else ""."""
+        notes = (upgrade.note(self.opset, self.opsets[""]), half_floats.note(self.half))
+        return "; ".join(filter(None, notes))
+
+    def in_file_type(self, name: str, array: Array) -> Array:
+        """Values of an output of the graph, in the type that the file declares for it."""
+        types = {o.name: o.type.tensor_type.elem_type for o in self.proto.graph.output}
+        half = self.half and types.get(name) in half_floats.HALF
+        return array.astype(numpy_dtype(types[name])) if half else array
 
     def holding(self, values: Mapping[str, Array]) -> Model:
         """The same model with other values of some initializers; :meth:`export` keeps the file's."""
@@ -215,7 +219,11 @@ class Model:
     def initializers(self) -> dict[str, TensorSpec]:
         """Type and shape of every initializer, in the file's order."""
         return {
-            name: TensorSpec(name, t.data_type, tuple(t.dims))
+            name: TensorSpec(
+                name,
+                half_floats.raised_type(t.data_type) if self.half else t.data_type,
+                tuple(t.dims),
+            )
             for name, t in self._initializers.items()
         }
 
@@ -318,15 +326,15 @@ class Model:
         if name not in values:
             if name not in self._initializers:
                 raise ModelError(f"{self.label}: nothing computes the tensor {name!r}")
-            proto = self._initializers[name]
-            size = int(np.prod(proto.dims, dtype=np.int64))
+            spec = self.initializers[name]
+            size = math.prod(self._initializers[name].dims)
             port = Port("frozen", of=name)
             if port in trace.inputs:  # a node of an earlier step in the same graph
                 values[name] = trace.inputs[port]
-            elif size > LARGE and proto.data_type != TensorProto.STRING:
-                values[name] = trace.input(port, proto.data_type, tuple(proto.dims))
+            elif size > LARGE and spec.dtype != TensorProto.STRING:
+                values[name] = trace.input(port, spec.dtype, spec.shape)
             else:
-                values[name] = trace.constant(self.initializer(name), proto.data_type)
+                values[name] = trace.constant(self.initializer(name), spec.dtype)
         return values[name]
 
     def _retrace(

@@ -24,6 +24,7 @@ from ortflex_core.errors import ModelError
 from ortflex_core.files import no_file
 from ortflex_core.model import external_data, vetting
 from ortflex_core.model.external_data import DataFiles
+from ortflex_core.opsets import half_floats
 from ortflex_core.types import Array, Shape
 
 HUGE = 2**30
@@ -57,6 +58,19 @@ def load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
             if before == _version(source):  # else it was replaced, and its old data may be gone
                 raise
     return _load(source, label)
+
+
+def import_standard(model: ModelProto, oldest: int) -> None:
+    """Import the standard's operators, which added nodes need, if the graph imports none.
+
+    If its functions import them, the newest opset among theirs is used, else ``oldest``.
+    """
+    standard = ("", "ai.onnx")
+    known = any(o.domain in standard for o in model.opset_import)
+    if model.opset_import and not known and all(n.domain not in standard for n in model.graph.node):
+        within = [o for f in model.functions for o in f.opset_import]
+        versions = [o.version for o in within if o.domain in standard]
+        model.opset_import.append(helper.make_opsetid("", max(versions, default=oldest)))
 
 
 def _version(source: Any) -> Any:
@@ -230,23 +244,30 @@ def replace(tensor: TensorProto, array: Array) -> None:
         raise ModelError(f"{tensor.name!r} has shape {list(wanted)}, got {list(array.shape)}")
     if external_data_helper.uses_external_data(tensor):
         return  # export writes it to its file
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    fresh = onnx.numpy_helper.from_array(np.asarray(array, order="C").astype(dtype), tensor.name)
+    array = half_floats.rounded(array, tensor.data_type, tensor.name)
+    fresh = onnx.numpy_helper.from_array(array, tensor.name)
     if not tensor.HasField("raw_data") and len(tensor.float_data):
         del tensor.float_data[:]
         tensor.float_data.extend(np.ravel(array).tolist())
     elif not tensor.HasField("raw_data") and len(tensor.double_data):
         del tensor.double_data[:]
         tensor.double_data.extend(np.ravel(array).tolist())
+    elif not tensor.HasField("raw_data") and len(tensor.int32_data):  # bits of a half type
+        del tensor.int32_data[:]
+        tensor.int32_data.extend(np.ravel(array).view(np.uint16).tolist())
     else:
         tensor.raw_data = fresh.raw_data
 
 
 def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
     """Replace Identity nodes whose outputs were trained separately by initializers."""
+    types = {t.name: t.data_type for t in model.graph.initializer}
     for node in [n for n in model.graph.node if n.op_type == "Identity" and n.output[0] in state]:
         name = node.output[0]
-        tensor = onnx.numpy_helper.from_array(np.asarray(state[name], order="C"), name)
+        array = np.asarray(state[name], order="C")
+        if (dtype := types.get(node.input[0])) in half_floats.HALF:
+            array = half_floats.rounded(array, dtype, name)
+        tensor = onnx.numpy_helper.from_array(array, name)
         model.graph.initializer.append(tensor)
         if model.ir_version < 4:  # older files list every initializer as an input
             model.graph.input.append(

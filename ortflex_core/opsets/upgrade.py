@@ -22,6 +22,18 @@ _IR = 8
 _FAILS = (onnx.version_converter.ConvertError, onnx.shape_inference.InferenceError)
 
 
+def note(written: int, computed: int) -> str:
+    """One line about the opset of graphs if it is not the one that the file was written with, else ""."""
+    if computed == written:
+        return ""
+    why = (
+        "the newest that the installed runtime reads, where every operator means the same"
+        if computed < written
+        else "which the gradient rules cover"
+    )
+    return f"the file's opset {written} is computed as opset {computed}, {why}; exports keep it"
+
+
 def upgrade_opset(
     model: ModelProto, label: str, opset: int, large: Mapping[str, Array]
 ) -> ModelProto:

@@ -65,7 +65,7 @@ def gradient_model(
         >>> [i.name for i in made.graph.input], [o.name for o in made.graph.output]
         (['x', 'cotangent/y'], ['y', 'gradient/x'])
     """
-    source = model if isinstance(model, Model) else Model(model)
+    source = model if isinstance(model, Model) else Model(model, raise_half=False)
     table = load_rules(plugins or Plugins.discover(), families)
     shape_probe.complete_shapes(source)
     asked = _names(wrt, "wrt")

@@ -43,12 +43,15 @@ def serve(
 
 
 def exporter(model: Model, names: Sequence[str]) -> Export:
-    """A function that runs the exported model; a model too large for one buffer is not run."""
+    """A function that runs the exported model.
+
+    A model too large for one buffer is not run, nor one of float16 or bfloat16, which rounds to that.
+    """
     inputs = [spec.name for spec in model.inputs]
     too_large = sum(map(size_of, model.proto.graph.initializer)) > HUGE
 
     def export(state: Mapping[str, Array], batch: Batch) -> dict[str, Array]:
-        if too_large:
+        if too_large or model.half:
             return {}
         proto = model.export(state, free_batch=model.free_batch, inferring=True)
         return _run(proto, {n: batch.array(n) for n in inputs}, names)

@@ -192,7 +192,8 @@ class Live:
             predict = self.engine.predict
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
-        return scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
+        whole = scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
+        return {n: self.model.in_file_type(n, array) for n, array in whole.items()}
 
     def scorer(self, feed: Feed, peers: Peers | None = None) -> Callable[[], dict[str, float]]:
         """A function that scores labelled data with the weights at the time of its call.

@@ -114,7 +114,7 @@ class OnnxFunction:
         self.engine = engine
         self._runtime = require_runtime()
         self._plugins = plugins or Plugins.discover()
-        self.model = model if isinstance(model, Model) else Model(model)
+        self.model = model if isinstance(model, Model) else Model(model, raise_half=False)
         complete_shapes(self.model)
         where = device_spec(device)
         self.device: Device = self._plugins.component("devices", where, "device")

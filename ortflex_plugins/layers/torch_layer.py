@@ -138,7 +138,7 @@ class OrtLayer(torch.nn.Module):
         return {**self.__dict__, "_functions": {}, "_model": file}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_model": Model(state["_model"])})
+        super().__setstate__({**state, "_model": Model(state["_model"], raise_half=False)})
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # a break in the graph that torch.compile sees
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:

@@ -289,7 +289,7 @@ class OrtGradientForwardBackwardFunction:
 
 def _function(onx: ModelProto, weights: Sequence[str], device: str) -> OnnxFunction:
     """The model on TrainingAgent if it is installed and can run it, else our gradient graph."""
-    model = Model(onx)
+    model = Model(onx, raise_half=False)
     outputs = [o.name for o in model.outputs if o.dtype in FLOATS]
     read = {n for node in model.ancestors(outputs) for n in reads(node)}
     options: Any = {

@@ -77,7 +77,7 @@ class Steps:
     ) -> None:
         self._onx, self._loss = onx, loss
         self.weights = list(weights)
-        self.model = Model(onx)
+        self.model = Model(onx, raise_half=False)
         complete_shapes(self.model)
         predicted = self.model.value(loss)
         term = LossTerm(

@@ -1,0 +1,142 @@
+"""Models with float16 or bfloat16 tensors, raised internally to float32.
+
+The gradient of a float16 weight is smaller than float16 can hold sooner than the weight stops to learn, and
+no runtime on a CPU has bfloat16 arithmetic. So such a file is trained in float32: its weights are read
+into float32 masters, its arithmetic is done in float32, and the export rounds the masters to the type of
+the file. What is computed in a shorter type on purpose is the argument ``precision``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
+
+from ortflex_core.errors import ModelError
+from ortflex_core.graph.subgraphs import subgraphs_of
+from ortflex_core.types import Array, dtype_name, numpy_dtype
+
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_TYPE_ATTRIBUTES = frozenset(
+    {"to", "dtype", "output_dtype", "output_datatype", "precision", "softmax_precision"}
+    | {"stash_type"}
+)
+"""The attributes that hold the element type of an output or of an intermediate value."""
+
+
+def half_types(model: ModelProto) -> list[int]:
+    """The types among float16 and bfloat16 that initializers, constants and Casts have."""
+    found: set[int] = set()
+    for graph in _graphs(model.graph):
+        tensors = [*graph.initializer, *(t for n in graph.node for t in _tensors(n))]
+        found.update(t.data_type for t in tensors if t.data_type in HALF)
+        found.update(a.i for n in graph.node for a in _type_attributes(n))
+        values = graph.input if graph is model.graph else ()
+        found.update(v.type.tensor_type.elem_type for v in values)
+    return sorted(found & set(HALF))
+
+
+def raise_to_float32(model: ModelProto) -> ModelProto:
+    """A copy with float32 in the place of float16 and bfloat16: tensors, Casts, inputs and outputs.
+
+    Functions are inlined already. Values of a half type are float32 values, so that no weight changes.
+    """
+    out = ModelProto()
+    out.CopyFrom(model)
+    for graph in _graphs(out.graph):
+        for tensor in graph.initializer:
+            _raise_tensor(tensor)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            _raise_type(value.type)
+        for node in graph.node:
+            for tensor in _tensors(node):
+                _raise_tensor(tensor)
+            for attribute in _type_attributes(node):
+                attribute.i = TensorProto.FLOAT
+            for attribute in node.attribute:
+                if attribute.type == AttributeProto.TYPE_PROTO:
+                    _raise_type(attribute.tp)
+    return out
+
+
+def raised_type(dtype: int) -> int:
+    """float32 for float16 and bfloat16, else the type itself."""
+    return TensorProto.FLOAT if dtype in HALF else dtype
+
+
+def raised_array(array: Array, dtype: int) -> Array:
+    """Values of an ONNX element type, in float32 if that is a half type; read-only."""
+    if dtype not in HALF:
+        return array
+    wide: Array = array.astype(np.float32)
+    wide.setflags(write=False)
+    return wide
+
+
+def rounded(array: Array, dtype: int, name: str) -> Array:
+    """Values in the type that a file has for them, rounded to nearest.
+
+    Raises:
+        ModelError: a finite value is larger than the type can hold.
+    """
+    wanted = numpy_dtype(dtype)
+    with np.errstate(over="ignore"):
+        out: Array = np.asarray(array, order="C").astype(wanted)
+    if dtype in HALF:
+        lost = np.isfinite(array) & ~np.isfinite(out.astype(np.float32))
+        if lost.any():
+            value = np.asarray(array)[lost].flat[0]
+            raise ModelError(
+                f"{name!r} is {dtype_name(dtype)} in the file and was trained to {value:.6g}, which is "
+                f"larger than {dtype_name(dtype)} can hold. Bound the weight by a penalty or a "
+                "constraint, or convert the file to float32 before the training; get_state() has the "
+                "float32 values"
+            )
+    return out
+
+
+def note(types: Iterable[int]) -> str:
+    """What is done with a file that has such types, in one line; "" for none."""
+    names = " and ".join(dtype_name(t) for t in types)
+    if not names:
+        return ""
+    return f"the file's {names} tensors are computed and trained as float32; exports keep {names}"
+
+
+def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph and all graphs inside."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs_of(node):
+            yield from _graphs(inner)
+
+
+def _tensors(node: NodeProto) -> Iterator[TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+
+
+def _type_attributes(node: NodeProto) -> list[AttributeProto]:
+    return [
+        a
+        for a in node.attribute
+        if a.name in _TYPE_ATTRIBUTES and a.type == AttributeProto.INT and a.i in HALF
+    ]
+
+
+def _raise_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in HALF and tensor.data_location != TensorProto.EXTERNAL:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+
+def _raise_type(value: TypeProto) -> None:
+    kind = value.WhichOneof("value")
+    if kind == "tensor_type":
+        value.tensor_type.elem_type = raised_type(value.tensor_type.elem_type)
+    elif kind in ("sequence_type", "optional_type"):
+        _raise_type(getattr(value, kind).elem_type)
