@@ -33,7 +33,7 @@ from ortflex_core.model import (
 from ortflex_core.model import free_batch as freeing
 from ortflex_core.model.nodes import ancestor_nodes, plain_domain, reads, tensor_name
 from ortflex_core.opsets import downgrade, half_floats, kernels, shape_inference, upgrade
-from ortflex_core.types import Array, TensorSpec, numpy_dtype
+from ortflex_core.types import Array, TensorSpec
 
 OLDEST_OPSET = 13
 # Larger initializers that are not trained are inputs of the compiled graphs, which share them.
@@ -189,25 +189,17 @@ class Model:
                 )
             tensor = self._initializers[name]
             array = onnx_file.array_of(tensor, self.files)
-            if self.half:
-                array = half_floats.raised_array(array, tensor.data_type)
-            self._arrays[name] = array
+            self._arrays[name] = half_floats.raised_array(array, tensor.data_type, self.half)
         return self._arrays[name]
 
     def _raised(self, proto: ModelProto) -> ModelProto:
-        return half_floats.raise_to_float32(proto) if self.half else proto
+        return half_floats.raise_to_float32(proto, self.half)
 
     @property
     def stamp(self) -> str:
         """What differs between the file and the graphs, opset or types, in one line; else ""."""
         notes = (upgrade.note(self.opset, self.opsets[""]), half_floats.note(self.half))
         return "; ".join(filter(None, notes))
-
-    def in_file_type(self, name: str, array: Array) -> Array:
-        """Values of an output of the graph, in the type that the file declares for it."""
-        types = {o.name: o.type.tensor_type.elem_type for o in self.proto.graph.output}
-        half = self.half and types.get(name) in half_floats.HALF
-        return array.astype(numpy_dtype(types[name])) if half else array
 
     def holding(self, values: Mapping[str, Array]) -> Model:
         """The same model with other values of some initializers; :meth:`export` keeps the file's."""
@@ -219,11 +211,7 @@ class Model:
     def initializers(self) -> dict[str, TensorSpec]:
         """Type and shape of every initializer, in the file's order."""
         return {
-            name: TensorSpec(
-                name,
-                half_floats.raised_type(t.data_type) if self.half else t.data_type,
-                tuple(t.dims),
-            )
+            name: TensorSpec(name, half_floats.raised_type(t.data_type, self.half), tuple(t.dims))
             for name, t in self._initializers.items()
         }
 

@@ -8,7 +8,7 @@ the file. What is computed in a shorter type on purpose is the argument ``precis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -38,11 +38,13 @@ def half_types(model: ModelProto) -> list[int]:
     return sorted(found & set(HALF))
 
 
-def raise_to_float32(model: ModelProto) -> ModelProto:
-    """A copy with float32 in the place of float16 and bfloat16: tensors, Casts, inputs and outputs.
+def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
+    """A copy with float32 in the place of half types: tensors, Casts, inputs, outputs; itself without any.
 
     Functions are inlined already. Values of a half type are float32 values, so that no weight changes.
     """
+    if not types:
+        return model
     out = ModelProto()
     out.CopyFrom(model)
     for graph in _graphs(out.graph):
@@ -61,14 +63,14 @@ def raise_to_float32(model: ModelProto) -> ModelProto:
     return out
 
 
-def raised_type(dtype: int) -> int:
-    """float32 for float16 and bfloat16, else the type itself."""
-    return TensorProto.FLOAT if dtype in HALF else dtype
+def raised_type(dtype: int, types: Sequence[int] = HALF) -> int:
+    """float32 for one of the half types that are raised, else the type itself."""
+    return TensorProto.FLOAT if dtype in types else dtype
 
 
-def raised_array(array: Array, dtype: int) -> Array:
-    """Values of an ONNX element type, in float32 if that is a half type; read-only."""
-    if dtype not in HALF:
+def raised_array(array: Array, dtype: int, types: Sequence[int]) -> Array:
+    """Values of an ONNX element type, in float32 if that is one of the types that are raised; read-only."""
+    if dtype not in types:
         return array
     wide: Array = array.astype(np.float32)
     wide.setflags(write=False)
@@ -95,6 +97,12 @@ def rounded(array: Array, dtype: int, name: str) -> Array:
                 "float32 values"
             )
     return out
+
+
+def in_file_type(model: ModelProto, types: Sequence[int], name: str, array: Array) -> Array:
+    """Values of an output of a file, in the type that it declares, if that is one of those raised."""
+    declared = {o.name: o.type.tensor_type.elem_type for o in model.graph.output}
+    return array.astype(numpy_dtype(declared[name])) if declared.get(name) in types else array
 
 
 def note(types: Iterable[int]) -> str:

@@ -21,6 +21,7 @@ from ortflex_core.errors import DataError, suggest
 from ortflex_core.feed.feed import Feed
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.model import shape_probe
+from ortflex_core.opsets.half_floats import in_file_type
 from ortflex_core.problem.losses import bind_terms
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.process_groups.peers import Peers
@@ -193,7 +194,8 @@ class Live:
         else:
             predict = partial(self.evaluator.predict, self._weights_now())
         whole = scoring.join_batches([(batch.size, predict(batch, names)) for batch in batches])
-        return {n: self.model.in_file_type(n, array) for n, array in whole.items()}
+        proto, half = self.model.proto, self.model.half
+        return {n: in_file_type(proto, half, n, array) for n, array in whole.items()}
 
     def scorer(self, feed: Feed, peers: Peers | None = None) -> Callable[[], dict[str, float]]:
         """A function that scores labelled data with the weights at the time of its call.
