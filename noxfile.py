@@ -265,6 +265,20 @@ def run_flower(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", *tests, *session.posargs)
 
 
+@session_for("tests", "xla", "3.11")
+def run_xla(session: nox.Session) -> None:
+    """The backend of JAX: its kit, the table of its operators, and trainings next to fused."""
+    with reported("tests(xla)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        prepare(session, "stock", "xla", "dev")
+        environment = {"OMP_NUM_THREADS": "1"}
+        tests = ("tests/plugins/test_xla.py", "tests/plugins/test_xla_operators.py")
+        session.run("python", "-m", "pytest", *tests, *session.posargs, env=environment)
+        kit = ("tests/plugins/test_conformance.py", "-k", "Backends and xla")
+        session.run("python", "-m", "pytest", *kit, *session.posargs, env=environment)
+
+
 for name in ("agent", "session"):
 
     @session_for("bench", name, ENVIRONMENTS[name].python)

@@ -7,6 +7,6 @@ May import: the flat modules, graph, protocols and runtime.
 Add here: a difference between two opsets (:mod:`~ortflex_core.opsets.downgrade`).
 """
 
-from ortflex_core.opsets.function_bodies import has_body
+from ortflex_core.opsets.function_bodies import body_of, has_body
 
-__all__ = ["has_body"]
+__all__ = ["body_of", "has_body"]

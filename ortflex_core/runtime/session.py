@@ -119,12 +119,16 @@ def _reuses_too_early(version: str) -> bool:
     return version_tuple(version) < (1, 17) and hasattr(_pybind_state, "TrainingAgent")
 
 
-def get_program(key: Hashable, make: Callable[[], Program]) -> Program:
-    """The program of a key, from the cache if possible; two fits of the same structure trace it once."""
+def get_program(key: Hashable, make: Callable[[], T]) -> T:
+    """The program of a key, from the cache if possible; two fits of the same structure trace it once.
+
+    What a backend compiles from a program can be kept there in the same way.
+    """
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
-            return _cache[key]  # type: ignore[no-any-return]
+            found: T = _cache[key]
+            return found
     return _remember(key, make())
 
 

@@ -1,0 +1,146 @@
+"""The whole training step compiled by XLA, through JAX: an epoch of short steps is one call."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
+from ortflex_core.problem import Problem
+from ortflex_core.protocols import Backend, Device
+from ortflex_core.runtime import Runtime
+from ortflex_core.types import numpy_dtype
+from ortflex_plugins.backends.xla.calls import NotTranslatable
+
+_REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
+
+
+def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError(
+            f"XlaBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}"
+        )
+
+
+def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"XlaBackend.platform must be a name of JAX such as 'cpu', got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class XlaBackend(Backend):
+    """Train by JAX: the step program as a function over arrays, many steps in one ``lax.scan``.
+
+    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
+    other backends; JAX compiles it and differentiates nothing. Training data stay in JAX's memory, and
+    the rows of a step are gathered there. Predictions and evaluations run on onnxruntime.
+
+    ``steps_per_run`` is how many steps one call has; ``"auto"`` takes an epoch, or as many as fit into
+    a bounded amount of work. ``platform`` is a name of JAX's devices, ``"cpu"``, ``"cuda"`` or
+    ``"tpu"``; only ``"cpu"`` is tested. XLA takes its number of threads from the processors that the
+    process may use: ``threads`` has no effect on it.
+
+    Raises:
+        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``platform`` is not a
+            name.
+
+    Example:
+        >>> XlaBackend(steps_per_run=4).steps_per_run
+        4
+    """
+
+    name: ClassVar[str] = "xla"
+    priority: ClassVar[int] = 5
+
+    steps_per_run: int | str = attrs.field(default="auto", validator=_steps)
+    platform: str = attrs.field(default="cpu", validator=_platform)
+
+    @classmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        """A reason if JAX is not installed."""
+        if importlib.util.find_spec("jax") is None:
+            return ["jax is not installed: pip install 'ortflex[xla]'"]
+        return []
+
+    def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
+        if device.name != "cpu":
+            return [
+                f"it computes on devices of JAX: instead of device={device.name!r} give "
+                f"backend={{'name': 'xla', 'platform': '{device.name}'}}"
+            ]
+        try:
+            self._place()
+        except RuntimeError as error:  # of JAX, which knows no such platform
+            return [f"JAX has no device {self.platform!r} here: {str(error).splitlines()[0]}"]
+        try:
+            _trace(problem)
+        except NotTranslatable as error:
+            return [f"it cannot translate {error}"]
+        except _REFUSALS as error:
+            return [str(error)]
+        return []
+
+    def build(self, problem: Problem, device: Device, runtime: Runtime) -> Any:
+        from ortflex_plugins.backends.xla.engine import XlaEngine
+
+        steps = None if self.steps_per_run == "auto" else int(self.steps_per_run)
+        return XlaEngine(problem, device, self._place(), steps)
+
+    def _place(self) -> Any:
+        """The device of JAX."""
+        import jax
+
+        return jax.local_devices(backend=self.platform)[0]
+
+
+def _trace(problem: Problem) -> None:
+    """Translate a step on abstract arrays, without compiling it.
+
+    Raises:
+        NotTranslatable: what the table cannot do.
+    """
+    import jax
+
+    from ortflex_plugins.backends.xla.steps import state_ports, step_function
+
+    sizes = (problem.batch_size,) * problem.updating.accumulate
+    with jax.enable_x64(True):
+        function = step_function(problem, sizes)
+        shapes: dict[str, Any] = {}
+        for term in problem.terms:
+            for spec in (term.label, term.weight):
+                if spec is not None:
+                    shapes[spec.name] = (spec.shape, spec.numpy)
+        shapes |= {s.name: (s.shape, s.numpy) for s in problem.model.inputs}
+        columns = []
+        for name in function.columns:
+            shape, dtype = shapes[name]
+            rest = tuple((shape or ("batch",))[1:])
+            if not all(isinstance(d, int) for d in rest):
+                return  # sizes that only the data tell: the first batch decides
+            columns.append(jax.ShapeDtypeStruct((problem.batch_size, *rest), dtype))
+        initializers = problem.model.initializers
+        slots = problem.slot_specs
+
+        def struct(port: Any) -> Any:
+            spec = slots.get(port) or initializers.get(str(port.of))
+            if spec is None:  # a statistic under another name
+                from ortflex_core.model import buffer_value
+
+                value = buffer_value(problem, str(port.of))
+                return jax.ShapeDtypeStruct(value.shape, value.dtype)
+            return jax.ShapeDtypeStruct(tuple(spec.shape or ()), numpy_dtype(spec.dtype))
+
+        state = tuple(map(struct, state_ports(problem)))
+        frozen = tuple(map(struct, function.frozen))
+        rows = jax.ShapeDtypeStruct((sum(sizes),), np.int32)
+        count = sum(len(p.program.hosts) for p in function.parts)
+        count += 0 if function.update is None else len(function.update.program.hosts)
+        hosts = jax.ShapeDtypeStruct((count,), np.float64)
+        try:
+            jax.eval_shape(function.call, state, frozen, tuple(columns), rows, hosts)
+        except (TypeError, ValueError, NotImplementedError, IndexError) as error:
+            raise NotTranslatable(f"this model: {str(error).splitlines()[0]}") from error

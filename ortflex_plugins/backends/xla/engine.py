@@ -1,0 +1,312 @@
+"""The engine of the backend ``xla``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.data import Batch, Block, Lasting
+from ortflex_core.engines import Evaluator, check_state
+from ortflex_core.graph import Port, Program
+from ortflex_core.model import buffer_value
+from ortflex_core.problem import Problem
+from ortflex_core.protocols import Device, Losses, Value
+from ortflex_core.types import Array
+from ortflex_plugins.backends.xla.steps import (
+    COUNTER,
+    DRAW,
+    RATE,
+    Cost,
+    Costs,
+    StepFunction,
+    state_ports,
+    step_function,
+)
+
+_MOST_STEPS = 4096
+_MOST_WORK = 5e9
+"""Arithmetic operations of a run: some tenths of a second, after which Ctrl-C takes effect."""
+_UNKNOWN = 32
+"""Steps a run where the length of an epoch is unknown."""
+_ROOM = 4 * 2**30
+"""Bytes of training data that are given to JAX as a whole; of more, each run gets its rows."""
+
+
+def steps_per_run(problem: Problem) -> int:
+    """How many steps a run has: an epoch, or as many as fit into a bounded amount of work."""
+    weights = sum(int(np.prod(problem.shape_of(n))) for n in problem.parameters)
+    together = problem.updating.accumulate
+    work = 6.0 * max(1, weights) * problem.batch_size * together
+    most = max(1, min(_MOST_STEPS, int(_MOST_WORK / work)))
+    if problem.epoch_steps is None:
+        return min(most, _UNKNOWN)
+    whole = problem.epoch_steps // together
+    # An epoch is whole // k runs of k steps, and whole % k of one.
+    return min(range(1, min(most, max(1, whole)) + 1), key=lambda k: (whole // k + whole % k, k))
+
+
+class XlaEngine:
+    """A compiled problem on JAX (see :class:`ortflex_core.protocols.Engine`)."""
+
+    def __init__(
+        self, problem: Problem, device: Device, place: Any, steps: int | None = None
+    ) -> None:
+        import jax
+
+        self._jax, self._place = jax, place
+        self.problem, self.device = problem, device
+        self.steps_per_run = steps_per_run(problem) if steps is None else steps
+        self.evaluator = Evaluator(problem, device)
+        self._ports = state_ports(problem)
+        weights = {n: problem.model.initializer(n) for n in problem.parameters}
+        statistics = {n: buffer_value(problem, n) for n in problem.buffers}
+        start: dict[Port, Array] = {Port("parameter", of=n): a for n, a in weights.items()}
+        slots = problem.slot_values()
+        start |= {port: slots[name] for name, port in problem.slot_ports.items()}
+        start |= {Port("buffer", of=n): a for n, a in statistics.items()}
+        self._at = {port: k for k, port in enumerate(self._ports)}
+        with self._wide():
+            self._state = tuple(self._put(start[port]) for port in self._ports)
+        self._constants = problem.constants()
+        self._step = self._kept_step = 0
+        self._kept: tuple[Any, ...] = ()
+        self._keeper = jax.jit(self._copies)
+        self._columns: Mapping[str, Array] | None = None
+        self._resident: dict[str, Any] = {}
+        self._frozen: dict[str, Any] = {}
+        self._hosts: dict[Any, tuple[Any, ...]] = {}
+        self._used: dict[Any, StepFunction] = {}
+        self._values: dict[str, Value] | None = None
+        self._runs = 0
+
+    def _wide(self) -> Any:
+        """64-bit types for this thread, within a ``with``: JAX's default for others stays."""
+        return self._jax.enable_x64(True)
+
+    def _put(self, array: Array) -> Any:
+        """A copy of an array on the device."""
+        return self._jax.device_put(np.array(array, order="C"), self._place)
+
+    # Training --------------------------------------------------------------------------------
+
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Losses:
+        size = self.problem.updating.accumulate
+        count = len(rates)
+        with self._wide():
+            if isinstance(batches, Block) and len(batches) == count * size and count > 1:
+                return self._run(batches, (batches.size,) * size, batches.denominators, rates)
+            parts = []
+            for k, rate in enumerate(rates):
+                own = [batches[j] for j in range(k * size, min((k + 1) * size, len(batches)))]
+                sizes = tuple(b.size for b in own)
+                joined = own[0] if len(own) == 1 else _joined(own)
+                parts.append(self._run(joined, sizes, [b.denominators for b in own], [rate]))
+        return parts[0] if len(parts) == 1 else Costs(parts)
+
+    def _run(
+        self,
+        batches: Batch | Block,
+        sizes: tuple[int, ...],
+        denominators: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> Cost:
+        function = self._function(sizes)
+        columns, rows = self._data(function, batches, len(rates))
+        hosts, factors = self._numbers(function, denominators, rates)
+        frozen = tuple(map(self._frozen_value, function.frozen))
+        run = function.run_of(len(rates))
+        self._state, costs = run(self._state, frozen, columns, rows, hosts)
+        self._step += len(rates)
+        self._runs += 1
+        self._values = None
+        return Cost(costs, factors)
+
+    def _function(self, sizes: tuple[int, ...]) -> StepFunction:
+        if sizes not in self._used:
+            self._used[sizes] = step_function(self.problem, sizes)
+        return self._used[sizes]
+
+    def _data(
+        self, function: StepFunction, batches: Batch | Block, steps: int
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Columns on the device, and the rows of each step among theirs."""
+        if batches.rows is not None and isinstance(batches.columns, Lasting):
+            if batches.columns is not self._columns:
+                self._columns, self._resident = batches.columns, {}
+                own = {n: batches.columns[n] for n in function.columns}
+                if sum(a.nbytes for a in own.values()) <= _ROOM:
+                    self._resident = {n: self._put(a) for n, a in own.items()}
+            if self._resident:
+                columns = tuple(self._resident[n] for n in function.columns)
+                return columns, batches.rows.astype(np.int32).reshape(steps, -1)
+        gathered = tuple(_gathered(batches, n) for n in function.columns)
+        rows = sum(function.sizes) * steps
+        return gathered, np.arange(rows, dtype=np.int32).reshape(steps, -1)
+
+    def _numbers(
+        self,
+        function: StepFunction,
+        denominators: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> tuple[Any, Array]:
+        """The host scalars of all steps, in float64, and the factors of the costs."""
+        key = (function.sizes, len(rates))
+        known = self._hosts.get(key)
+        # Whole batches of unweighted data share their denominators, and a constant rate its list.
+        if (
+            known is not None
+            and not function.counts
+            and known[0] is rates
+            and known[1] == denominators
+        ):
+            return known[2], known[3]
+        size, lines, factors = len(function.sizes), [], []
+        values = dict(self._constants)
+        for k, rate in enumerate(rates):
+            together = [sum(d) for d in zip(*denominators[k * size : (k + 1) * size], strict=True)]
+            scales = self.problem.scales(together)
+            values |= scales
+            values[RATE], values[COUNTER] = rate, float(self._step + k + 1)
+            first = (self._step + k) * self.problem.updating.accumulate + 1
+            lines.append(function.numbers([{**values, DRAW: first + j} for j in range(size)]))
+            factors.append(list(scales.values()) * size)
+        hosts = np.array(lines, np.float64).reshape(len(rates), -1)
+        self._hosts[key] = (rates, denominators, hosts, np.array(factors))
+        return hosts, self._hosts[key][3]
+
+    def _frozen_value(self, port: Any) -> Any:
+        """A tensor of the model that is not trained, or a statistic with its value of the file."""
+        name = str(port.of)
+        if name not in self._frozen:
+            self._frozen[name] = self._put(buffer_value(self.problem, name))
+        return self._frozen[name]
+
+    # Inference ---------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> dict[str, Value]:
+        """The weights of predictions, where onnxruntime reads them."""
+        if self._values is None:
+            slots = {n: p for n, p in self.problem.slot_ports.items() if p.role == "average"}
+            weights = self.problem.averaged(
+                self._read("parameter"), {n: self._array(p) for n, p in slots.items()}
+            )
+            values = {**weights, **self._read("buffer")}
+            self._values = {n: self.device.put(a) for n, a in values.items()}
+        return self._values
+
+    def evaluate(
+        self, batch: Batch, outputs: Sequence[str]
+    ) -> tuple[list[float], dict[str, Array]]:
+        return self.evaluator.evaluate(self._now, batch, outputs)
+
+    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
+        return self.evaluator.predict(self._now, batch, outputs)
+
+    # State -------------------------------------------------------------------------------------
+
+    def _array(self, port: Port) -> Array:
+        return np.array(self._state[self._at[port]])
+
+    def _read(self, role: str) -> dict[str, Array]:
+        return {str(p.of): self._array(p) for p in self._ports if p.role == role}
+
+    def _write(self, values: Mapping[Port, Array]) -> None:
+        state = list(self._state)
+        with self._wide():
+            for port, array in values.items():
+                old = state[self._at[port]]
+                state[self._at[port]] = self._put(np.asarray(array).astype(old.dtype))
+        self._state = tuple(state)
+        self._values = None
+
+    def _checked(
+        self, given: Mapping[str, Array], ports: Mapping[str, Port], what: str
+    ) -> dict[Port, Array]:
+        shapes = {n: self._state[self._at[p]].shape for n, p in ports.items()}
+        check_state(given, shapes, what)
+        return {ports[n]: array for n, array in given.items()}
+
+    def state(self) -> dict[str, Array]:
+        return self._read("parameter")
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        ports = {n: Port("parameter", of=n) for n in self.problem.parameters}
+        values = self._checked(state, ports, "parameter")
+        keys, of_slot = self.problem.average_keys, self.problem.slot_ports
+        values |= {of_slot[keys[n]]: array for n, array in state.items() if n in keys}
+        self._write(values)
+
+    def buffers(self) -> dict[str, Array]:
+        return self._read("buffer")
+
+    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
+        ports = {n: Port("buffer", of=n) for n in self.problem.buffers}
+        self._write(self._checked(buffers, ports, "buffer"))
+
+    def slots(self) -> dict[str, Array]:
+        slots = {n: self._array(p) for n, p in self.problem.slot_ports.items()}
+        return {**slots, "step": np.asarray(self._step)}
+
+    def load_slots(self, slots: Mapping[str, Array]) -> None:
+        own = {n: a for n, a in slots.items() if n != "step"}
+        self._write(self._checked(own, self.problem.slot_ports, "optimizer slot"))
+        self._step = int(slots.get("step", self._step))
+
+    def _copies(self, state: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        """Copies of the state, and whether each parameter is finite."""
+        xp = self._jax.numpy
+        weights = [x for x, p in zip(state, self._ports, strict=True) if p.role == "parameter"]
+        finite = xp.stack([xp.isfinite(w).all() for w in weights])
+        return tuple(xp.copy(x) for x in state), finite
+
+    def keep(self) -> str | None:
+        with self._wide():
+            copies, finite = self._keeper(self._state)
+        finite = np.asarray(finite)
+        if not finite.all():
+            return self.problem.parameters[int(np.argmin(finite))]
+        self._kept, self._kept_step = copies, self._step
+        return None
+
+    def back(self) -> None:
+        with self._wide():
+            self._state = self._keeper(self._kept)[0]
+        self._step, self._values = self._kept_step, None
+
+    # What it has -------------------------------------------------------------------------------
+
+    def programs(self) -> dict[str, Program | bytes]:
+        graphs: dict[str, Program | bytes] = {}
+        for sizes, function in self._used.items():
+            for name, program in function.programs.items():
+                whole = set(sizes) == {self.problem.batch_size} or name == "update"
+                graphs[name if whole else f"{name}-{'-'.join(map(str, sizes))}-rows"] = program
+        return graphs | {p.name: p for p in self.evaluator.programs.values()}
+
+    def counters(self) -> dict[str, int]:
+        return {"steps": self._step, "runs": self._runs}
+
+    def close(self) -> None:
+        self._used.clear()
+        self._resident, self._columns = {}, None
+
+
+def _gathered(batches: Batch | Block, name: str) -> Array:
+    """A column's rows of all batches."""
+    if isinstance(batches, Batch):
+        return np.asarray(batches.array(name))
+    return np.take(batches.columns[name], batches.rows, axis=0)
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Several batches as one."""
+    first = batches[0]
+    size = sum(b.size for b in batches)
+    if all(b.columns is first.columns and b.rows is not None for b in batches):
+        rows = np.concatenate([b.rows for b in batches if b.rows is not None])
+        return Batch(first.columns, rows, size, [])
+    columns = {n: np.concatenate([b.array(n) for b in batches]) for n in first.columns}
+    return Batch(columns, None, size, [])

@@ -1,0 +1,173 @@
+"""What numpy and JAX do not share: scatters, dilated padding, special functions, control flow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.types import Array
+
+Pads = Sequence[tuple[int, int, int]]
+"""For every axis: elements before, after, and between two elements; negative ones before and after cut."""
+State = tuple[Any, ...]
+_NUMPY_UFUNC = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+class NumpyForms:
+    """The forms of numpy: the oracle's, and those of values that are known before a run."""
+
+    xp = np
+
+    def erf(self, x: Any) -> Any:
+        """The error function."""
+        return np.vectorize(math.erf, otypes=[x.dtype])(x) if x.size else x
+
+    def pad(self, x: Any, value: float, pads: Pads) -> Any:
+        """Pad, dilate and cut."""
+        sizes = [max(0, n + max(0, n - 1) * p[2]) for n, p in zip(x.shape, pads, strict=True)]
+        wide = np.full(sizes, value, x.dtype)
+        wide[tuple(slice(None, None, p[2] + 1) for p in pads)] = x
+        cuts = tuple(
+            slice(max(0, -low), max(0, n - max(0, -high)))
+            for n, (low, high, _) in zip(sizes, pads, strict=True)
+        )
+        grown = [(max(0, low), max(0, high)) for low, high, _ in pads]
+        return np.pad(wide[cuts], grown, constant_values=value)
+
+    def scatter(self, x: Any, index: tuple[Any, ...], updates: Any, how: str) -> Any:
+        """``x`` with elements replaced (``how`` "none") or combined."""
+        out = np.array(x)
+        if how == "none":
+            out[index] = updates
+        else:
+            _NUMPY_UFUNC[how].at(out, index, updates)
+        return out
+
+    def take(self, x: Any, index: Any, axis: int) -> Any:
+        """Elements along an axis by indices in range."""
+        return np.take(x, index, axis=axis)
+
+    def cond(self, condition: Any, yes: Callable[[], State], no: Callable[[], State]) -> State:
+        """One of two branches."""
+        return yes() if bool(condition) else no()
+
+    def while_loop(
+        self, test: Callable[[State], Any], body: Callable[[State], State], state: State
+    ) -> State:
+        """Repeat while the test holds."""
+        while bool(test(state)):
+            state = body(state)
+        return state
+
+    def scan(
+        self,
+        body: Callable[[State, State], tuple[State, State]],
+        state: State,
+        rows: State,
+        length: int,
+    ) -> tuple[State, State]:
+        """Run over the first axis of ``rows``; the results of all runs are stacked."""
+        parts: list[State] = []
+        for k in range(length):
+            state, out = body(state, tuple(r[k] for r in rows))
+            parts.append(out)
+        return state, tuple(np.stack(each) for each in zip(*parts, strict=True))
+
+    def convert(self, x: Any, dtype: Any) -> Any:
+        """Cast."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return x.astype(dtype)
+
+    def convolve(self, *arguments: Any) -> Any:
+        """None: there is no kernel of its own."""
+        return None
+
+
+class JaxForms:
+    """The forms of JAX."""
+
+    def __init__(self) -> None:
+        import jax
+        import jax.numpy
+
+        self.xp = jax.numpy
+        self._lax = jax.lax
+        self._erf = jax.scipy.special.erf
+
+    def erf(self, x: Any) -> Any:
+        """The error function."""
+        return self._erf(x)
+
+    def pad(self, x: Any, value: float, pads: Pads) -> Any:
+        """Pad, dilate and cut."""
+        return self._lax.pad(x, self.xp.asarray(value, x.dtype), list(pads))
+
+    def scatter(self, x: Any, index: tuple[Any, ...], updates: Any, how: str) -> Any:
+        """``x`` with elements replaced (``how`` "none") or combined."""
+        places = self.xp.asarray(x).at[index]
+        return getattr(places, {"none": "set", "mul": "multiply"}.get(how, how))(updates)
+
+    def take(self, x: Any, index: Any, axis: int) -> Any:
+        """Elements along an axis by indices in range."""
+        return self.xp.take(x, index, axis=axis, mode="clip")
+
+    def cond(self, condition: Any, yes: Callable[[], State], no: Callable[[], State]) -> State:
+        """One of two branches."""
+        out: State = self._lax.cond(self.xp.reshape(condition, ()), yes, no)
+        return out
+
+    def while_loop(
+        self, test: Callable[[State], Any], body: Callable[[State], State], state: State
+    ) -> State:
+        """Repeat while the test holds."""
+        out: State = self._lax.while_loop(test, body, tuple(map(self.xp.asarray, state)))
+        return out
+
+    def scan(
+        self,
+        body: Callable[[State, State], tuple[State, State]],
+        state: State,
+        rows: State,
+        length: int,
+    ) -> tuple[State, State]:
+        """Run over the first axis of ``rows``; the results of all runs are stacked."""
+        first = tuple(map(self.xp.asarray, state))
+        out: tuple[State, State] = self._lax.scan(
+            body, first, tuple(map(self.xp.asarray, rows)), length=length
+        )
+        return out
+
+    def convert(self, x: Any, dtype: Any) -> Any:
+        """Cast."""
+        return x.astype(dtype)
+
+    def convolve(
+        self,
+        x: Any,
+        weight: Any,
+        strides: Sequence[int],
+        pads: Sequence[tuple[int, int]],
+        dilations: Sequence[int],
+        groups: int,
+    ) -> Any:
+        """A convolution by XLA's own kernel."""
+        return self._lax.conv_general_dilated(
+            x,
+            weight,
+            strides,
+            pads,
+            rhs_dilation=dilations,
+            feature_group_count=groups,
+            precision="highest",
+        )
+
+
+Forms = NumpyForms | JaxForms
+
+
+def at_least_one(array: Array) -> Array:
+    """A numpy array, also where numpy made a scalar."""
+    return np.asarray(array)

@@ -1,0 +1,252 @@
+"""Matrix products, convolutions and windows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Table, Value
+
+TABLE = Table()
+
+
+@TABLE("MatMul")
+def _matmul(c: Call, a: Value, b: Value) -> Value:
+    return c.xp.matmul(a, b)
+
+
+@TABLE("Gemm")
+def _gemm(c: Call, a: Value, b: Value, bias: Value = None) -> Value:
+    a = a.T if c.get("transA", 0) else a
+    b = b.T if c.get("transB", 0) else b
+    alpha, beta = c.get("alpha", 1.0), c.get("beta", 1.0)
+    out = c.xp.matmul(a, b)
+    out = out if alpha == 1 else out * c.xp.asarray(alpha, out.dtype)
+    if bias is None or beta == 0:
+        return out
+    return out + (bias if beta == 1 else bias * c.xp.asarray(beta, out.dtype))
+
+
+@TABLE("Einsum")
+def _einsum(c: Call, *values: Value) -> Value:
+    return c.xp.einsum(c.get("equation").replace(" ", ""), *values)
+
+
+@TABLE("Det")
+def _det(c: Call, x: Value) -> Value:
+    return c.xp.linalg.det(x)
+
+
+# Windows -----------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Windows:
+    """How windows lie over the last axes of a tensor."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    places: tuple[int, ...]
+    """The number of windows along each axis."""
+
+    def taps(self) -> Iterator[tuple[int, ...]]:
+        """The elements of a window, by position."""
+        return itertools.product(*map(range, self.kernel))
+
+    def part(self, tap: Sequence[int]) -> tuple[slice, ...]:
+        """The elements of the padded axes that a tap meets, window by window."""
+        return tuple(
+            slice(k * d, k * d + (n - 1) * s + 1, s)
+            for k, d, s, n in zip(tap, self.dilations, self.strides, self.places, strict=True)
+        )
+
+    def extents(self) -> tuple[int, ...]:
+        """The number of elements from the first to the last of a window."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+
+def windows(c: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Windows:
+    """The windows of a convolution or a pool over axes of these sizes."""
+    rank = len(sizes)
+    strides = c.get("strides") or [1] * rank
+    dilations = c.get("dilations") or [1] * rank
+    extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
+    given, automatic = c.get("pads") or [0] * 2 * rank, c.get("auto_pad", "NOTSET")
+    pads = list(zip(given[:rank], given[rank:], strict=True))
+    if automatic == "VALID":
+        pads = [(0, 0)] * rank
+    elif automatic.startswith("SAME"):
+        pads = []
+        for n, e, s in zip(sizes, extents, strides, strict=True):
+            whole = max(0, (-(-n // s) - 1) * s + e - n)
+            less, more = whole // 2, whole - whole // 2
+            pads.append((less, more) if automatic == "SAME_UPPER" else (more, less))
+    places = []
+    for k, (n, e, s) in enumerate(zip(sizes, extents, strides, strict=True)):
+        room = n + sum(pads[k]) - e
+        count = room // s + 1
+        if c.get("ceil_mode", 0) and room % s and count * s < n + pads[k][0]:
+            count += 1  # one that begins inside; its end is padded
+            pads[k] = (pads[k][0], pads[k][1] + s - room % s)
+        places.append(count)
+    return Windows(
+        kernel=tuple(kernel),
+        strides=tuple(strides),
+        dilations=tuple(dilations),
+        pads=tuple(pads),
+        places=tuple(places),
+    )
+
+
+def padded(c: Call, x: Value, w: Windows, value: float) -> Value:
+    """The tensor with its last axes padded."""
+    front = x.ndim - len(w.pads)
+    return c.forms.pad(x, value, [(0, 0, 0)] * front + [(a, b, 0) for a, b in w.pads])
+
+
+@TABLE("MaxPool")
+def _max_pool(c: Call, x: Value) -> Any:
+    w = windows(c, x.shape[2:], c.get("kernel_shape"))
+    low = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
+    wide = padded(c, x, w, low)
+    best, where = None, None
+    sizes = x.shape[2:]
+    for tap in w.taps():
+        part = wide[(..., *w.part(tap))]
+        if c.outputs == 1:
+            best = part if best is None else c.xp.maximum(best, part)
+            continue
+        here = np.broadcast_to(_places(w, tap, sizes, c.get("storage_order", 0)), part.shape)
+        if best is None:
+            best, where = part, here
+        else:
+            better = part > best
+            best, where = c.xp.maximum(best, part), c.xp.where(better, here, where)
+    if where is None:
+        return best
+    planes = np.arange(x.shape[0] * x.shape[1], dtype=np.int64) * int(np.prod(sizes))
+    shape = (*x.shape[:2], *(1,) * len(sizes))
+    return best, where + planes.reshape(shape)
+
+
+def _places(w: Windows, tap: Sequence[int], sizes: Sequence[int], by_column: int) -> Any:
+    """The position of a tap's element in its plane, for every window."""
+    out: Any = np.zeros((1,) * len(sizes), np.int64)
+    factor = 1
+    order = range(len(sizes)) if by_column else reversed(range(len(sizes)))
+    for axis in order:
+        own = np.arange(w.places[axis], dtype=np.int64) * w.strides[axis]
+        own = own + tap[axis] * w.dilations[axis] - w.pads[axis][0]
+        shape = [1] * len(sizes)
+        shape[axis] = -1
+        out = out + own.reshape(shape) * factor
+        factor *= sizes[axis]
+    return out
+
+
+@TABLE("AveragePool", "LpPool")
+def _average_pool(c: Call, x: Value) -> Value:
+    given = c.get("pads") or [0] * 2 * (x.ndim - 2)
+    w = windows(c, x.shape[2:], c.get("kernel_shape"))
+    power = c.get("p", 2) if c.name == "LpPool" else 1
+    wide = padded(c, x if c.name == "AveragePool" else c.xp.abs(x) ** power, w, 0)
+    total = sum(wide[(..., *w.part(tap))] for tap in w.taps())
+    if c.name == "LpPool":
+        return total ** c.xp.asarray(1 / power, x.dtype)
+    counted = np.ones(x.shape[2:], np.float32)
+    pads = [(p, 0) for p, _ in w.pads]
+    if c.get("count_include_pad", 0):
+        # What ceil_mode adds at the end is not counted.
+        rank = len(w.pads)
+        pads = list(w.pads)
+        if c.get("auto_pad", "NOTSET") == "NOTSET":
+            pads = list(zip(given[:rank], given[rank:], strict=True))
+        counted = np.pad(counted, pads, constant_values=1)
+        pads = [(0, 0)] * rank
+    missing = [
+        (low, n + sum(own) - low - size)
+        for (low, _), n, own, size in zip(pads, x.shape[2:], w.pads, counted.shape, strict=True)
+    ]
+    counted = np.pad(counted, missing)
+    count = sum(counted[w.part(tap)] for tap in w.taps())
+    return total / np.asarray(count).astype(x.dtype)
+
+
+@TABLE("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def _global_pool(c: Call, x: Value) -> Value:
+    axes = tuple(range(2, x.ndim))
+    if c.name == "GlobalMaxPool":
+        return c.xp.max(x, axis=axes, keepdims=True)
+    if c.name == "GlobalAveragePool":
+        return c.xp.mean(x, axis=axes, keepdims=True)
+    power = c.get("p", 2)
+    total = c.xp.sum(c.xp.abs(x) ** power, axis=axes, keepdims=True)
+    return total ** c.xp.asarray(1 / power, x.dtype)
+
+
+@TABLE("Conv")
+def _conv(c: Call, x: Value, weight: Value, bias: Value = None) -> Value:
+    w = windows(c, x.shape[2:], weight.shape[2:])
+    groups = c.get("group", 1)
+    out = c.forms.convolve(x, weight, w.strides, w.pads, w.dilations, groups)
+    if out is None:
+        out = _by_taps(c, x, weight, w, groups)
+    return out if bias is None else out + bias.reshape((1, -1) + (1,) * (x.ndim - 2))
+
+
+def _by_taps(c: Call, x: Value, weight: Value, w: Windows, groups: int) -> Value:
+    """A convolution as one matrix product a group, over the stacked elements of all windows."""
+    rows, channels = x.shape[:2]
+    out_channels, taps = weight.shape[0], int(np.prod(w.kernel))
+    wide = padded(c, x, w, 0)
+    parts = [wide[(..., *w.part(tap))] for tap in w.taps()]
+    columns = c.xp.stack(parts, axis=2)  # [rows, channels, taps, places…]
+    places = int(np.prod(w.places))
+    columns = columns.reshape(rows, groups, channels // groups * taps, places)
+    matrix = weight.reshape(groups, out_channels // groups, -1)
+    return c.xp.matmul(matrix, columns).reshape(rows, out_channels, *w.places)
+
+
+@TABLE("ConvTranspose")
+def _conv_transpose(c: Call, x: Value, weight: Value, bias: Value = None) -> Value:
+    rank, groups = x.ndim - 2, c.get("group", 1)
+    kernel = weight.shape[2:]
+    strides, dilations = c.get("strides") or [1] * rank, c.get("dilations") or [1] * rank
+    extra = c.get("output_padding") or [0] * rank
+    extents = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
+    whole = [(n - 1) * s + e for n, s, e in zip(x.shape[2:], strides, extents, strict=True)]
+    pads = list(c.get("pads") or [0] * 2 * rank)
+    sizes, automatic = c.get("output_shape"), c.get("auto_pad", "NOTSET")
+    if sizes is None and automatic.startswith("SAME"):
+        sizes = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
+    if sizes is not None:
+        sizes = sizes[-rank:]
+        for k in range(rank):
+            cut = whole[k] + extra[k] - sizes[k]
+            less, more = cut // 2, cut - cut // 2
+            pads[k], pads[k + rank] = (less, more) if automatic == "SAME_UPPER" else (more, less)
+    rows, channels = x.shape[:2]
+    out_channels, taps = weight.shape[1], int(np.prod(kernel))
+    matrix = weight.reshape(groups, channels // groups, out_channels * taps)
+    flat = x.reshape(rows, groups, channels // groups, -1)
+    columns = c.xp.matmul(c.xp.swapaxes(matrix, 1, 2), flat)
+    columns = columns.reshape(rows, groups * out_channels, taps, *x.shape[2:])
+    total: Any = None
+    for at, tap in enumerate(itertools.product(*map(range, kernel))):
+        grown = [(0, 0, 0), (0, 0, 0)]
+        for k in range(rank):
+            before = tap[k] * dilations[k]
+            spread = (x.shape[2 + k] - 1) * strides[k] + 1
+            after = whole[k] + extra[k] - before - spread
+            grown.append((before - pads[k], after - pads[k + rank], strides[k] - 1))
+        part = c.forms.pad(columns[:, :, at], 0, grown)
+        total = part if total is None else total + part
+    if total is None:
+        raise NotTranslatable("a ConvTranspose with an empty kernel")
+    return total if bias is None else total + bias.reshape((1, -1) + (1,) * rank)

@@ -1,0 +1,263 @@
+"""Training steps as one function over arrays: data gathered by row, state in, state and costs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
+from ortflex_core.graph import COLUMNS, HostProgram, Key, Port, Program
+from ortflex_core.problem import Problem
+from ortflex_core.programs import gradient_program, problem_key, step_program, update_program
+from ortflex_core.runtime import get_program
+from ortflex_core.types import Array
+from ortflex_plugins.backends.xla.forms import JaxForms
+from ortflex_plugins.backends.xla.translation import Translation
+
+PENALTY = Port("penalty")
+RATE, COUNTER, DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
+Arrays = tuple[Any, ...]
+
+
+def state_ports(problem: Problem) -> list[Port]:
+    """What a step replaces, in the order of the state: parameters, slots, running statistics."""
+    return [
+        *(Port("parameter", of=n) for n in problem.parameters),
+        *problem.slot_specs,
+        *(Port("buffer", of=n) for n in problem.buffers),
+    ]
+
+
+class Part:
+    """A program of a step with the expressions of its host scalars."""
+
+    def __init__(self, program: Program, forms: JaxForms) -> None:
+        self.program = program
+        self._translation = Translation(program, forms)
+        self.hosts = HostProgram([h.expression for h in program.hosts])
+        self._types = [(h.spec.name, h.spec.numpy) for h in program.hosts]
+        """Whether a scalar depends on more than rates and scales."""
+        self.counts = not self.hosts.symbols.isdisjoint({COUNTER, DRAW})
+
+    def numbers(self, values: Mapping[str, float]) -> list[float]:
+        """The host scalars, in float64."""
+        return self.hosts(values)
+
+    def __call__(self, given: Mapping[Key, Any], hosts: Any) -> dict[Key, Any]:
+        """The outputs by port; ``hosts`` has one number for each host scalar."""
+        feeds = {spec.name: given[key] for key, spec in self.program.takes.items()}
+        for k, (name, dtype) in enumerate(self._types):
+            feeds[name] = hosts[k].astype(dtype)
+        results = self._translation(feeds)
+        return {key: results[spec.name] for key, spec in self.program.gives.items()}
+
+
+class StepFunction:
+    """One step on batches of the given sizes, as a function over arrays.
+
+    ``step(state, frozen, columns, rows, hosts)`` returns the state and the costs: Σ w·l of every loss
+    term [batches, terms], and the penalty. Equal batches of one step are scanned.
+    """
+
+    def __init__(self, problem: Problem, sizes: tuple[int, ...]) -> None:
+        import jax
+
+        self._jax = jax
+        forms = JaxForms()
+        self.sizes = sizes
+        self.ports = state_ports(problem)
+        self.totals = [t.total_port for t in problem.terms]
+        self.column_ports = dict(problem.column_ports)
+        self.parameters = problem.parameters
+        whole = problem.batch_size
+        alone = len(sizes) == 1
+        if problem.updating.accumulate == 1:
+            made = {sizes[0]: Part(_sized(step_program, problem, sizes[0], whole), forms)}
+            self.update = None
+        else:
+            made = {n: Part(_sized(gradient_program, problem, n, whole), forms) for n in set(sizes)}
+            self.update = Part(update_program(problem), forms)
+        self.parts = [made[n] for n in sizes]
+        self.scanned = not alone and len(made) == 1
+        self.programs = {p.program.name: p.program for p in made.values()}
+        if self.update is not None:
+            self.programs["update"] = self.update.program
+        every = [*made.values(), *([] if self.update is None else [self.update])]
+        self.counts = any(p.counts for p in every)
+        known = {*self.ports, *self.column_ports.values()}
+        taken = dict.fromkeys(k for p in every for k in p.program.takes)
+        self.frozen = [k for k in taken if k not in known and _from_file(k)]
+        self.columns = [n for n, port in self.column_ports.items() if port in taken]
+        self.call = jax.jit(self._step)
+        self._runs: dict[Any, Any] = {}
+
+    def numbers(self, values: Sequence[Mapping[str, float]]) -> list[float]:
+        """The host scalars of one step; ``values`` are the symbols of each batch."""
+        found = [v for part, own in zip(self.parts, values, strict=True) for v in part.numbers(own)]
+        return found if self.update is None else [*found, *self.update.numbers(values[0])]
+
+    def run_of(self, steps: int, donate: bool = True) -> Any:
+        """The compiled function of several steps: the one of a single step, or a scan."""
+        key = (steps, donate)
+        if key not in self._runs:
+            function = self._single if steps == 1 else self._several
+            self._runs[key] = self._jax.jit(function, donate_argnums=(0,) if donate else ())
+        return self._runs[key]
+
+    def _single(
+        self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
+    ) -> tuple[Arrays, Any]:
+        state, costs = self.call(state, frozen, columns, rows[0], hosts[0])
+        return state, costs[None]
+
+    def _several(
+        self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
+    ) -> tuple[Arrays, Any]:
+        def one(now: Arrays, at: Arrays) -> tuple[Arrays, Any]:
+            after, costs = self.call(now, frozen, columns, *at)
+            return after, costs
+
+        out: tuple[Arrays, Any] = self._jax.lax.scan(one, state, (rows, hosts))
+        return out
+
+    def _step(
+        self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
+    ) -> tuple[Arrays, Any]:
+        with self._jax.default_matmul_precision("highest"):
+            given: dict[Key, Any] = dict(zip(self.ports, state, strict=True))
+            given |= dict(zip(self.frozen, frozen, strict=True))
+            if self.update is None:
+                return self._alone(given, columns, rows, hosts)
+            return self._together(self.update, given, columns, rows, hosts)
+
+    def _alone(
+        self, given: dict[Key, Any], columns: Arrays, rows: Any, hosts: Any
+    ) -> tuple[Arrays, Any]:
+        part = self.parts[0]
+        results = part(given | self._rows(columns, rows), hosts)
+        costs = [results[port] for port in self.totals]
+        costs += [results[PENALTY]] if PENALTY in results else []
+        return self._after(given, results), self._row(costs)
+
+    def _together(
+        self, update: Part, given: dict[Key, Any], columns: Arrays, rows: Any, hosts: Any
+    ) -> tuple[Arrays, Any]:
+        """Gradients of every batch, added up in order, and the update."""
+        xp, lax = self._jax.numpy, self._jax.lax
+        moving = [p for p in self.ports if p.role == "buffer"]
+        gradients = [Port("gradient", of=n) for n in self.parameters]
+        count = [len(p.program.hosts) for p in self.parts]
+
+        def one(part: Part, now: Any, own: Any, numbers: Any) -> tuple[Any, Any]:
+            buffers, sums = now
+            now_given = given | dict(zip(moving, buffers, strict=True))
+            results = part(now_given | self._rows(columns, own), numbers)
+            after = tuple(results.get(p, b) for p, b in zip(moving, buffers, strict=True))
+            fresh = [results[p] for p in gradients]
+            added = fresh if sums is None else [a + b for a, b in zip(sums, fresh, strict=True)]
+            return (after, tuple(added)), [results[port] for port in self.totals]
+
+        now: Any = (tuple(given[p] for p in moving), None)
+        totals: list[Any] = []
+        if self.scanned:
+            size, n = self.sizes[0], len(self.sizes)
+            index, numbers = rows.reshape(n, size), hosts[: n * count[0]].reshape(n, count[0])
+            now, first = one(self.parts[0], now, index[0], numbers[0])
+
+            def again(carry: Any, at: Any) -> Any:
+                carry, costs = one(self.parts[0], carry, *at)
+                return carry, self._row(costs)
+
+            now, others = lax.scan(again, now, (index[1:], numbers[1:]))
+            totals = [*first, *others.reshape(-1)]
+            flat = xp.concatenate([self._row(first), others.reshape(-1)])
+        else:
+            at = start = 0
+            for part, size, many in zip(self.parts, self.sizes, count, strict=True):
+                own, numbers = rows[at : at + size], hosts[start : start + many]
+                now, costs = one(part, now, own, numbers)
+                totals += costs
+                at, start = at + size, start + many
+            flat = self._row(totals)
+        buffers, sums = now
+        moved = given | dict(zip(moving, buffers, strict=True))
+        results = update(moved | dict(zip(gradients, sums, strict=True)), hosts[sum(count) :])
+        if PENALTY in results:
+            penalty = results[PENALTY].reshape(1)
+            flat = xp.concatenate(
+                [flat, penalty.astype(xp.promote_types(flat.dtype, penalty.dtype))]
+            )
+        return self._after(moved, results), flat
+
+    def _row(self, costs: Sequence[Any]) -> Any:
+        return self._jax.numpy.stack([cost.reshape(()) for cost in costs])
+
+    def _rows(self, columns: Arrays, rows: Any) -> dict[Key, Any]:
+        """The rows of a batch, by port."""
+        return {
+            self.column_ports[name]: column.at[rows].get(mode="promise_in_bounds")
+            for name, column in zip(self.columns, columns, strict=True)
+        }
+
+    def _after(self, given: Mapping[Key, Any], results: Mapping[Key, Any]) -> Arrays:
+        # A program may give a vector as a row of a matrix. A state that no node computes stays.
+        asarray = self._jax.numpy.asarray
+        return tuple(asarray(results.get(p, given[p])).reshape(given[p].shape) for p in self.ports)
+
+
+def _from_file(key: Key) -> bool:
+    """Whether an input of a program is a tensor of the model that is not trained."""
+    return isinstance(key, Port) and key.role not in (*COLUMNS, "gradient")
+
+
+def _sized(make: Any, problem: Problem, rows: int, whole: int) -> Program:
+    """The program for batches of a size, shared by problems of one structure."""
+    try:
+        return _program(make, problem, rows if rows == whole else None)
+    except (NoGradientRule, NotDifferentiable, GraphError):
+        return _program(make, problem, rows)
+
+
+def _program(make: Any, problem: Problem, rows: int | None) -> Program:
+    key = (f"xla {make.__name__}", problem_key(problem), rows)
+    program: Program = get_program(key, lambda: make(problem, rows=rows))
+    return program
+
+
+def step_function(problem: Problem, sizes: tuple[int, ...]) -> StepFunction:
+    """The function of a step, shared by problems of one structure."""
+    key = ("xla step", problem_key(problem), sizes, problem.batch_size)
+    function: StepFunction = get_program(key, lambda: StepFunction(problem, sizes))
+    return function
+
+
+@attrs.frozen
+class Cost:
+    """Costs of several steps, on the device until they are read."""
+
+    costs: Any
+    factors: Array
+    """Of every batch and term, [steps, batches · terms]."""
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        costs = np.asarray(self.costs, np.float64)
+        count = self.factors.shape[1]
+        losses = (costs[:, :count] * self.factors).sum(axis=1).tolist()
+        if costs.shape[1] == count:
+            return [(loss, 0.0) for loss in losses]
+        return list(zip(losses, costs[:, count].tolist(), strict=True))
+
+
+@attrs.frozen
+class Costs:
+    """Costs of several runs."""
+
+    parts: Sequence[Cost]
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        return [pair for part in self.parts for pair in part.read()]
