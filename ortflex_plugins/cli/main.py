@@ -51,6 +51,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "ortflex_plugins.cli.new_plugin:new_plugin",
         "Write a package with a plugin of KIND called NAME, and its tests.",
     ),
+    "new-flower-app": (
+        "ortflex_plugins.cli.new_flower_app:new_flower_app",
+        "Write a project for Flower that trains RECIPE on many clients.",
+    ),
     "plugins": (
         "ortflex_plugins.cli.plugins:plugins",
         "List the installed plugins, those of a kind, or the parameters of one.",

@@ -76,6 +76,8 @@ def needs(page: Path) -> None:
     for module in ("sklearn", "skl2onnx", "torch", "onnxruntime_extensions"):
         if re.search(rf"^(import|from) {module}\b", text, re.M):
             pytest.importorskip(module)
+    if "ortflex_plugins.flower" in text:
+        pytest.importorskip("flwr")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())

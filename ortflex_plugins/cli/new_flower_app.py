@@ -1,0 +1,101 @@
+"""``ortflex new-flower-app``: a project for Flower from the recipe of a training."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+FOLDER = Path(__file__).parent / "templates" / "flower"
+_NAME = re.compile(r"(?=.{1,32}$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # Flower's rule
+
+
+@click.command("new-flower-app")
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("flower-app"),
+    show_default=True,
+    help="The folder to write; its name is the project's.",
+)
+def new_flower_app(recipe: Path, output: Path) -> None:
+    """Write a project for Flower that trains RECIPE on many clients.
+
+    RECIPE is the file of a training, as `ortflex init` writes it. `flwr run` takes the project; by
+    default it simulates the clients on this machine, each with a share of the rows.
+    """
+    from ortflex_core.files import make_folder, write_bytes
+
+    for path, text in project(recipe, output).items():
+        make_folder(path.parent)
+        write_bytes(path, text.encode())
+    click.echo(
+        f"wrote {output}; next, where ortflex[stock,flower] is installed: "
+        f'flwr run {output} --federation-config "num-supernodes=3" --stream'
+    )
+
+
+def project(path: Path, folder: Path) -> dict[Path, str]:
+    """The files of a project in ``folder``.
+
+    Raises:
+        ConfigError: the recipe has errors or a key that has no meaning on a client, or the folder exists.
+    """
+    from string import Template
+
+    from ortflex_core.config import to_toml
+    from ortflex_core.errors import ConfigError
+
+    name = folder.resolve().name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a project; expected at most 32 lower-case letters and "
+            "digits, joined by '-', for example 'flower-app'"
+        )
+    if folder.exists():
+        raise ConfigError(
+            f"{folder} exists and was not changed; choose another folder with --output"
+        )
+    model, text = _client_recipe(path)
+    package = name.replace("-", "_")
+    values = {
+        "project": name,
+        "package": package,
+        "model": model.replace('"', "'"),
+        "output": to_toml(str((folder / "trained.onnx").resolve())),
+    }
+
+    def filled(template: str) -> str:
+        return Template((FOLDER / f"{template}.txt").read_text("utf-8")).substitute(values)
+
+    return {
+        folder / "pyproject.toml": filled("pyproject.toml"),
+        folder / "README.md": filled("README.md"),
+        folder / package / "__init__.py": filled("__init__.py"),
+        folder / package / "client_app.py": filled("client_app.py"),
+        folder / package / "server_app.py": filled("server_app.py"),
+        folder / package / "train.toml": text,
+    }
+
+
+def _client_recipe(path: Path) -> tuple[str, str]:
+    """The name of the model, and the recipe of a client: paths are absolute, nothing is logged to files."""
+    import attrs
+
+    from ortflex_core.config import Recipe
+    from ortflex_core.errors import ConfigError
+
+    recipe = Recipe.load(path)
+    if recipe.averaging is not None:
+        raise ConfigError(
+            "averaging: the averages of a client are neither shared nor exported; leave it out of the "
+            "recipe, the strategy averages"
+        )
+    if recipe.distributed is not None:
+        raise ConfigError("distributed: a client trains in one process; leave it out of the recipe")
+    client = attrs.evolve(recipe, callbacks=(), output=None, progress=False)
+    head = "# The training of a client; epochs are those of local-epochs in pyproject.toml.\n\n"
+    return Path(recipe.model).name, head + client.to_toml()
