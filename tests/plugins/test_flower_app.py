@@ -48,7 +48,7 @@ def free_port() -> int:
 
 @contextmanager
 def superlink(home: Path) -> Iterator[dict[str, str]]:
-    """Flower's server of simulations, as ``flwr run`` starts it, ended afterwards; the environment for ``flwr``."""
+    """Flower's server of simulations, ended afterwards; the environment for ``flwr``."""
     port, control = free_port(), free_port()
     home.mkdir()
     (home / "config.toml").write_text(
