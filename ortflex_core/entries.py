@@ -31,6 +31,7 @@ _SINGULAR = {
     "penalties": "penalty",
     "data": "data source",
     "gradients": "gradient family",
+    "decompositions": "family of decompositions",
     "process_groups": "process group",
     "ortflex": "hook plugin",
 }

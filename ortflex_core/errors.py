@@ -75,6 +75,13 @@ class NoGradientRule(OrtflexError, LookupError):
         self.complete = complete
 
 
+class NotDecomposed(OrtflexError, LookupError):
+    """A node has a form that the decomposition of its operator does not compute.
+
+    A decomposition raises it with a short reason, such as "with past keys".
+    """
+
+
 class NotDifferentiable(OrtflexError, ValueError):
     """A gradient was asked for through an operator that is declared to have none."""
 

@@ -50,7 +50,10 @@ _BASES = {
     "metrics": "ortflex_core.protocols:Metric",
     "callbacks": "builtins:object",
     "gradients": "ortflex_core.autodiff.reverse:Rules",
+    "decompositions": "ortflex_core.protocols:Decompositions",
 }
+TABLES = frozenset({"gradients", "decompositions"})
+"""The kinds whose plugins are tables of functions by operator: objects, not classes."""
 
 
 class _Kinds(Mapping[str, type]):
@@ -189,16 +192,17 @@ class Registry:
         """
         loaded = entry.load()
         wanted = KINDS[self.kind]
-        good = isinstance(loaded, wanted) if self.kind == "gradients" else isinstance(loaded, type)
+        table = self.kind in TABLES
+        good = isinstance(loaded, wanted) if table else isinstance(loaded, type)
         if not good or (isinstance(loaded, type) and not issubclass(loaded, wanted)):
-            what = "subclass" if self.kind != "gradients" else "member"
+            what = "member" if table else "subclass"
             hint = ", a class, not an object of it" if isinstance(loaded, Component) else ""
             raise BrokenPlugin(
                 f"the {singular(self.kind)} {entry.name!r} of {entry.distribution} {entry.version} is "
                 f"{short_repr(loaded)}, expected a {what} of ortflex_core's {wanted.__name__}{hint}. "
                 f"{entry.remedy}"
             )
-        if self.kind == "gradients":
+        if table:
             loaded.check(entry.described)
         elif inspect.isabstract(loaded):
             missing = ", ".join(sorted(loaded.__abstractmethods__))

@@ -51,6 +51,19 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
     return RuleTable(families, [n for n in order if n in families], broken, owners)
 
 
+def has_rule(plugins: Plugins, key: tuple[str, str]) -> bool:
+    """Whether some family has a rule for an operator, by its domain and its name."""
+    registry = plugins["gradients"]
+    for entry in registry:
+        try:
+            family = registry.loaded(entry)
+        except PluginError:
+            continue  # load_rules warns
+        if key in family.table:
+            return True
+    return False
+
+
 def _load_kernels(entry: Entry, libraries: Iterable[Any]) -> None:
     for library in libraries:
         try:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
 from ortflex_core.autodiff.families import load_rules
@@ -27,7 +28,7 @@ from ortflex_core.graph.ops import FLOATS, Trace
 from ortflex_core.model import shape_probe
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
-from ortflex_core.opsets import function_bodies, kernels
+from ortflex_core.opsets import decompositions, function_bodies, kernels
 from ortflex_core.parameters import selection as parameters
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem import losses
@@ -39,6 +40,9 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import get_session
 from ortflex_core.training.setup import check_version
 from ortflex_core.types import TensorSpec
+
+_STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
+"""The status of a node among those of the nodes that it was decomposed into."""
 
 
 def check_model(
@@ -75,8 +79,8 @@ def check_model(
         >>> [(node.operator, node.status) for node in check_model(made).nodes]
         [('MatMul', 'trainable')]
     """
-    source = model if isinstance(model, Model) else Model(model)
     found = plugins or Plugins.discover()
+    source = model if isinstance(model, Model) else Model(model, plugins=found)
     rules = load_rules(found, families)  # which may bring kernels along
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
@@ -143,7 +147,44 @@ def _nodes(
     for node, _, _, open_ in reversed(judged):
         if reached & set(node.output):
             reached |= open_
-    return [_report(k, entry, behind, weights, reached) for k, entry in enumerate(judged)]
+    reports = [(entry[0], _report(0, entry, behind, weights, reached)) for entry in judged]
+    return [attrs.evolve(report, index=k) for k, report in enumerate(_merged(model, reports))]
+
+
+def _merged(model: Model, reports: Sequence[tuple[NodeProto, NodeReport]]) -> list[NodeReport]:
+    """A report for each node of the file: those that one was decomposed into are reported together."""
+    parts: dict[int, list[NodeReport]] = {}
+    sources: dict[int, NodeProto | None] = {}
+    for k, (node, report) in enumerate(reports):
+        origin = model.decomposed.origins.get(node.output[0]) if node.output else None
+        key = k if origin is None else -id(origin)
+        sources[key] = origin
+        parts.setdefault(key, []).append(report)
+    out = []
+    for key, origin in sources.items():
+        found = parts[key]
+        if origin is None:
+            out += found
+            continue
+        status = next(s for s in _STRONGEST if any(r.status == s for r in found))
+        reason = next(r.reason for r in found if r.status == status)
+        if status in ("trainable", "passes"):
+            operators = dict.fromkeys(r.operator for r in found if r.operator != "Constant")
+            reason = f"decomposed into {', '.join(operators)}"
+        frozen = [model.decomposed.frozen.get(name) for name in origin.input]
+        out.append(
+            NodeReport(
+                index=0,
+                name=origin.name,
+                operator=origin.op_type,
+                domain=decompositions.domain_of(origin),
+                status=status,
+                reason="; ".join(dict.fromkeys([reason, *filter(None, frozen)])),
+                parameters=tuple(dict.fromkeys(n for r in found for n in r.parameters)),
+                blocks=tuple(dict.fromkeys(n for r in found for n in r.blocks)),
+            )
+        )
+    return out
 
 
 def _report(
@@ -187,6 +228,8 @@ def _judge(
     label = f"{node.op_type} of {domain or 'ai.onnx'} opset {model.opsets.get(domain, 1)}"
     if not domain and node.op_type in sequences.SEQUENCE_OPERATORS:
         return "passes", "sequences are resolved while the graph is traced", set(live)
+    if (refused := model.decomposed.refused.get(node.output[0])) is not None and not known:
+        return "no rule", refused, set()
     if not known and (domain or not function_bodies.has_body(node.op_type)):
         return "no rule", f"no gradient rule for {label} is installed", set()
     if known and rule is None:

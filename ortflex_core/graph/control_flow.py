@@ -89,11 +89,11 @@ class Sub:
         )
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
-        _prefix(graph, self.prefix, set(used))
+        prefix_names(graph, self.prefix, set(used))
         return AttributeProto(name="", type=AttributeProto.GRAPH, g=graph), used
 
 
-def _prefix(graph: GraphProto, prefix: str, keep: set[str]) -> None:
+def prefix_names(graph: GraphProto, prefix: str, keep: set[str]) -> None:
     """Put ``prefix`` before all names but those of outer values."""
 
     def renamed(name: str) -> str:
@@ -106,7 +106,7 @@ def _prefix(graph: GraphProto, prefix: str, keep: set[str]) -> None:
         node.input[:] = map(renamed, node.input)
         node.output[:] = map(renamed, node.output)
         for inner in subgraphs_of(node):
-            _prefix(inner, prefix, keep)
+            prefix_names(inner, prefix, keep)
 
 
 def captured_names(node: NodeProto) -> list[str]:

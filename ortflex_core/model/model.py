@@ -15,6 +15,7 @@ from pathlib import Path
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from ortflex_core.autodiff.families import has_rule
 from ortflex_core.errors import MALFORMED, GraphError, ModelError, OrtflexError, suggest
 from ortflex_core.graph.control_flow import captured_names as captured_names
 from ortflex_core.graph.control_flow import trace_node
@@ -32,13 +33,22 @@ from ortflex_core.model import (
 )
 from ortflex_core.model import free_batch as freeing
 from ortflex_core.model.nodes import ancestor_nodes, plain_domain, reads, tensor_name
-from ortflex_core.opsets import downgrade, half_floats, kernels, shape_inference, upgrade
+from ortflex_core.opsets import (
+    decompositions,
+    downgrade,
+    half_floats,
+    kernels,
+    shape_inference,
+    upgrade,
+)
+from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, TensorSpec
 
 OLDEST_OPSET = 13
 # Larger initializers that are not trained are inputs of the compiled graphs, which share them.
 LARGE = 1024
 
+Source = str | os.PathLike[str] | bytes | ModelProto
 Rewrite = Callable[[Trace, NodeProto, Sequence[Tensor | None]], Sequence[Tensor] | None]
 """Replaces a node during a replay: its outputs, or None to keep it as it is.
 
@@ -55,6 +65,7 @@ class Model:
             :mod:`ortflex_core.model.free_batch`).
         raise_half: compute float16 and bfloat16 tensors as float32 (see
             :mod:`ortflex_core.opsets.half_floats`); exports keep the file's types.
+        plugins: where decompositions of operators are looked for; None for what is installed.
 
     Raises:
         ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be converted, or
@@ -66,14 +77,15 @@ class Model:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | bytes | ModelProto,
+        source: Source,
         *,
         free_batch: bool = False,
         raise_half: bool = True,
+        plugins: Plugins | None = None,
     ) -> None:
         self.path = Path(source) if isinstance(source, str | os.PathLike) else None
         self.label = str(self.path) if self.path else "the model"
-        self.free_batch = free_batch
+        self.free_batch, self._plugins = free_batch, plugins
         self.half: list[int] = []
         """The types of the file that are raised to float32."""
         self._raise_half = raise_half
@@ -110,7 +122,7 @@ class Model:
         ``apart`` has the reasons why operators were expanded, by the name of their first output.
         """
         bare = onnx_file.skeleton(self.proto)
-        inlined = functions.inlined(bare, self.label)
+        inlined = functions.inlined(decompositions.mark(bare, self._plugins), self.label)
         if self.proto.functions:
             attributes.check_all(inlined.graph, self.label)
         self.half = half_floats.half_types(inlined) if self._raise_half else []
@@ -132,6 +144,7 @@ class Model:
             internal = freeing.free_batch(internal, self.label, values, self._raised)
         self._freed = internal
         internal = self._raised(internal)
+        internal, self.decomposed = decompositions.decompose(internal, self._plugins, has_rule)
         if self.opset < OLDEST_OPSET:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
         internal, self.apart = kernels.inlined(internal)
@@ -424,21 +437,18 @@ class Model:
                 f"{self.label} has functions, which free_batch inlines: it is exported as it was, "
                 "without free_batch=True"
             )
-        freed = ModelProto()
-        freed.CopyFrom(self._freed)
+        freed = decompositions.unmark(self._freed)
         return onnx_file.with_tensors(loop_bounds.unbounded(freed), self.proto)
 
 
-def as_model(
-    source: str | os.PathLike[str] | bytes | ModelProto | Model, free_batch: bool
-) -> Model:
+def as_model(source: Source | Model, free_batch: bool, plugins: Plugins | None = None) -> Model:
     """A Model from any source; a Model is returned as it is.
 
     Raises:
         ModelError: as :class:`Model`; or a Model that was made without ``free_batch``.
     """
     if not isinstance(source, Model):
-        return Model(source, free_batch=free_batch)
+        return Model(source, free_batch=free_batch, plugins=plugins)
     if free_batch and not source.free_batch:
         raise ModelError(f"{source.label}: make it with Model(…, free_batch=True)")
     return source

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto
 
-from ortflex_core.errors import MALFORMED, GraphError, OrtflexError
+from ortflex_core.errors import MALFORMED, GraphError, NoGradientRule, OrtflexError, Unsupported
 from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
@@ -120,12 +120,17 @@ def explanation(model: Model) -> str:
 
 @contextlib.contextmanager
 def explain_unknown(model: Model) -> Iterator[None]:
-    """The context whose errors also list the unknown tensors of the model, a possible cause."""
+    """The context whose errors also say what is unknown of the model and what could not be decomposed."""
     try:
         yield
     except OrtflexError as error:
-        if model.unlearned and model.unlearned not in str(error):
-            error.args = (f"{error}\n{explanation(model)}", *error.args[1:])
+        added = (
+            [explanation(model)] if model.unlearned and model.unlearned not in str(error) else []
+        )
+        if isinstance(error, NoGradientRule | Unsupported):
+            added += model.decomposed.refused.values()
+        if added:
+            error.args = ("\n".join([str(error), *added]), *error.args[1:])
         raise
 
 

@@ -113,7 +113,8 @@ def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list
             "trained; add a network after it, or train another model"
         )
     reasons = [f"{c.name} ({c.reason})" for c in choices if not c.trained]
-    return text + (f". Left out: {', '.join(reasons[:10])}" if reasons else "")
+    text += f". Left out: {', '.join(reasons[:10])}" if reasons else ""
+    return "\n".join([text, *model.decomposed.refused.values()])
 
 
 def _by_evidence(model: Model, nodes: list[NodeProto], outputs: Sequence[str]) -> dict[str, Choice]:
@@ -138,6 +139,8 @@ def _judge(
     shape = model.initializers[name].shape or ()
     if 0 in shape:
         return Choice(name, False, "it is empty")
+    if (why := model.decomposed.frozen.get(name)) is not None:
+        return Choice(name, False, why, sort="quantized")
     if uses.moves:
         why = "running statistics, which training updates without a gradient"
         return Choice(name, False, why, sort="running statistic")

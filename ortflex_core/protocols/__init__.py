@@ -1,7 +1,7 @@
 """Every kind of plugin: what it must have and what the core promises in return. Read this first.
 
 Owns: the base classes of losses, penalties, adapters, transforms, optimizers, constraints, averages,
-schedules, metrics, data sources, devices, backends and process groups; and
+schedules, metrics, data sources, devices, backends, decompositions and process groups; and
 :mod:`~ortflex_core.protocols.calls`, through which the core calls the formulas of plugins and checks
 what they return.
 
@@ -15,6 +15,7 @@ from ortflex_core.protocols.average import Average
 from ortflex_core.protocols.backend import Backend, Engine, LayerBackend, Losses, Passes
 from ortflex_core.protocols.constraint import Constraint
 from ortflex_core.protocols.data_source import DataSource
+from ortflex_core.protocols.decomposition import Call, Decomposition, Decompositions
 from ortflex_core.protocols.device import Device, Value
 from ortflex_core.protocols.loss import Loss
 from ortflex_core.protocols.metric import Metric, MetricState
@@ -28,9 +29,12 @@ __all__ = [
     "Adapter",
     "Average",
     "Backend",
+    "Call",
     "Communicator",
     "Constraint",
     "DataSource",
+    "Decomposition",
+    "Decompositions",
     "Device",
     "Engine",
     "LayerBackend",

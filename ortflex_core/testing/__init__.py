@@ -31,6 +31,7 @@ from ortflex_core.testing.average import AverageKit
 from ortflex_core.testing.backend import BackendKit
 from ortflex_core.testing.callback import CallbackKit
 from ortflex_core.testing.constraint import ConstraintKit
+from ortflex_core.testing.decomposition import DecompositionCase, DecompositionKit
 from ortflex_core.testing.device import DeviceKit
 from ortflex_core.testing.gradient import GradientCase, GradientKit
 from ortflex_core.testing.loss import LossKit
@@ -49,6 +50,8 @@ __all__ = [
     "CallbackKit",
     "ConstraintKit",
     "DataSourceKit",
+    "DecompositionCase",
+    "DecompositionKit",
     "DeviceKit",
     "GradientCase",
     "GradientKit",

@@ -158,9 +158,9 @@ class Trainer:
         given = {k: v for k, v in locals().items() if k not in _NOT_RECORDED}
         arguments = Arguments(**given)
         self.arguments = attrs.asdict(arguments, recurse=False)
-        self.setup = resolve(
-            require_runtime(), plugins or Plugins.discover(), as_model(model, free_batch), arguments
-        )
+        found = plugins or Plugins.discover()
+        source = as_model(model, free_batch, found)
+        self.setup = resolve(require_runtime(), found, source, arguments)
         self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
         self.check_finite, self.threads = check_finite, threads
         self.progress = progress if not self.rank else False

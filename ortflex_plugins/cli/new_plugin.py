@@ -26,14 +26,17 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "backend": ("backends", 'Train with it: `backend = "{name}"`.'),
     "process_group": ("process_groups", 'Train in it: `distributed = "{name}"`.'),
     "gradient": ("gradients", "The rules are used as soon as the package is installed."),
+    "decomposition": ("decompositions", "They are used as soon as the package is installed."),
 }
 """Kinds by their names on the command line: the registry's name, and how a plugin is used."""
 
 WORDS = {
     "data": "data source",
+    "decomposition": "family of decompositions",
     "gradient": "family of gradient rules",
     "process_group": "process group",
 }
+_TABLES = {"gradient": "RULES", "decomposition": "DECOMPOSITIONS"}
 FOLDER = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -52,8 +55,8 @@ def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.
 
     KIND is loss, penalty, schedule, optimizer, transform, constraint, average, metric, data, callback,
-    device, backend, process_group or gradient. The plugin works as it is: replace its formula with
-    yours.
+    device, backend, process_group, gradient or decomposition. The plugin works as it is: replace its
+    formula with yours.
     """
     from ortflex_core.files import make_folder, write_bytes
 
@@ -101,7 +104,7 @@ def package(kind: str, name: str, folder: Path) -> dict[Path, str]:
         "kind": group,
         "module": kind,
         "word": WORDS.get(kind, kind),
-        "object": "RULES" if kind == "gradient" else _class(name),
+        "object": _TABLES.get(kind) or _class(name),
         "use": use.format(name=name),
     }
 

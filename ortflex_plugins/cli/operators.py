@@ -54,11 +54,32 @@ def operators_markdown(
         plugins: the plugins with the rules; by default the installed ones.
         figures: the results of the standard's node cases, by operator; by default not on the page.
     """
-    rules = load_rules((plugins or Plugins.discover()).preferring(["ortflex"]))
-    return "\n".join(_lines(rules, figures)) + "\n"
+    found = (plugins or Plugins.discover()).preferring(["ortflex"])
+    return "\n".join(_lines(load_rules(found), found, figures)) + "\n"
 
 
-def _lines(rules: RuleTable, figures: Mapping[str, Any] | None) -> Iterator[str]:
+def _decompositions(plugins: Plugins) -> Iterator[str]:
+    """The table of operators outside the standard that are computed by standard ones."""
+    yield "## Outside the standard: decomposed"
+    yield ""
+    yield (
+        "Files that an optimizer or a quantization has written have operators of onnxruntime. "
+        "In the training they are computed by standard operators, and every backend can train "
+        "them; the exported file keeps them. A form that is not in the formula is refused by name."
+    )
+    yield ""
+    yield "| operator | domain | family | what is computed |"
+    yield "|---|---|---|---|"
+    rows = []
+    for entry in plugins["decompositions"]:
+        if entry.owner == "ortflex":
+            for (domain, name), formula in entry.load().table.items():
+                rows.append((name, domain or "ai.onnx", entry.name, first_line(formula)))
+    for row in sorted(rows):
+        yield _row(*row)
+
+
+def _lines(rules: RuleTable, plugins: Plugins, figures: Mapping[str, Any] | None) -> Iterator[str]:
     cases = figures["operators"] if figures else {}
     schemas = standard()
     known = {name: rules.lookup("", name, NEWEST) for name in schemas}
@@ -102,8 +123,10 @@ def _lines(rules: RuleTable, figures: Mapping[str, Any] | None) -> Iterator[str]
             "yes",
             "yes" if ("", name) in builder else "",
             _counts(cases.get(name, {})),
-            _notes(known[name][1]),
+            first_line(known[name][1]),
         )
+    yield ""
+    yield from _decompositions(plugins)
     yield ""
     yield "## Not differentiable"
     yield ""
@@ -193,9 +216,9 @@ def _builder() -> frozenset[tuple[str, str]]:
     return frozenset(TABLE)
 
 
-def _notes(rule: object) -> str:
-    """The first line of a rule's docstring."""
-    text = inspect.getdoc(rule) or ""
+def first_line(function: object) -> str:
+    """The first line of the docstring of a rule or a decomposition."""
+    text = inspect.getdoc(function) or ""
     return " ".join(text.split("\n\n")[0].split())
 
 

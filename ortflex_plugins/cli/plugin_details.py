@@ -11,7 +11,7 @@ import attrs
 
 from ortflex_core.construct import component_schema
 from ortflex_core.errors import PluginError, printable, suggest
-from ortflex_core.registry import HOOKS, KINDS, Entry, Plugins, Registry, singular
+from ortflex_core.registry import HOOKS, KINDS, TABLES, Entry, Plugins, Registry, singular
 from ortflex_core.views import text_table
 
 if TYPE_CHECKING:
@@ -99,9 +99,9 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
 
 def _paragraphs(registry: Registry, loaded: Any) -> list[str]:
     """The description, without sections, examples and markup; a line each."""
-    if registry.kind == "gradients":
+    if registry.kind in TABLES:
         names = sorted(operator for _, operator in loaded.table)
-        return [f"gradients of {', '.join(names)}"]
+        return [f"{registry.kind} of {', '.join(names)}"]
     out = []
     for paragraph in inspect.cleandoc(loaded.__doc__ or "").split("\n\n"):
         if re.match(r"(Args|Raises|Returns|Example|Source|Attributes)s?:|>>>", paragraph):

@@ -15,8 +15,8 @@ import attrs
 from ortflex_core.component import Component
 from ortflex_core.config import Recipe, to_plain, to_toml
 from ortflex_core.construct import component_schema, expected, field_types
-from ortflex_core.registry import KINDS, Entry, Plugins
-from ortflex_plugins.cli.operators import operators_markdown
+from ortflex_core.registry import KINDS, TABLES, Entry, Plugins
+from ortflex_plugins.cli.operators import first_line, operators_markdown
 
 FIGURES = "node_cases.json"
 """Results of the standard's node cases, next to the pages: ``python -m tests.node_cases --write``."""
@@ -41,6 +41,7 @@ _INTRODUCTION = {
     "metrics": "Measures of quality on validation data: `metrics = […]`.",
     "callbacks": "What is called during a training: `callbacks = […]`.",
     "gradients": "Families of gradient rules; `gradients = […]` orders them.",
+    "decompositions": "Operators outside the standard that are computed by standard ones.",
 }
 
 
@@ -124,7 +125,7 @@ def _components(plugins: Plugins, ours: Mapping[str, list[Entry]]) -> Iterator[s
         yield "|---|---|"
         for entry in entries:
             loaded = plugins[kind].load(entry.name)
-            what = next(_docstring(loaded)) if kind != "gradients" else _families(loaded.table)
+            what = next(_docstring(loaded)) if kind not in TABLES else _families(loaded.table)
             yield _row(f"[`{entry.name}`]({kind}.md#{_anchor(entry.name)})", what)
 
 
@@ -155,6 +156,9 @@ def _anchor(name: str) -> str:
 
 def _component(plugins: Plugins, kind: str, entry: Entry) -> Iterator[str]:
     loaded = plugins[kind].load(entry.name)
+    if kind == "decompositions":
+        yield from _decompositions(loaded.table)
+        return
     if kind == "gradients":
         with_rule = sorted(op for (_, op), rules in loaded.table.items() if rules[-1][1])
         without = sorted(op for (_, op), rules in loaded.table.items() if not rules[-1][1])
@@ -176,6 +180,14 @@ def _component(plugins: Plugins, kind: str, entry: Entry) -> Iterator[str]:
             kind_text = f"{row['type']} {row['range']}".strip()
             default = "required" if row["required"] else _default(row["default"])
             yield _row(f"`{row['name']}`", kind_text, default, row["help"])
+
+
+def _decompositions(table: Mapping[Any, Any]) -> Iterator[str]:
+    """A table of the operators of a family of decompositions, with their formulas."""
+    yield "| operator | domain | what it computes |"
+    yield "|---|---|---|"
+    for (domain, name), formula in sorted(table.items()):
+        yield _row(name, domain or "ai.onnx", first_line(formula))
 
 
 def _docstring(cls: type) -> Iterator[str]:

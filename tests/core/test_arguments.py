@@ -121,7 +121,7 @@ def test_a_wrong_value_alone_has_one_line(name: str) -> None:
 def test_what_is_not_checked_here_takes_plugins_or_labels() -> None:
     """A new argument that is a number, a flag or a text has a check, and a case above."""
     assert set(FIELDS) - set(WRONG) == {*kinds_of_plugins(), "classes"}
-    assert set(kinds_of_plugins().values()) == set(KINDS) - {"data", "gradients"}
+    assert set(kinds_of_plugins().values()) == set(KINDS) - {"data", "gradients", "decompositions"}
 
 
 def test_files_are_checked_for_the_same_ranges(tmp_path: Path) -> None:

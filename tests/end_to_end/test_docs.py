@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from ortflex_core.config.recipe import Recipe
-from ortflex_core.registry import Plugins
+from ortflex_core.registry import TABLES, Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training.trainer import Trainer
 from tests.core import public_names
@@ -179,7 +179,7 @@ def test_readme_names_what_there_is() -> None:
         (registry.kind, entry.name)
         for registry in Plugins.discover()
         for entry in registry
-        if entry.distribution == "ortflex" and registry.kind not in ("gradients", "callbacks")
+        if entry.distribution == "ortflex" and registry.kind not in (*TABLES, "callbacks")
     ]
     assert [pair for pair in ours if not re.search(rf"\b{pair[1]}\b", readme)] == []
 

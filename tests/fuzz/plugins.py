@@ -34,7 +34,7 @@ import attrs
 import numpy as np
 from ortflex_core.autodiff.reverse import Rules
 from ortflex_core.hooks import hook
-from ortflex_core.protocols import ProcessGroup
+from ortflex_core.protocols import Decompositions, ProcessGroup
 from ortflex_core.protocols.kinds import *
 from ortflex_core.protocols.kinds import (
     Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule,
@@ -167,6 +167,19 @@ RULES = {
 }
 RULES["has a rule that raises"] = RULES["has a rule that raises"].replace("'MatMul', ", "")
 
+_ODD = "Plugin = Decompositions()\n@Plugin.operator('Odd', domain='nowhere')\ndef odd(op, node):"
+DECOMPOSITIONS = {
+    "has a table of something else": "Plugin = Decompositions(table={('', 'Tanh'): 3})",
+    "has no table": "Plugin = Decompositions(table=None)",
+    "has an operator twice": "Plugin = Decompositions()\n"
+    "for k in (1, 2): Plugin.operator('Odd')(lambda op, node: [])",
+    "has a formula that raises": f"{_ODD} 1 // 0",
+    "has a formula that exits": f"{_ODD} sys.exit()",
+    "has a formula that gives None": f"{_ODD} return None",
+    "has a formula that gives a number": f"{_ODD} return [3]",
+    "has a formula without a text": f"{_ODD} raise Unprintable",
+}
+
 HOOKS = {
     "is a class": "class Plugin:\n    @hook\n    def epoch_end(self): ...",
     "has a misspelt hook": "class A:\n    @hook\n    def epoch_ends(self): ...\nPlugin = A()",
@@ -236,6 +249,8 @@ def every() -> Iterator[Broken]:
             )
     for how, code in RULES.items():
         yield Broken(kind="gradients", how=how, code=f"{HEAD}\n{code}\n")
+    for how, code in DECOMPOSITIONS.items():
+        yield Broken(kind="decompositions", how=how, code=f"{HEAD}\n{code}\n")
     for how, code in HOOKS.items():
         yield Broken(kind="ortflex", how=how, code=f"{HEAD}\n{code}\n")
 
@@ -265,6 +280,15 @@ def trained(plugins: Plugins, model: Any = None, **options: Any) -> tuple[bytes,
     return tuple(a.tobytes() for a in trainer.get_state().values())
 
 
+def odd() -> Any:
+    """A model with an operator that only a broken decomposition has."""
+    model = models.mlp((5, 3, 1))
+    (tanh,) = [node for node in model.graph.node if node.op_type == "Tanh"]
+    tanh.op_type, tanh.domain = "Odd", "nowhere"
+    model.opset_import.append(models.helper.make_opsetid("nowhere", 1))
+    return model
+
+
 _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "losses": lambda name: {"loss": name},
     "penalties": lambda name: {"penalty": name},
@@ -284,6 +308,7 @@ _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
         "model": models.mlp((5, 3, 1)),
         "backend": "fused",
     },
+    "decompositions": lambda name: {"model": odd()},  # it is used without being asked for
 }
 
 
@@ -298,6 +323,10 @@ def asking(broken: Broken, name: Any, plugins: Plugins) -> str | None:
         except OrtflexError as error:
             return str(error)
         return None
+    if broken.kind == "decompositions" and isinstance(name, str):  # one alone
+        others = (e for r in plugins for e in r if e.kind != broken.kind)
+        bare = name.rpartition("/")[2]
+        plugins = Plugins([*others, *(e for e in plugins[broken.kind] if e.name == bare)])
     try:
         trained(plugins, **_ASKS[broken.kind](name))
     except OrtflexError as error:
@@ -336,12 +365,13 @@ def draw(seed: int) -> Drawn:
     table = list(every())
     broken = table[int(rng.integers(len(table)))]
     builtin = {"ortflex": "log", "gradients": "matmul", "backends": "fused", "devices": "cpu"}
+    builtin["decompositions"] = "matmul"
     builtin |= {"losses": "squared_error", "optimizers": "sgd", "schedules": "constant"}
     names = ["mine", f"a_{seed}", "x.y", "with space", "\u00fcber"]
     # What has the name of a built-in that the other training asks for concerns that one, too.
     if broken.kind in ("penalties", "constraints", "averages", "metrics", "callbacks"):
         names.append({"penalties": "l2", "constraints": "max_norm"}.get(broken.kind, "ema"))
-    if broken.kind in ("backends", "gradients", "ortflex"):
+    if broken.kind in ("backends", "gradients", "decompositions", "ortflex"):
         names.append(builtin[broken.kind])
     distribution = str(rng.choice(["broken-one", "Broken.One", "zz_top", "aa"])) + f"{seed}"
     name = str(rng.choice(names))

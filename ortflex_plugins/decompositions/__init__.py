@@ -1,0 +1,1 @@
+"""Decompositions of onnxruntime's own operators, one family a file, registered as entry points."""

@@ -1,0 +1,25 @@
+"""Decompositions of fused convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Call, Decompositions
+from ortflex_plugins.decompositions._activations import activated
+
+DECOMPOSITIONS = Decompositions()
+
+_SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+
+
+@DECOMPOSITIONS.operator("FusedConv")
+def fused_conv(op: Ops, node: Call) -> Sequence[Tensor]:
+    """Conv, then a sum with input 3 where there is one, then an activation by its name."""
+    settings = {name: node.setting(name) for name in _SETTINGS}
+    y = op.Conv(node.required(0), node.required(1), node.input(2), **settings)
+    added = node.input(3)
+    if added is not None:
+        y = y + added
+    numbers = node.setting("activation_params", [])
+    return [activated(op, y, node.setting("activation", ""), numbers)]

@@ -1,0 +1,64 @@
+"""Decompositions of fused matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Call, Decompositions
+from ortflex_plugins.decompositions._activations import activated
+
+DECOMPOSITIONS = Decompositions()
+
+
+def _turned(op: Ops, x: Tensor, matrix: bool, batch: bool) -> Tensor:
+    """An operand as it is multiplied; a vector is never transposed.
+
+    ``matrix`` swaps the last two axes. ``batch`` moves the first axis before the last one, which turns
+    ``[B, M, N, K]`` into ``[M, N, B, K]``.
+    """
+    rank = x.rank or 0
+    if rank < 2:
+        return x
+    axes = list(range(rank))
+    if batch and rank > 2:
+        axes = [*axes[1:-1], 0, axes[-1]]
+    if matrix:
+        axes[-2:] = axes[:-3:-1]
+    return x if axes == list(range(rank)) else op.Transpose(x, perm=axes)
+
+
+@DECOMPOSITIONS.operator("FusedMatMul", "TransposeMatMul")
+def fused_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
+    """``alpha·A·B``, each operand transposed in its last two axes, or in its first one, or not."""
+    a = _turned(
+        op,
+        node.required(0),
+        bool(node.setting("transA", 0)),
+        bool(node.setting("transBatchA", 0)),
+    )
+    b = _turned(
+        op,
+        node.required(1),
+        bool(node.setting("transB", 0)),
+        bool(node.setting("transBatchB", 0)),
+    )
+    alpha = node.setting("alpha", 1.0)
+    y = op.MatMul(a, b)
+    return [y if alpha == 1 else y * alpha]
+
+
+@DECOMPOSITIONS.operator("FusedGemm")
+def fused_gemm(op: Ops, node: Call) -> Sequence[Tensor]:
+    """Gemm, then an activation by its name."""
+    y = op.Gemm(
+        node.required(0),
+        node.required(1),
+        node.input(2),
+        alpha=node.setting("alpha", 1.0),
+        beta=node.setting("beta", 1.0),
+        transA=node.setting("transA", 0),
+        transB=node.setting("transB", 0),
+    )
+    numbers = [node.setting(f"activation_{n}") for n in ("alpha", "beta", "gamma")]
+    return [activated(op, y, node.setting("activation", ""), numbers)]

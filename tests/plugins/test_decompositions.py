@@ -1,0 +1,173 @@
+"""Decompositions: equal to onnxruntime's kernels, trained, refused by name where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from ortflex import Trainer
+from ortflex_core import check_model
+from ortflex_core.errors import BrokenPlugin, ModelError, NotDecomposed, Unsupported
+from ortflex_core.model import Model
+from ortflex_core.protocols import Decompositions
+from ortflex_core.testing import DecompositionKit
+from ortflex_core.testing.running import plugins
+from tests.plugins.decomposition_cases import FAMILIES, Case, draw
+
+
+def test_every_family_of_ours_has_cases() -> None:
+    entries = [e.name for e in plugins()["decompositions"] if e.distribution == "ortflex"]
+    assert sorted(entries) == sorted(FAMILIES)
+
+
+class TestFamilies(DecompositionKit):
+    @pytest.fixture(params=FAMILIES)
+    def family(self, request: Any) -> Any:
+        return request.param
+
+    @pytest.fixture
+    def component(self, family: str) -> Any:
+        return plugins()["decompositions"].load(f"ortflex/{family}")
+
+    @pytest.fixture
+    def cases(self, family: str) -> Sequence[Case]:
+        return FAMILIES[family]
+
+
+def network(nodes: Sequence[Any], weights: dict[str, Any], opset: int = 17) -> ModelProto:
+    """x [N, 4] to y [N, …] through some nodes."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["N", 4])],
+        [helper.make_tensor_value_info("y", 1, ["N", "M"])],
+        [numpy_helper.from_array(np.asarray(a, np.float32), n) for n, a in weights.items()],
+    )
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def fused() -> ModelProto:
+    made = helper.make_node
+    domain = "com.microsoft"
+    return network(
+        [
+            made(
+                "FusedMatMul", ["x", "W"], ["z"], name="first", domain=domain, transB=1, alpha=0.5
+            ),
+            made("BiasGelu", ["z", "b"], ["h"], name="gelu", domain=domain),
+            made("MatMul", ["h", "V"], ["y"], name="last"),
+        ],
+        {"W": draw(6, 4), "b": draw(6), "V": draw(6, 2)},
+    )
+
+
+def test_a_fused_network_trains_like_torch_and_is_exported_as_it_was() -> None:
+    torch = pytest.importorskip("torch")
+    model, rng = fused(), np.random.default_rng(0)
+    x, y = (rng.standard_normal((8, n)).astype(np.float32) for n in (4, 2))
+    trainer = Trainer(model, loss="squared_error", optimizer="sgd", learning_rate=0.1)
+    trainer.step((x, y))
+    weights = {t.name: numpy_helper.to_array(t).astype(float) for t in model.graph.initializer}
+    w, b, v = (torch.tensor(weights[n], requires_grad=True) for n in ("W", "b", "V"))
+    hidden = torch.nn.functional.gelu(0.5 * torch.tensor(x, dtype=torch.float64) @ w.T + b)
+    ((hidden @ v - torch.tensor(y)) ** 2).mean().backward()
+    for name, tensor in {"W": w, "b": b, "V": v}.items():
+        wanted = (tensor - 0.1 * tensor.grad).detach().numpy()
+        np.testing.assert_allclose(trainer.get_state()[name], wanted, rtol=1e-5, atol=1e-6)
+    exported = trainer.export()
+    assert [n.SerializeToString() for n in exported.graph.node] == [
+        n.SerializeToString() for n in model.graph.node
+    ]
+
+
+def test_check_says_what_is_decomposed() -> None:
+    report = check_model(fused(), "squared_error")
+    assert report.trainable
+    kinds = [(n.operator, n.domain, n.status) for n in report.nodes]
+    assert kinds == [
+        ("FusedMatMul", "com.microsoft", "trainable"),
+        ("BiasGelu", "com.microsoft", "trainable"),
+        ("MatMul", "ai.onnx", "trainable"),
+    ]
+    assert report.nodes[0].reason == "decomposed into Transpose, MatMul, Mul"
+    assert report.nodes[0].parameters == ("W",)
+
+
+def test_a_form_that_is_not_decomposed_is_named_with_its_reason() -> None:
+    numbers = {"activation": "ScaledTanh", "activation_alpha": 2.0, "activation_beta": 3.0}
+    node = helper.make_node("FusedGemm", ["h", "W"], ["y"], domain="com.microsoft", **numbers)
+    alone = network([helper.make_node("Abs", ["x"], ["h"]), node], {"W": draw(4, 2)})
+    model = network(
+        [helper.make_node("MatMul", ["x", "V"], ["h"]), node], {"V": draw(4, 3), "W": draw(3, 2)}
+    )
+    text = "FusedGemm of com.microsoft is not computed by standard operators with activation='ScaledTanh'"
+    assert Model(model).decomposed.refused == {"y": text}
+    report = check_model(model, "squared_error")
+    assert (report.nodes[1].status, report.nodes[1].reason) == ("no rule", text)
+    with pytest.raises(ModelError, match=text):
+        Trainer(alone, loss="squared_error")
+    with pytest.raises(Unsupported, match=text):
+        Trainer(model, loss="squared_error", backend="fused").step((draw(2, 4), draw(2, 2)))
+
+
+def test_nodes_in_the_branches_of_an_if_are_decomposed() -> None:
+    made = helper.make_node
+    branches = [
+        helper.make_graph(
+            [made(name, ["z"], [f"out{name}"], domain="com.microsoft")],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"out{name}", 1, ["N", 2])],
+        )
+        for name in ("Gelu", "FastGelu")
+    ]
+    model = network(
+        [
+            made("MatMul", ["x", "W"], ["z"]),
+            made("ReduceSum", ["x"], ["s"], keepdims=0),
+            made("Cast", ["s"], ["c"], to=9),
+            made("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        ],
+        {"W": draw(4, 2)},
+    )
+    inner = Model(model)
+    assert len(inner.decomposed.reasons) == 2
+    trainer = Trainer(model, loss="squared_error", backend="fused", learning_rate=0.1)
+    before = trainer.get_state()["W"].copy()
+    trainer.step((draw(8, 4), draw(8, 2)))
+    assert np.abs(trainer.get_state()["W"] - before).max() > 1e-4
+
+
+def test_a_formula_that_fails_is_named_with_its_distribution() -> None:
+    from ortflex_core.entries import Entry
+    from ortflex_core.opsets import decompositions
+
+    family = Decompositions()
+
+    @family.operator("BiasGelu")
+    def wrong(op: Any, node: Any) -> Any:
+        return [node.input(0).nothing]
+
+    entry = Entry("decompositions", "mine", "mine:D", "mine", "1", None)  # type: ignore[arg-type]
+    table = {key: [(entry, formula)] for key, formula in family.table.items()}
+    with pytest.raises(BrokenPlugin, match=r"BiasGelu 'gelu'.*mine 1.*nothing.*uninstall mine"):
+        decompositions.decompose(fused(), plugins(), lambda *_: False, table)
+
+
+def test_an_input_that_is_not_read_is_refused() -> None:
+    from ortflex_core.graph import Trace
+    from ortflex_core.protocols import Call
+
+    trace = Trace({"": 17})
+    inputs = [trace.input(n, np.float32, (2, 3)) for n in "ab"]
+    node = Call(trace, "Any", inputs, {}, [True])
+    node.required(0)
+    with pytest.raises(NotDecomposed, match="with input 1"):
+        node.check_read()
+    assert not onnx.checker.check_model(fused())
