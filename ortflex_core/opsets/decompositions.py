@@ -288,18 +288,21 @@ class _Work:
             [bool(name) for name in node.output],
             [constants.get(name) for name in node.input],
         )
-        made: Sequence[Any] = formula(trace.op, call)
+        made: Any = formula(trace.op, call)
+        good = isinstance(made, list | tuple) and all(
+            y is None or (isinstance(y, Tensor) and y.trace is trace) for y in made
+        )
+        if not good:
+            raise BrokenPlugin(
+                f"the decomposition of {node.op_type} of {entry.described} returns {made!r}; expected "
+                f"a list with a tensor or None for each output. {entry.remedy}"
+            )
         call.check_read()
         outputs: dict[str, Tensor] = {}
         for k, name in enumerate(node.output):
             if name:
                 if k >= len(made) or made[k] is None:
                     raise NotDecomposed(f"with output {k}")
-                if not isinstance(made[k], Tensor):
-                    raise BrokenPlugin(
-                        f"the decomposition of {node.op_type} of {entry.described} returns "
-                        f"{made[k]!r} as output {k}; expected a tensor. {entry.remedy}"
-                    )
                 outputs[name] = made[k]
         nodes = self._named(node, trace, outputs)
         operators = list(dict.fromkeys(n.op_type for n in nodes if n.op_type != "Constant"))
