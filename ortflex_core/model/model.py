@@ -129,11 +129,8 @@ class Model:
         internal = self._bounded(inlined)
         # Tensors that the skeleton lacks are inputs of it, under the same names.
         inside = {t.name for t in internal.graph.initializer}
-        large = [
-            t
-            for t in self.proto.graph.initializer
-            if bare is not self.proto and t.name not in inside
-        ]
+        given = self.proto.graph.initializer if bare is not self.proto else ()
+        large = [t for t in given if t.name not in inside]
         self._initializers = {t.name: t for t in (*internal.graph.initializer, *large)}
         values = {t.name: self.initializer(t.name) for t in large}
         if self.free_batch or self.opset < OLDEST_OPSET:
@@ -356,11 +353,8 @@ class Model:
         known = not (infer and standard) and all(
             s is not None and s.dtype and not (standard and s.shape is None) for s in specs
         )
-        if (
-            known
-            and standard
-            and any(shape_inference.has_unknown_dims(s.shape) for s in specs if s is not None)
-        ):
+        vague = any(shape_inference.has_unknown_dims(s.shape) for s in specs if s is not None)
+        if known and standard and vague:
             return self._sharpened(trace, node, arguments, captures, specs)
         types = [(s.dtype, s.shape) for s in specs if s is not None] if known else None
         return trace_node(trace, node, arguments, captures, types)
