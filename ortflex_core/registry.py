@@ -13,8 +13,10 @@ import importlib
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ortflex_core import class_paths
 from ortflex_core.component import Component
 from ortflex_core.entries import (
     DISABLE,
@@ -105,7 +107,8 @@ class Registry:
 
     def ask_for(self, entry: Entry) -> str:
         """The shortest name that means this entry, whatever is preferred."""
-        return entry.name if len(self._entries[entry.name]) == 1 else entry.qualified
+        alone = len(self._entries.get(entry.name, ())) == 1
+        return entry.name if alone and type(entry) is Entry else entry.qualified
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(self._called(name))
@@ -115,6 +118,8 @@ class Registry:
             yield from self._entries[name]
 
     def _called(self, name: str) -> list[Entry]:
+        if class_paths.is_class_path(name):
+            return [class_paths.entry(self.kind, name)]
         owner, slash, rest = name.partition("/")
         own = [e for e in self._entries.get(rest, []) if e.owner == normalized(owner)]
         exact = own if slash and own else self._entries.get(name, [])
@@ -198,8 +203,8 @@ class Registry:
             what = "member" if table else "subclass"
             hint = ", a class, not an object of it" if isinstance(loaded, Component) else ""
             raise BrokenPlugin(
-                f"the {singular(self.kind)} {entry.name!r} of {entry.distribution} {entry.version} is "
-                f"{short_repr(loaded)}, expected a {what} of ortflex_core's {wanted.__name__}{hint}. "
+                f"the {singular(self.kind)} {entry.name!r} of {entry.distribution} {entry.version}".rstrip()
+                + f" is {short_repr(loaded)}, expected a {what} of ortflex_core's {wanted.__name__}{hint}. "
                 f"{entry.remedy}"
             )
         if table:
@@ -216,12 +221,21 @@ class Registry:
         """The entry of a component's class, None if it has none; nothing is imported."""
         cls = type(component)
         found = [entry for entry in self if entry.stands_for(cls)]
+        path = class_paths.of_class(cls)
+        if not found and path is not None and any(class_paths.files(path)):
+            return class_paths.entry(self.kind, path)
         return min(found, key=lambda e: e.name != getattr(cls, "name", ""), default=None)
 
     def name_of(self, component: object) -> str | None:
-        """The name of a component's class; qualified if another distribution has the bare name."""
+        """The name of a component's class; qualified if another distribution has the bare name.
+
+        A component that no distribution has is called by the path of its class, if there is one.
+        """
         entry = self.entry_of(component)
-        return None if entry is None else self.ask_for(entry)
+        if entry is None:
+            path = class_paths.of_class(type(component))
+            return path if isinstance(component, Component) else None
+        return self.ask_for(entry)
 
     def known_as(self, component: object) -> str:
         """A built-in component's name; for any other component, the module and name of its class."""
@@ -293,6 +307,18 @@ class Plugins:
                 )
         return Plugins(self._all, wanted, self._off)
 
+    def with_folder(self, folder: str | None) -> Plugins:
+        """The same plugins and the components in the files of a folder, which are executed.
+
+        Raises:
+            PluginError: a file cannot be imported.
+            ConfigError: the folder does not exist, or has no component.
+        """
+        if folder is None:
+            return self
+        new = [e for e in class_paths.in_folder(Path(folder), KINDS) if e not in self._all]
+        return Plugins([*self._all, *new], self.prefer, self._off) if new else self
+
     def __getitem__(self, kind: str) -> Registry:
         try:
             return self._registries[kind]
@@ -316,6 +342,10 @@ class Plugins:
         """
         wanted = KINDS[kind]
         path = where or singular(kind)
+        try:
+            spec = class_paths.with_name(spec)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
         if wanted is not object and isinstance(spec, wanted):
             return spec
         if isinstance(spec, str):

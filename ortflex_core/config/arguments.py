@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
+from ortflex_core.class_paths import is_class_path
 from ortflex_core.config.checks import (
     Check,
     check_choice,
@@ -34,7 +35,7 @@ from ortflex_core.errors import ConfigError
 from ortflex_core.problem.groups import GROUP_KEYS, table_problems
 
 MOST_SEED = 2**63 - 1
-COMPONENT = "a name, or a table with the key name and parameters"
+COMPONENT = "a name, the path of a class, or a table with the key name and parameters"
 """The values in a file that stand for one component."""
 _COMPONENTS = "a list of names or tables"
 
@@ -318,7 +319,7 @@ def device_spec(spec: Any) -> Any:
     >>> device_spec("cuda:1")
     {'name': 'cuda', 'index': 1}
     """
-    if isinstance(spec, str) and ":" in spec:
+    if isinstance(spec, str) and ":" in spec and not is_class_path(spec):
         name, _, index = spec.partition(":")
         if not index.isdigit():
             raise ConfigError(f"device: expected a number after the colon, got {spec!r}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ortflex_core.class_paths import with_name
 from ortflex_core.component import MOST, expected_count, is_count
 from ortflex_core.errors import ConfigError, short_repr
 
@@ -31,7 +32,7 @@ def immutable(value: Any) -> Any:
     {'milestones': (3, 6)}
     """
     if isinstance(value, Mapping):
-        return {key: immutable(inner) for key, inner in value.items()}
+        return {key: immutable(inner) for key, inner in with_name(value).items()}
     if isinstance(value, list | tuple):
         return tuple(immutable(inner) for inner in value)
     return value

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from ortflex_core.class_paths import is_class_path
 from ortflex_core.component import Component
 from ortflex_core.config.arguments import device_spec, kinds_of_plugins
 from ortflex_core.errors import ConfigError, Problems, suggest
@@ -95,7 +96,7 @@ class Parts:
 
     def as_table(self, name: str, text: str) -> dict[str, Any]:
         """A name as a table; a path as the table of the source that reads it."""
-        if name in ("data", "validation"):
+        if name in ("data", "validation") and not is_class_path(text):
             return {"name": self._reader(name, text), "path": text}
         if name == "device":
             given = self._device(name, text)
@@ -120,9 +121,13 @@ class Parts:
         return out
 
     def _spell(self, name: str, made: Any, given: Any) -> Any:
-        if not isinstance(made, Component):
-            return given
         kind = _KINDS.get(name, name)
+        if not isinstance(made, Component):
+            if isinstance(given, str | Mapping):  # a callback
+                path = self.plugins[kind].name_of(made)
+                if is_class_path(path):
+                    return path if isinstance(given, str) else {**given, "name": path}
+            return given
         table = to_plain(self.plugins.described(kind, made))
         if self.plugins.component(kind, table, name) != made:
             # None in place of another default, or an object whose fields do not describe it.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
-from ortflex_core.config.arguments import Arguments, argument, plain_help, wrong
+from ortflex_core import class_paths
+from ortflex_core.config.arguments import Arguments, argument, kinds_of_plugins, plain_help, wrong
 from ortflex_core.config.keys import KEY_SYNONYMS
 from ortflex_core.config.parts import Parts
 from ortflex_core.config.toml import parse_override, read_toml, to_toml
@@ -56,6 +57,11 @@ class Recipe(Arguments):
         None,
         kind="a fraction, or " + _SOURCE,
     )
+    plugins: str | None = argument(
+        "a folder of Python files whose components have names in this recipe; the files are executed",
+        None,
+        kind="a path",
+    )
     output: str | None = argument(
         "the run folder; by default runs/<time>-<model> in the current folder", None, kind="a path"
     )
@@ -79,9 +85,14 @@ class Recipe(Arguments):
                 ``optimizer.bta1: unknown parameter; did you mean 'beta1'? Known: …``.
         """
         table = read_toml(path)
-        parts = Parts(plugins or Plugins.discover())
         _absolute(table, Path(path).parent)
         problems = Problems()
+        parts = Parts(plugins or Plugins.discover())
+        folder = table.get("plugins")
+        if isinstance(folder, str):
+            known = problems.collect(partial(parts.plugins.with_folder, folder))
+            problems.raise_all()
+            parts = Parts(known)
         for text in overrides:
             problems.collect(partial(_override, table, text, parts))
         _absolute(table, Path())
@@ -96,7 +107,7 @@ class Recipe(Arguments):
         Raises:
             ConfigError: everything that is wrong, one line each.
         """
-        plugins = plugins or Plugins.discover()
+        plugins = _with_folder(plugins, table.get("plugins"))
         fields = {f.name: f for f in attrs.fields(cls)}
         problems = [
             f"{k}: unknown key; {suggest(k, fields, KEY_SYNONYMS)}"
@@ -132,7 +143,7 @@ class Recipe(Arguments):
         Raises:
             ConfigError: a name or a parameter is wrong.
         """
-        parts = Parts((plugins or Plugins.discover()).preferring(self.prefer))
+        parts = Parts(_with_folder(plugins, self.plugins).preferring(self.prefer))
         problems = Problems()
         spelled = {
             field.name: problems.collect(
@@ -194,35 +205,42 @@ class Recipe(Arguments):
         return history
 
 
-_PATHS = ("model", "data", "validation", "output")
+def _with_folder(plugins: Plugins | None, folder: Any) -> Plugins:
+    plugins = plugins or Plugins.discover()
+    return plugins.with_folder(folder) if isinstance(folder, str) else plugins
+
+
+_PATHS = ("model", "data", "validation", "output", "plugins")
+_COMPONENTS = (*kinds_of_plugins(), "groups", "data", "validation")
 
 
 def _map_path(value: Any, change: Callable[[str], str]) -> Any:
     """Change a path, or the ``path`` of a table; an address with a scheme stays as it is."""
     if isinstance(value, str):
-        return value if "://" in value else change(value)
+        return value if "://" in value or class_paths.is_class_path(value) else change(value)
     if isinstance(value, Mapping) and isinstance(value.get("path"), str):
         return {**value, "path": _map_path(value["path"], change)}
     return value
 
 
 def _absolute(table: dict[str, Any], folder: Path) -> None:
+    for name in set(table).intersection(_COMPONENTS):
+        table[name] = class_paths.beside(table[name], folder)
     for name in _PATHS:
         if name in table:
             table[name] = _map_path(table[name], lambda path: os.path.abspath(folder / path))
 
 
 def _relative(name: str, value: Any, folder: Path) -> Any:
-    if name not in _PATHS:
-        return value
-
     def change(path: str) -> str:
         try:
             return Path(os.path.relpath(path, folder)).as_posix()
         except ValueError:  # on another drive
             return path
 
-    return _map_path(value, change)
+    if name in _COMPONENTS:
+        value = class_paths.map_files(value, change)
+    return _map_path(value, change) if name in _PATHS else value
 
 
 def _override(table: dict[str, Any], text: str, parts: Parts) -> None:

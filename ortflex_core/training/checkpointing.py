@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from ortflex_core import class_paths
 from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
 from ortflex_core.engines.buffers import check_state
@@ -132,6 +133,7 @@ def _resumed(
             f"pass them again: Trainer.resume(folder, {', '.join(f'{name}=…' for name in missing)})"
         )
     arguments = {**found.record.arguments, **changes}
+    _refuse_files({k: v for k, v in found.record.arguments.items() if k not in changes}, folder)
     if changes.get("distributed") is not None and "accumulate" not in changes:
         members = joining.join((plugins or Plugins.discover()), changes["distributed"])
         arguments["accumulate"] = joining.share(arguments.get("accumulate", 1), members)
@@ -146,6 +148,21 @@ def _resumed(
         trainer = _made(cls, found, model, plugins, {**arguments, **params})
     _take(trainer, found, strict, chosen=changes)
     return trainer
+
+
+def _refuse_files(arguments: Mapping[str, Any], folder: Path) -> None:
+    """A checkpoint is data: it does not have files executed that nobody in this process has named.
+
+    Raises:
+        CheckpointError: an argument names a class in such a file.
+    """
+    for name, value in arguments.items():
+        if new := [file for file in class_paths.files(value) if not class_paths.is_imported(file)]:
+            raise CheckpointError(
+                f"the {name} of the training of {str(folder)!r} is a class in the file {str(new[0])!r}, "
+                "which a checkpoint does not execute. If you trust the file, pass it: "
+                f"Trainer.resume(folder, {name}={value!r})"
+            )
 
 
 def _made(

@@ -201,7 +201,7 @@ class Trainer:
         """
         arguments = {f.name: getattr(recipe, f.name) for f in attrs.fields(Arguments)}
         arguments["callbacks"] += tuple(callbacks)
-        plugins = plugins or Plugins.discover()
+        plugins = (plugins or Plugins.discover()).with_folder(recipe.plugins)
         trainer = cls(recipe.model, **arguments, plugins=plugins)
         hook = trainer.hooks.callables(trainer).get("recipe_resolved")
         if hook is not None:

@@ -40,9 +40,10 @@ def compare(
     plugins = Plugins.discover()
     loaded = Recipe.load(recipe, overrides, plugins)
     held_out = loaded.validation if isinstance(loaded.validation, float) else None
+    trainer = Trainer.from_recipe(loaded, plugins)
     result = run(
-        Trainer.from_recipe(loaded, plugins),
-        Parts(plugins.preferring(loaded.prefer)).build("data", loaded.data),
+        trainer,
+        Parts(trainer.plugins.preferring(loaded.prefer)).build("data", loaded.data),
         steps=steps,
         backends=list(backends) or None,
         held_out=held_out,

@@ -198,6 +198,7 @@ def _default_keys(plugins: Plugins) -> Iterator[str]:
     examples: dict[str, Any] = {
         "validation": 0.2,
         "output": "runs/first",
+        "plugins": "plugins",
         "params": ["*", "!bias*"],
         "penalty": {"name": "l2", "l2": 1e-4},
         "learning_rate": 0.01,

@@ -87,6 +87,8 @@ def test_python_runs_and_toml_trains(page: Path, workplace: dict[str, object]) -
     for code in blocks(page, "python"):
         if re.match(r"# \S+/tests/\S+\.py\n", code):
             continue  # of a package that is not installed: tests/plugins/test_conformance_howtos.py
+        if file := re.match(r"# (\w+\.py)\n", code):
+            Path(file[1]).write_text(code, "utf-8")
         exec(compile(code, str(page), "exec"), names)
     plugins = Plugins.discover()
     for text in blocks(page, "toml"):

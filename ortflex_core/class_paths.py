@@ -1,0 +1,266 @@
+"""Components by the path of their class: ``"my_module:MyLoss"`` or ``"my_losses.py:MyLoss"``.
+
+What stands before the last colon is a module that Python can import, or a file that ends in ``.py``; what
+stands after it is a class in there. A file is imported once a process, under a name made of its path, and
+its folder is not put on ``sys.path``. A file is code: it runs only because a person names it, in Python or
+in a recipe, never because data or a checkpoint do (``SECURITY.md``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import re
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import attrs
+
+from ortflex_core.entries import Entry, singular
+from ortflex_core.errors import BrokenPlugin, ConfigError, PluginError, describe_error, suggest
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*|.*\.py", re.DOTALL)
+_PREFIX = "ortflex_file_"
+_importing = threading.RLock()
+
+
+def is_class_path(text: object) -> bool:
+    """Whether a string is the path of a class.
+
+    >>> is_class_path("my_module:MyLoss"), is_class_path("runs/losses.py:MyLoss")
+    (True, True)
+    >>> is_class_path("adam"), is_class_path("cuda:1"), is_class_path("http://a")
+    (False, False, False)
+    """
+    if not isinstance(text, str):
+        return False
+    module, colon, name = text.rpartition(":")
+    return bool(colon and _CLASS.fullmatch(name) and _MODULE.fullmatch(module))
+
+
+def with_name(spec: Any) -> Any:
+    """A table with the key ``target`` as one with the key ``name``, at any depth.
+
+    >>> with_name({"target": "my_module:MyLoss", "factor": 2})
+    {'name': 'my_module:MyLoss', 'factor': 2}
+
+    Raises:
+        ConfigError: a table has both keys.
+    """
+    if isinstance(spec, list | tuple) and type(spec) in (list, tuple):
+        return type(spec)(with_name(part) for part in spec)
+    if not isinstance(spec, Mapping):
+        return spec
+    if is_class_path(spec.get("target")):
+        if "name" in spec:
+            raise ConfigError(
+                f"give name or target, not both: the name is {spec['name']!r}, the target "
+                f"{spec['target']!r}"
+            )
+        rest = {key: value for key, value in spec.items() if key != "target"}
+        spec = {"name": spec["target"], **rest}
+    return {key: with_name(value) for key, value in spec.items()}
+
+
+def beside(spec: Any, folder: Path) -> Any:
+    """Class paths at any depth of ``spec`` whose file is in ``folder``, with the file's absolute path."""
+    if isinstance(spec, Mapping):
+        return {key: beside(value, folder) for key, value in spec.items()}
+    if isinstance(spec, list | tuple):
+        return type(spec)(beside(value, folder) for value in spec)
+    if not is_class_path(spec):
+        return spec
+    module, _, name = spec.rpartition(":")
+    path = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
+    return f"{path.resolve()}:{name}" if path.is_file() else spec
+
+
+def map_files(spec: Any, change: Callable[[str], str]) -> Any:
+    """Class paths at any depth of ``spec`` with other paths of their files."""
+    if isinstance(spec, Mapping):
+        return {key: map_files(value, change) for key, value in spec.items()}
+    if isinstance(spec, list | tuple):
+        return type(spec)(map_files(value, change) for value in spec)
+    if not any(files(spec)):
+        return spec
+    module, _, name = spec.rpartition(":")
+    return f"{change(module)}:{name}"
+
+
+def files(spec: Any) -> Iterator[Path]:
+    """The files of class paths at any depth of ``spec``."""
+    if isinstance(spec, Mapping | list | tuple):
+        for value in spec.values() if isinstance(spec, Mapping) else spec:
+            yield from files(value)
+    elif is_class_path(spec) and (module := spec.rpartition(":")[0]).endswith(".py"):
+        yield Path(module)
+
+
+def is_imported(file: Path) -> bool:
+    """Whether a file's code has been run in this process."""
+    return _module_name(file.resolve()) in sys.modules
+
+
+def of_class(cls: type) -> str | None:
+    """The path of a class; None if another process could not find it there.
+
+    >>> of_class(Path)
+    'pathlib:Path'
+    """
+    module, name = sys.modules.get(cls.__module__), cls.__qualname__
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if module is None or found is not cls or cls.__module__ == "__main__":
+        return None
+    if cls.__module__.startswith(_PREFIX):
+        return f"{module.__file__}:{name}"
+    return f"{cls.__module__}:{name}"
+
+
+@attrs.frozen
+class PathEntry(Entry):
+    """A class that is found by its path. Its "distribution" is its module, its version a checksum."""
+
+    @property
+    def qualified(self) -> str:
+        """The path of the class, which is its name everywhere."""
+        return self.target
+
+    @property
+    def described(self) -> str:
+        """The plugin in a sentence: ``the loss 'my_module:MyLoss'``."""
+        return f"the {singular(self.kind)} {self.target!r}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the class is broken."""
+        return f"Correct {self.distribution}"
+
+    def load(self) -> Any:
+        """Import the class.
+
+        Raises:
+            PluginError: there is no such module, or no such class in it.
+            BrokenPlugin: the module raises an error.
+        """
+        module = _imported(self.distribution, self.described)
+        found: Any = module
+        name = self.target.rpartition(":")[2]
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is None:
+            known = [n for n, cls in vars(module).items() if _is_own(cls, module)]
+            raise PluginError(
+                f"{self.distribution} has no class {name!r}"
+                + (f"; {suggest(name, known)}" if known else " and no other")
+            )
+        if getattr(found, "name", None) == "":
+            found.name = found.__name__  # messages and files call it by its class
+        return found
+
+    def stands_for(self, cls: type) -> bool:
+        """Whether this is the entry of a class; nothing is imported."""
+        return of_class(cls) == self.target
+
+
+def entry(kind: str, path: str, name: str = "") -> PathEntry:
+    """The entry of a class path; nothing is imported."""
+    module, _, cls = path.rpartition(":")
+    version = ""
+    if module.endswith(".py"):
+        file = Path(module).resolve()
+        module = str(file)
+        version = f"{zlib.crc32(file.read_bytes()):08x}" if file.is_file() else ""
+    target = f"{module}:{cls}"
+    point = importlib.metadata.EntryPoint(name or target, target, f"ortflex.{kind}")
+    return PathEntry(kind, name or target, target, module, version, point)
+
+
+def in_folder(folder: Path, kinds: Mapping[str, type]) -> Iterator[PathEntry]:
+    """The components in the files of a folder: classes of a kind with a ``name`` of their own.
+
+    Files whose names begin with ``_`` are left out; the others are imported.
+
+    Raises:
+        ConfigError: the folder does not exist or has no such class.
+        BrokenPlugin: a file raises an error.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"plugins: the folder {str(folder)!r} does not exist")
+    bases = {kind: base for kind, base in kinds.items() if base is not object}
+    some = False
+    for file in sorted(folder.glob("[!_]*.py")):
+        module = _imported(str(file.resolve()), f"plugins: the file {str(file)!r}")
+        for cls in vars(module).values():
+            if not _is_own(cls, module) or inspect.isabstract(cls) or not getattr(cls, "name", ""):
+                continue
+            kind = next((k for k, base in bases.items() if issubclass(cls, base)), "")
+            kind = kind or ("callbacks" if "name" in vars(cls) else "")
+            if kind:
+                some = True
+                yield entry(kind, f"{module.__file__}:{cls.__qualname__}", cls.name)
+    if not some:
+        raise ConfigError(
+            f"plugins: no file in {str(folder)!r} has a component: a class of a kind (Loss, Optimizer, …), "
+            "or a callback, with a name"
+        )
+
+
+def _is_own(cls: object, module: ModuleType) -> bool:
+    return isinstance(cls, type) and cls.__module__ == module.__name__
+
+
+def _module_name(file: Path) -> str:
+    return f"{_PREFIX}{zlib.crc32(str(file).encode()):08x}_{file.stem}"
+
+
+def _imported(module: str, what: str) -> ModuleType:
+    """Import a module by its name, or a file by its path."""
+    try:
+        if module.endswith(".py"):
+            return _run(Path(module), what)
+        return importlib.import_module(module)
+    except (KeyboardInterrupt, PluginError):
+        raise
+    except BaseException as error:  # a module may end in sys.exit()
+        lacking = error.name if isinstance(error, ModuleNotFoundError) else None
+        if lacking is not None and f"{module}.".startswith(f"{lacking}."):
+            raise PluginError(
+                f"{what}: Python finds no module {lacking!r}, and there is no file {lacking}.py in the "
+                "folder of the recipe; write 'folder/file.py:Class' for a file, or install the module"
+            ) from error
+        raise BrokenPlugin(
+            f"{what}: {module} cannot be imported: {describe_error(error)}. Correct it"
+        ) from error
+
+
+def _run(file: Path, what: str) -> ModuleType:
+    if not file.is_file():
+        folder = file.parent
+        known = sorted(p.name for p in folder.glob("*.py")) if folder.is_dir() else []
+        hint = suggest(file.name, known) if known else f"{str(folder)!r} has no .py files"
+        raise PluginError(f"{what}: the file {str(file)!r} does not exist; {hint}")
+    name = _module_name(file)
+    with _importing:
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"no loader for {str(file)!r}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # attrs and dataclasses look annotations up there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module

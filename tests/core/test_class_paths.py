@@ -1,0 +1,307 @@
+"""Components by the path of their class, and in files of a folder that a recipe names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer, class_paths
+from ortflex_core.config import Recipe
+from ortflex_core.errors import (
+    BrokenPlugin,
+    CheckpointError,
+    ConfigError,
+    OrtflexError,
+    PluginError,
+)
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Penalty
+from ortflex_core.registry import Plugins
+from tests.models import linear
+
+QUARTIC = '''
+from __future__ import annotations
+
+import attrs
+
+from ortflex_core.component import hyper
+from ortflex_core.data import float_labels
+from ortflex_core.hooks import hook
+from ortflex_core.protocols import Loss
+
+
+@attrs.frozen(kw_only=True)
+class Quartic(Loss):
+    """scale * (p - y) ** 4."""
+
+    name = "quartic"
+    scale: float = hyper(default=1.0)
+
+    def label(self, predicted, given):
+        return float_labels(self.name, predicted, given)
+
+    def per_sample(self, op, predicted, expected):
+        error = predicted - expected
+        return self.scale * (error * error * error * error)
+
+
+class Counter:
+    name = "counter"
+    epochs = 0
+
+    @hook
+    def epoch_end(self, trainer, record):
+        Counter.epochs += 1
+
+
+class NotALoss:
+    pass
+'''
+RATE = 0.01
+
+
+class Unnamed(Penalty):
+    """A class of an importable module, without a name."""
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """w⁴."""
+        return weight * weight * weight * weight
+
+
+@attrs.frozen(kw_only=True)
+class Signed(Penalty):
+    """A class with a parameter."""
+
+    name: ClassVar[str] = "signed"
+    factor: float = 2.0
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """factor·w."""
+        return self.factor * weight
+
+
+@pytest.fixture
+def data() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(8, 5)).astype(np.float32), rng.normal(size=(8, 1)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: tuple[Any, Any]) -> Path:
+    """A recipe beside a file with a loss."""
+    (tmp_path / "my_parts.py").write_text(QUARTIC)
+    onnx.save(linear(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", X=data[0], y=data[1])
+    return tmp_path
+
+
+def recipe(folder: Path, lines: str, name: str = "train.toml") -> Path:
+    path = folder / name
+    path.write_text(
+        f'model = "model.onnx"\ndata = "data.npz"\nepochs = 1\nlearning_rate = {RATE}\n{lines}\n'
+    )
+    return path
+
+
+def stepped(x: Any, y: Any, scale: float) -> Any:
+    """The coefficients after one step on scale·(p - y)⁴, in numpy."""
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in linear().graph.initializer}
+    error = x.astype(np.float64) @ weights["coef"] + weights["intercept"] - y
+    return weights["coef"] - RATE * x.T.astype(np.float64) @ (4 * scale * error**3) / len(x)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'loss = "my_parts:Quartic"',
+        'loss = "my_parts.py:Quartic"',
+        'loss = { target = "my_parts:Quartic", scale = 0.5 }',
+        'loss = { name = "my_parts:Quartic", scale = 0.5 }',
+        'loss = { Y = { target = "my_parts:Quartic", scale = 0.5 } }',
+        '[[loss]]\ntarget = "my_parts:Quartic"\nscale = 0.5',
+    ],
+)
+def test_a_recipe_trains_with_a_class_of_a_file_beside_it(
+    folder: Path, data: tuple[Any, Any], lines: str
+) -> None:
+    loaded = Recipe.load(recipe(folder, lines))
+    trainer = Trainer.from_recipe(loaded)
+    loaded.run(trainer)
+    wanted = stepped(*data, 0.5 if "0.5" in lines else 1.0)
+    np.testing.assert_allclose(trainer.get_state()["coef"], wanted, rtol=1e-5)
+
+
+def test_a_recipe_that_is_written_elsewhere_finds_the_file(
+    folder: Path, data: tuple[Any, Any]
+) -> None:
+    loaded = Recipe.load(recipe(folder, 'loss = "my_parts:Quartic"'))
+    run = folder / "runs" / "one"
+    run.mkdir(parents=True)
+    text = loaded.resolved().to_toml(run)
+    assert '"../../my_parts.py:Quartic"' in text
+    (run / "recipe.toml").write_text(text)
+    assert Recipe.load(run / "recipe.toml").resolved() == loaded.resolved()
+
+
+def test_an_override_is_relative_to_the_current_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recipe(folder, 'loss = "squared_error"')
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other.py").write_text(QUARTIC)
+    monkeypatch.chdir(elsewhere)
+    loaded = Recipe.load(path, ["loss=other:Quartic"])
+    assert loaded.loss == f"{elsewhere / 'other.py'}:Quartic"
+
+
+def test_a_mapping_in_python_takes_a_path(data: tuple[Any, Any]) -> None:
+    trainer = Trainer(
+        linear(),
+        loss="squared_error",
+        penalty={"coef": {"target": f"{__name__}:Signed", "factor": 3.0}},
+        learning_rate=RATE,
+        epochs=1,
+    )
+    plain = Trainer(linear(), loss="squared_error", learning_rate=RATE, epochs=1)
+    trainer.fit(*data)
+    plain.fit(*data)
+    moved = plain.get_state()["coef"] - trainer.get_state()["coef"]
+    np.testing.assert_allclose(moved, 3 * RATE, rtol=1e-4)
+
+
+def test_a_checkpoint_finds_a_class_of_a_module(tmp_path: Path, data: tuple[Any, Any]) -> None:
+    for penalty in (f"{__name__}:Unnamed", Unnamed(), Signed(factor=1.5)):
+        trainer = Trainer(linear(), loss="squared_error", penalty=penalty, epochs=1)
+        trainer.fit(*data)
+        again = Trainer.resume(trainer.save(tmp_path / "checkpoint"))
+        assert again.setup.problem.penalties == trainer.setup.problem.penalties
+    assert Unnamed.name == "Unnamed"
+
+
+def test_a_checkpoint_executes_no_file_that_nobody_named(
+    folder: Path, data: tuple[Any, Any]
+) -> None:
+    file = folder / "my_parts.py"
+    trainer = Trainer(linear(), loss=f"{file}:Quartic", epochs=1)
+    trainer.fit(*data)
+    saved = trainer.save(folder / "checkpoint")
+    # This process has run the file.
+    assert type(Trainer.resume(saved).setup.requests[0].loss).__name__ == "Quartic"
+    code = (
+        "import sys; from ortflex_core import Trainer; from ortflex_core.errors import CheckpointError\n"
+        "try: Trainer.resume(sys.argv[1])\n"
+        "except CheckpointError as error: print(error)\n"
+        "print(Trainer.resume(sys.argv[1], loss=sys.argv[2]).setup.requests[0].loss)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved), f"{file}:Quartic"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, second = done.stdout.splitlines()
+    assert "which a checkpoint does not execute" in first
+    assert str(file) in first
+    assert second.startswith("Quartic(scale=1.0)")
+
+
+def test_changed_code_is_another_training(folder: Path, data: tuple[Any, Any]) -> None:
+    file = folder / "my_parts.py"
+    trainer = Trainer(linear(), loss=f"{file}:Quartic", epochs=1)
+    trainer.fit(*data)
+    saved = trainer.save(folder / "checkpoint")
+    file.write_text(QUARTIC + "\n# changed\n")
+    with pytest.raises(CheckpointError, match=r"with other plugins: .*my_parts\.py"):
+        Trainer.resume(saved)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "message"),
+    [
+        (
+            "my_prats:Quartic",
+            PluginError,
+            "there is no file my_prats.py in the folder of the recipe",
+        ),
+        ("my_prats.py:Quartic", PluginError, "did you mean 'my_parts.py'"),
+        ("my_parts.py:Quatric", PluginError, "has no class 'Quatric'; did you mean 'Quartic'"),
+        ("my_parts.py:NotALoss", BrokenPlugin, "expected a subclass of ortflex_core's Loss"),
+        ("tests.core.test_class_paths:Signed", BrokenPlugin, "expected a subclass of .* Loss"),
+        ("my_broken.py:Quartic", BrokenPlugin, "cannot be imported: ValueError: no luck"),
+        ("my_needs.py:Quartic", BrokenPlugin, "No module named 'not_installed_here'"),
+        (
+            {"target": "my_parts.py:Quartic", "sacle": 1},
+            ConfigError,
+            "sacle: .*did you mean 'scale'",
+        ),
+        (
+            {"target": "my_parts.py:Quartic", "name": "huber"},
+            ConfigError,
+            "name or target, not both",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, kind: Any, message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "my_broken.py").write_text("raise ValueError('no luck')")
+    (folder / "my_needs.py").write_text("import not_installed_here")
+    with pytest.raises(OrtflexError, match=message) as caught:
+        Trainer(linear(), loss=spec)
+    assert issubclass(type(caught.value), kind | ConfigError)
+
+
+def test_a_folder_of_files_has_components_by_their_names(
+    folder: Path, data: tuple[Any, Any]
+) -> None:
+    (folder / "plugins").mkdir()
+    (folder / "my_parts.py").rename(folder / "plugins" / "parts.py")
+    (folder / "plugins" / "_private.py").write_text("raise SystemExit")
+    path = recipe(folder, 'plugins = "plugins/"\nloss = "quartic"\ncallbacks = ["counter"]')
+    loaded = Recipe.load(path)
+    trainer = Trainer.from_recipe(loaded)
+    loaded.run(trainer)
+    np.testing.assert_allclose(trainer.get_state()["coef"], stepped(*data, 1.0), rtol=1e-5)
+    counter = trainer.setup.callbacks[0]
+    assert type(counter).epochs == 1
+    saved = trainer.save(folder / "checkpoint")
+    assert type(Trainer.resume(saved).setup.requests[0].loss).__name__ == "Quartic"
+    run = folder / "runs"
+    run.mkdir()
+    (run / "recipe.toml").write_text(loaded.to_toml(run))
+    assert 'plugins = "../plugins"' in (run / "recipe.toml").read_text()
+    Trainer.from_recipe(Recipe.load(run / "recipe.toml"))
+    assert "quartic" not in Plugins.discover()["losses"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "plugins: the folder .* does not exist"),
+        ("x = 1", "no file in .* has a component"),
+        ("raise ValueError('no luck')", r"the file .*file\.py.* cannot be imported: ValueError"),
+    ],
+)
+def test_a_wrong_folder_is_said(folder: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (folder / "own").mkdir()
+        (folder / "own" / "file.py").write_text(text)
+    with pytest.raises(OrtflexError, match=message):
+        Recipe.load(recipe(folder, 'plugins = "own"\nloss = "quartic"'))
+
+
+def test_a_class_that_no_other_process_finds_has_no_path() -> None:
+    class Local(Penalty):
+        pass
+
+    assert class_paths.of_class(Local) is None
+    assert class_paths.of_class(Signed) == f"{__name__}:Signed"
