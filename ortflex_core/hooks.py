@@ -22,12 +22,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pluggy
 
 from ortflex_core.entries import Entry, warn_once
 from ortflex_core.errors import BrokenPlugin, ConfigError, OrtflexError, describe_error, short_repr
 from ortflex_core.registry import HOOKS, Plugins
-from ortflex_core.types import Progress
+from ortflex_core.types import Array, Progress
 
 if TYPE_CHECKING:
     from ortflex_core.checkpoints.checkpoint import Saved
@@ -58,6 +59,23 @@ class Hooks:
     @_spec
     def epoch_start(self, trainer: Trainer, progress: Progress) -> None:
         """Before the first step of an epoch."""
+
+    @_spec
+    def batch_drawn(
+        self,
+        trainer: Trainer,
+        batch: Mapping[str, Array],
+        rng: np.random.Generator,
+        epoch: int,
+    ) -> Mapping[str, Array] | None:
+        """Before a batch is trained on; write into its arrays, or return others by their names.
+
+        ``batch`` has copies of its rows by the names of the graph's inputs (labels and weights, too), in
+        the types and shapes in which graphs take them; shapes and types stay. ``rng`` depends on the
+        seed, the epoch and the batch alone, so draw from it. ``epoch`` counts finished epochs.
+        Callbacks are called in their order, each with what those before it returned. ``fit`` alone
+        calls it, not ``evaluate``, ``predict`` or ``step``.
+        """
 
     @_spec
     def step_end(
@@ -222,6 +240,20 @@ class HookManager:
             if caller.get_hookimpls():
                 out[name] = partial(self._call, caller, trainer)
         return out
+
+    def one_by_one(self, name: str, trainer: Any) -> list[tuple[Any, str, Callable[..., Any]]]:
+        """The implementations of a hook, in the order of the callbacks: plugin, name, function."""
+        caller = getattr(self._manager.hook, name)
+        plugins = [impl.plugin for impl in caller.get_hookimpls()]
+        out: list[tuple[Any, str, Callable[..., Any]]] = []
+        for plugin in plugins:
+            others = [other for other in plugins if other is not plugin]
+            alone = self._manager.subset_hook_caller(name, others)
+            out.append((plugin, self._whose(plugin), partial(self._first, alone, trainer)))
+        return out
+
+    def _first(self, caller: pluggy.HookCaller, trainer: Any, **values: Any) -> Any:
+        return next(iter(self._call(caller, trainer, **values)), None)
 
     def _call(self, caller: pluggy.HookCaller, trainer: Any, **values: Any) -> Any:
         """Call a hook; an error names the callback in a note, and its traceback has no frames of pluggy.

@@ -191,21 +191,23 @@ def penalty_cost(trace: Trace, problem: Problem, weights: Mapping[str, Tensor]) 
     with trace.part("penalty"):
         parts = [
             trace.op.ReduceSum(cost, keepdims=0)
-            for _, _, _, cost in _penalized(trace, problem, weights)
+            for _, _, _, costs in _penalized(trace, problem, weights)
+            for cost in costs
         ]
         return add_up(parts) if parts else None
 
 
 def _penalized(
     trace: Trace, problem: Problem, weights: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Penalty, Tensor, Tensor]]:
-    """(parameter, symbolic penalty, weight, cost of its elements) for every penalized parameter."""
+) -> Iterator[tuple[str, Penalty, Tensor, list[Tensor]]]:
+    """(parameter, symbolic penalty, weight, its costs) for every penalized parameter."""
     for term in problem.penalties:
         twin = symbolic(term.penalty, term.prefix)
         for name in term.parameters:
-            cost = calls.per_element(twin, trace.op, weights[name])
-            if cost is not None:
-                yield name, twin, weights[name], cost
+            weight = weights[name]
+            costs = [call(twin, trace.op, weight) for call in (calls.per_element, calls.per_tensor)]
+            if given := [cost for cost in costs if cost is not None]:
+                yield name, twin, weight, given
 
 
 def penalty_gradients(
@@ -214,10 +216,10 @@ def penalty_gradients(
     """The gradient of factor · penalties for every parameter that has one."""
     out = {}
     with trace.part("penalty"):
-        for name, twin, weight, cost in _penalized(trace, problem, weights):
+        for name, twin, weight, costs in _penalized(trace, problem, weights):
             own = calls.penalty_gradient(twin, trace.op, weight)
             if own is None:
-                own = gradients([(cost, None)], [weight], problem.rules)[0]
+                own = gradients([(cost, None) for cost in costs], [weight], problem.rules)[0]
             if factor is not None:
                 own = trace.op.Mul(factor, own)
             out[name] = full(trace.op, own, weight)

@@ -204,6 +204,19 @@ def per_element(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
     return _like(penalty, "per_element", given, weight, wanted)
 
 
+def per_tensor(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
+    """The cost of a weight as a whole."""
+    with calling(penalty, "per_tensor"):
+        given = penalty.per_tensor(op, weight)
+    if given is None:
+        return None
+    wanted = "None or a tensor of the weight's type"
+    cost = _tensor(penalty, "per_tensor", given, weight.trace, wanted)
+    if cost.dtype != weight.dtype:
+        raise wrong(penalty, "per_tensor", cost, wanted)
+    return cost
+
+
 def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
     """The gradient that a penalty gives itself."""
     with calling(penalty, "gradient"):

@@ -23,6 +23,13 @@ class Penalty(Component, abc.ABC):
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
         """The cost of every element, of the weight's shape; None is 0."""
 
+    def per_tensor(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """What a weight costs as a whole, or row by row: of any shape, added up; None, the default, is 0.
+
+        It is added to the cost of the elements.
+        """
+        return None
+
     def gradient(self, op: Ops, weight: Tensor) -> Tensor | None:
         """Gradient of the summed cost; None, the default, lets the core differentiate."""
         return None

@@ -25,8 +25,8 @@ RATE = 0.1
 class PenaltyKit(ComponentKit):
     """Override ``component`` and ``reference``.
 
-    ``reference(weight)`` is the cost of every element, in numpy and float64; None leaves out the
-    comparison with it.
+    ``reference(weight)`` is the cost of every element, in numpy and float64 (with ``per_tensor``: the costs
+    of a weight in any shape, which are added up); None leaves out the comparison with it.
     """
 
     kind: ClassVar[str] = "penalties"
@@ -47,13 +47,17 @@ class PenaltyKit(ComponentKit):
         """``per_element`` is the reference's value, for weights of any rank."""
         if reference is None:
             pytest.skip("no reference was given")
+        name = "per_tensor" if is_whole(component) else "per_element"
         for shaped in running.of_every_rank(weight):
-            close(run(component, shaped)["value"], reference(shaped), 1e-9, "per_element")
+            wanted = reference(shaped)
+            if is_whole(component):
+                wanted = np.asarray(wanted, np.float64).sum()
+            close(run(component, shaped)["value"], wanted, 1e-9, name)
 
     def test_gradient(self, component: Penalty, weight: Array) -> None:
         """The gradient, its own or derived, is the value's slope."""
         slopes = running.differences(
-            lambda moved: run(component, moved)["value"], weight, np.ones(weight.shape)
+            lambda moved: run(component, moved)["value"], weight, np.ones(())
         )
         close(run(component, weight)["gradient"], slopes, 1e-5, "gradient and finite differences")
         for shaped in running.of_every_rank(weight):
@@ -75,7 +79,9 @@ class PenaltyKit(ComponentKit):
                 close(single[what], array, 1e-4, f"{what} at a weight of {number:g} in float32")
 
     def test_shape(self, component: Penalty, weight: Array) -> None:
-        """One cost for every element, or none at all."""
+        """One cost for every element, or none at all; ``per_tensor`` may give any shape."""
+        if is_whole(component):
+            pytest.skip("it gives the cost of whole weights")
         for shaped in running.of_every_rank(weight):
             got = run(component, shaped)["value"]
             require(
@@ -124,18 +130,30 @@ class PenaltyKit(ComponentKit):
         check_hyperparameters(component, lambda c: program(c, weight))
 
 
+def is_whole(penalty: Penalty) -> bool:
+    """Whether what an element costs depends on others."""
+    return type(penalty).per_tensor is not Penalty.per_tensor
+
+
 def program(penalty: Penalty, weight: Array) -> Program:
-    """The cost of every element and its gradient as a graph."""
+    """The cost of every element (with ``per_tensor``: of the weight) and its gradient as a graph."""
     twin, rules = running.hosted(penalty), load_rules(running.plugins())
 
     def formula(op: Ops, weight: Tensor) -> Mapping[str, Tensor]:
-        cost = twin.per_element(op, weight)
-        if cost is None:  # it costs nothing
-            cost = own = weight * 0.0
+        costs = [
+            c for c in (twin.per_element(op, weight), twin.per_tensor(op, weight)) if c is not None
+        ]
+        if not costs:  # it costs nothing
+            costs = [weight * 0.0]
+            own: Tensor | None = costs[0]
         else:
             own = twin.gradient(op, weight)
-            own = gradients([(cost, None)], [weight], rules)[0] if own is None else own
-        return {"value": cost, "gradient": full(op, own, weight)}
+        if own is None:
+            own = gradients([(cost, None) for cost in costs], [weight], rules)[0]
+        if is_whole(penalty):
+            costs = [op.ReduceSum(cost, keepdims=0) for cost in costs]
+        value = costs[0] if len(costs) == 1 else costs[0] + costs[1]
+        return {"value": value, "gradient": full(op, own, weight)}
 
     return running.traced(formula, {"weight": weight})
 

@@ -15,7 +15,9 @@ from ortflex_core.data.batches import Source
 from ortflex_core.data.items import item_of
 from ortflex_core.engines import failures
 from ortflex_core.errors import GraphError, Unsupported
+from ortflex_core.feed.altered import AlteredBatches
 from ortflex_core.feed.feed import Feed, held_out
+from ortflex_core.feed.preparation import Preparation
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
@@ -53,14 +55,38 @@ def fit(
     preparing = trainer.live.build(feed.first, feed.size)
     announce(trainer)
     source = feed.source(preparing, trainer.batch_size)
+    alter = partial(_altered, trainer, preparing)
     validate = None if validation is None else trainer.live.scorer(validation, peers)
     if peers is not None and validation is not None:
         peers.agree("validation", process_groups.validation_facts(validation.first))
-    return train(trainer, source, validate)
+    return train(trainer, source, validate, alter)
+
+
+def _altered(
+    trainer: Trainer, preparing: Preparation, source: Source, seed: tuple[int, ...]
+) -> Source:
+    """The source, with its batches changed by hooks if there are any.
+
+    Raises:
+        Unsupported: a callback changes batches in one process only.
+    """
+    hooks = trainer.hooks.one_by_one("batch_drawn", trainer)
+    if not hooks:
+        return source
+    for plugin, whose, _ in hooks:
+        if trainer.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
+            raise Unsupported(
+                f"distributed=: {whose} changes batches, so every process has to call it; "
+                "set every_rank = True in its class"
+            )
+    return AlteredBatches(source, [(whose, call) for _, whose, call in hooks], seed, preparing)
 
 
 def train(
-    trainer: Trainer, source: Source, validate: Callable[[], Mapping[str, float]] | None
+    trainer: Trainer,
+    source: Source,
+    validate: Callable[[], Mapping[str, float]] | None,
+    alter: Callable[[Source, tuple[int, ...]], Source],
 ) -> History:
     """Train on a source, or continue the training that was resumed."""
     live, standing = trainer.live, trainer.live.standing
@@ -84,16 +110,17 @@ def train(
         )
     if (peers := live.problem.peers) is not None:
         peers.agree("start", process_groups.facts(trainer, source))
+    seed = (trainer.seed, standing.fits) if start is None else start.seed
     plan = Plan(
         engine=trainer.engine,
-        source=source,
+        source=alter(source, seed),
         schedule=live.bound(trainer.schedule),
         base_rate=trainer.learning_rate,
         epochs=trainer.epochs,
         hooks=trainer.hooks.callables(trainer),
         validate=validate,
         shuffle=trainer.shuffle,
-        seed=(trainer.seed, standing.fits) if start is None else start.seed,
+        seed=seed,
         progress=trainer.progress,
         lines=not any(getattr(c, "prints_epochs", False) for c in trainer.setup.callbacks),
         accumulate=accumulate,

@@ -62,11 +62,18 @@ LOSSES: dict[str, Reference] = {
     "example_cauchy": lambda p, y, scale: np.log1p(((p - y) / scale) ** 2),
 }
 
+
+def group_lasso(w: Array, factor: float, axis: int | None = 0, by_size: bool = True) -> Array:
+    rows = w.reshape(1, -1) if axis is None else np.moveaxis(w, axis, 0).reshape(w.shape[axis], -1)
+    return factor * np.linalg.norm(rows, axis=1) * (np.sqrt(rows.shape[1]) if by_size else 1)
+
+
 PENALTIES: dict[str, Reference] = {
     "none": lambda w: np.zeros_like(w),
     "l1": oracles.l1,
     "l2": oracles.l2,
     "elastic": oracles.elastic_penalty,
+    "group_lasso": group_lasso,
     "example_smooth": lambda w, factor, width: factor * np.sqrt(w**2 + width**2),
 }
 

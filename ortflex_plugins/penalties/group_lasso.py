@@ -1,0 +1,83 @@
+"""The penalty ``group_lasso``."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.component import hyper, number
+from ortflex_core.errors import ConfigError
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Penalty
+
+
+def _integer_or_none(_: object, __: object, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"expected an integer or None, got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class GroupLasso(Penalty):
+    """Norms of rows: ``factor·Σ √n·‖w_g‖`` over the groups g, of n elements each.
+
+    It moves whole groups to 0.
+
+    The groups of a weight are its slices along ``axis``: with axis 0 a matrix [in, out] of a MatMul has one
+    for each input, one of shape [out, in] for each output, a kernel [out, in, …] for each output channel.
+    Elements of a vector are groups of one. ``axis=None`` makes each whole weight one group. A
+    group of zeros has the gradient 0. Added once a step, under both reductions.
+
+    Raises:
+        ValueError: ``factor`` is negative.
+        ConfigError: a weight has no such axis.
+
+    >>> GroupLasso(factor=0.01).describe()
+    {'name': 'group_lasso', 'factor': 0.01, 'axis': 0, 'by_size': True}
+
+    Source: M. Yuan and Y. Lin, "Model selection and estimation in regression with grouped variables"
+    (2006).
+    """
+
+    name: ClassVar[str] = "group_lasso"
+
+    factor: float = hyper(default=1e-4, validator=number(ge=0), help="factor of the sum of norms")
+    axis: int | None = attrs.field(
+        default=0,
+        validator=_integer_or_none,
+        metadata={"help": "axis whose positions are the groups; None: a whole weight is one"},
+    )
+    by_size: bool = attrs.field(
+        default=True,
+        metadata={"help": "whether norms are multiplied by the root of the group's size"},
+    )
+
+    def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """Nothing: what an element costs depends on its group."""
+        return None
+
+    def per_tensor(self, op: Ops, weight: Tensor) -> Tensor | None:
+        """``factor·√n·‖w_g‖`` for every group."""
+        shape = weight.shape or ()
+        kept = None if self.axis is None else _place(self.axis, len(shape))
+        others = [k for k in range(len(shape)) if k != kept]
+        squares = weight * weight
+        if others:
+            squares = op.ReduceSum(squares, axes=others, keepdims=0)
+        # The root of 0 has no slope: such groups are given another number, and cost nothing.
+        some = op.Cast(squares > 0, to=weight.dtype)
+        norms = some * op.Sqrt(squares + (1 - some))
+        sizes = [int(shape[k] or 0) for k in others]  # the shape of a weight is known
+        root = math.sqrt(math.prod(sizes)) if self.by_size else 1.0
+        cost: Tensor = self.factor * root * norms
+        return cost
+
+
+def _place(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ConfigError(
+            f"group_lasso: axis {axis} does not exist in a weight of rank {rank}; choose weights: "
+            "penalty = {'*kernel*' = {name = 'group_lasso', …}}"
+        )
+    return axis % rank

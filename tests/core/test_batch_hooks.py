@@ -1,0 +1,204 @@
+"""Hooks that change batches: what reaches the step, the same draws after a resume, no cost without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.data import Batches
+from ortflex_core.errors import DataError
+from ortflex_core.feed import altered
+from ortflex_core.hooks import hook
+from tests.models import linear, weights_of
+
+ROWS, SIZE, RATE = 12, 4, 0.05
+
+
+class Noise:
+    """Adds noise to X, in place."""
+
+    seen: list[tuple[int, bytes]]
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    @hook
+    def batch_drawn(self, batch: dict[str, Any], rng: np.random.Generator, epoch: int) -> None:
+        noise = rng.normal(size=batch["X"].shape)
+        batch["X"] += noise.astype(np.float32)
+        self.seen.append((epoch, batch["X"].tobytes()))
+
+
+class Mixup:
+    """Convex combinations of rows and of their labels (Zhang et al., 2018)."""
+
+    @hook
+    def batch_drawn(self, batch: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+        share, order = rng.beta(0.4, 0.4), rng.permutation(len(batch["X"]))
+        return {name: share * a + (1 - share) * a[order] for name, a in batch.items()}
+
+
+class Double:
+    """Doubles X."""
+
+    @hook
+    def batch_drawn(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"X": 2 * batch["X"]}
+
+
+class Once(Double):
+    """Adds 1."""
+
+    @hook
+    def batch_drawn(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"X": batch["X"] + 1}
+
+
+class Stop:
+    """Stops after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    @hook
+    def step_end(self, progress: Any) -> bool:
+        return bool(progress.step >= self.steps)
+
+
+@pytest.fixture
+def data() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 5)).astype(np.float32)
+    return x, rng.normal(size=(ROWS, 1)).astype(np.float32)
+
+
+def trainer(*callbacks: Any, **options: Any) -> Trainer:
+    settings = {"learning_rate": RATE, "batch_size": SIZE, "epochs": 2, "progress": False}
+    return Trainer(linear(), loss="squared_error", callbacks=callbacks, **{**settings, **options})
+
+
+def stepped(weights: dict[str, Any], x: Any, y: Any, w: Any) -> dict[str, Any]:
+    """One step of weighted least squares in numpy, float64."""
+    error = w[:, None] * (x @ weights["coef"] + weights["intercept"] - y) * 2 / w.sum()
+    return {
+        "coef": weights["coef"] - RATE * x.T @ error,
+        "intercept": weights["intercept"] - RATE * error.sum(axis=0),
+    }
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_step_sees_what_the_hooks_return_in_their_order(
+    data: tuple[Any, Any], weighted: bool
+) -> None:
+    x, y = data
+
+    class Halve:
+        @hook
+        def batch_drawn(self, batch: dict[str, Any]) -> None:
+            if weighted:
+                batch["sample_weight"][:2] *= 0.5
+
+    callbacks = (Double(), Once(), Halve())
+    made = trainer(*callbacks, shuffle=False, epochs=1)
+    before = x.copy()
+    made.fit(x, y, np.ones(ROWS, np.float32) if weighted else None)
+    now = {k: v.astype(np.float64) for k, v in weights_of(linear()).items()}
+    for k in range(0, ROWS, SIZE):
+        w = np.ones(SIZE)
+        w[:2] *= 0.5 if weighted else 1
+        now = stepped(now, 2.0 * x[k : k + SIZE] + 1, y[k : k + SIZE].astype(float), w)
+    for name, array in made.get_state().items():
+        np.testing.assert_allclose(array, now[name], rtol=2e-5)
+    assert (x == before).all()  # the user's arrays are not written into
+
+
+def test_draws_depend_on_the_seed_the_epoch_and_the_batch_alone(data: tuple[Any, Any]) -> None:
+    first, again, other = Noise(), Noise(), Noise()
+    a = trainer(first, Mixup())
+    b = trainer(again, Mixup(), Stop(10**6))  # one step a run instead of several
+    a.fit(*data)
+    b.fit(*data)
+    trainer(other, Mixup(), seed=1).fit(*data)
+    assert first.seen == again.seen
+    assert [epoch for epoch, _ in first.seen] == [0] * 3 + [1] * 3
+    assert len({x for _, x in first.seen}) == 6
+    assert not {x for _, x in first.seen} & {x for _, x in other.seen}
+    for name, array in a.get_state().items():
+        np.testing.assert_allclose(b.get_state()[name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["arrays", "batches"])
+def test_a_resumed_training_draws_the_same(
+    tmp_path: Path, data: tuple[Any, Any], form: str
+) -> None:
+    def given() -> tuple[Any, ...]:
+        if form == "arrays":
+            return data
+        parts = [(data[0][k : k + SIZE], data[1][k : k + SIZE]) for k in range(0, ROWS, SIZE)]
+        return (Batches(parts, prefetch=0),)
+
+    whole = trainer(Noise(), Mixup(), Stop(10**6))
+    whole.fit(*given())
+    part = trainer(Noise(), Mixup(), Stop(4))
+    part.fit(*given())
+    saved = part.save(tmp_path / "checkpoint")
+    rest = Trainer.resume(saved, callbacks=[Noise(), Mixup(), Stop(10**6)])
+    rest.fit(*given())
+    for name, array in whole.get_state().items():
+        assert rest.get_state()[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_in_one_run_are_those_of_single_runs(data: tuple[Any, Any], accumulate: int) -> None:
+    options = {"batch_size": 2, "accumulate": accumulate}
+    together, apart = trainer(Mixup(), **options), trainer(Mixup(), Stop(10**6), **options)
+    together.fit(*data)
+    apart.fit(*data)
+    for name, array in together.get_state().items():
+        np.testing.assert_allclose(apart.get_state()[name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"x": np.zeros(1)}, "returns 'x'; the batch has X, label"),
+        ({"X": np.zeros((3, 5), np.float32)}, r"returns 'X' of shape \[3, 5\], expected \[4, 5\]"),
+        (
+            {"X": np.zeros((4, 5), np.int64)},
+            r"returns 'X' of type int64, expected float32: array.astype",
+        ),
+        ([1], "returns list, expected None or a mapping"),
+    ],
+)
+def test_wrong_arrays_are_refused_with_the_name_of_the_callback(
+    data: tuple[Any, Any], answer: Any, message: str
+) -> None:
+    class Wrong:
+        @hook
+        def batch_drawn(self) -> Any:
+            return answer
+
+    with pytest.raises(DataError, match=f"Wrong {message}"):
+        trainer(Wrong()).fit(*data)
+
+
+def test_without_such_a_hook_nothing_is_wrapped(
+    data: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("batches are wrapped")
+
+    monkeypatch.setattr(altered.AlteredBatches, "__init__", refuse)
+    trainer(Stop(10**6)).fit(*data)
+
+
+def test_evaluation_sees_the_data_as_they_are(data: tuple[Any, Any]) -> None:
+    made, plain = trainer(Double(), learning_rate=1e-30), trainer(learning_rate=1e-30)
+    losses = [t.fit(*data, validation_data=data)["validation_loss"] for t in (made, plain)]
+    assert losses[0] == losses[1]
+    assert made.evaluate(*data) == plain.evaluate(*data)
