@@ -118,6 +118,8 @@ def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, 
                 f"{what} lacks the {word} {missing[0]!r}; it has {', '.join(map(str, given)) or 'nothing'}"
             )
         return {n: _array(v, f"{what}[{n!r}]") for n, v in given.items()}
+    if len(names) > 1 and set(names) <= set(getattr(given, "columns", ())):  # a frame
+        return {n: _array(given[n], f"{what}[{n!r}]") for n in names}
     if len(names) != 1:
         raise DataError(
             f"{what} is one array, but there are {len(names)} {word}s: give a mapping "
@@ -133,6 +135,15 @@ def _array(value: Any, what: str) -> Array:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:  # of the array's library: torch on another device, ragged lists
         raise DataError(f"{what} cannot be made an array: {error}") from error
+    if array.ndim == 0 and hasattr(value, "collect"):
+        raise DataError(f"{what} is lazy ({type(value).__name__}); give {what}.collect()")
+    if array.dtype.kind == "O" and what.startswith("X") and hasattr(value, "columns"):
+        odd = [str(n) for n in value.columns if np.asarray(value[n]).dtype.kind not in "biuf"]
+        names = ": " + ", ".join(map(repr, odd[:5])) + (", …" if len(odd) > 5 else "")
+        raise DataError(
+            f"{what} has columns with something else than numbers, or with missing values"
+            f"{names if odd else ''}; encode them, fill in what is missing, or leave them out"
+        )
     if array.ndim == 0:
         if array.dtype.kind == "U":
             raise DataError(

@@ -109,7 +109,15 @@ class IterableBatches:
         first = self._items.peek()
         if first is None:
             raise DataError("the data are empty: the iterable gives no batches")
-        self.first = convert(*first)
+        try:
+            self.first = convert(*first)
+        except DataError as error:
+            if "numbers of rows" not in str(error):
+                raise
+            raise DataError(
+                f"{error}. An iterable gives batches, rows side by side; one of single rows has to be "
+                "batched first (a DataLoader, .batch(32))"
+            ) from error
 
     def use(self, making: Making) -> None:
         """From now on batches are prepared for this problem."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from ortflex_core.data.batches import ArrayBatches, Batch, Lasting, Source
 from ortflex_core.data.columns import Columns, split
 from ortflex_core.data.iterables import Batches, IterableBatches, gives_batches
 from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if_small, rows_of
+from ortflex_core.data.rows import gives_rows, stacked
 from ortflex_core.engines.scores import chunk_size, slices
 from ortflex_core.errors import DataError
 from ortflex_core.feed.opening import load
@@ -67,6 +68,8 @@ class Feed:
             X = load(X)
         if isinstance(X, Pieces):
             X = read_if_small(X)
+        if y is None and gives_rows(X):
+            X, y, sample_weight = stacked(X)
         if limit is not None and not gives_batches(X, y):
             raise DataError(
                 f"steps_per_epoch is the length of an epoch of an endless iterable, but these data have "
@@ -203,7 +206,9 @@ def held_out(given: Any) -> tuple[Any, Any, Any]:
     """
     if isinstance(given, tuple | list) and len(given) in (2, 3) and not _batch_list(given):
         return given[0], given[1], given[2] if len(given) == 3 else None
-    if isinstance(given, DataSource | Columns | Pieces) or gives_batches(given, None):
+    if isinstance(given, DataSource | Columns | Pieces | Mapping) or (
+        gives_rows(given) or gives_batches(given, None)
+    ):
         return given, None, None
     raise DataError(
         "validation_data: expected (X, y), (X, y, sample_weight), a data source, an iterable of "

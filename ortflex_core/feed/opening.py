@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +15,9 @@ from ortflex_core.errors import DataError, suggest
 from ortflex_core.model.model import Model
 from ortflex_core.problem.losses import LossRequest
 from ortflex_core.protocols import DataSource, calls
+
+_LABELS = ("y", "label", "labels", "target")
+"""The names of the labels of a problem with one loss, in a mapping that has inputs and labels."""
 
 
 def open_source(
@@ -34,6 +37,8 @@ def open_source(
             "these data are read in pieces and do not fit into the shuffle buffer, but all rows are needed "
             "at once here; give arrays, or fewer rows"
         )
+    if y is None and isinstance(X, Mapping):
+        X, y, sample_weight = _apart(X, [r.label for r in requests], sample_weight)
     if isinstance(X, Columns):
         names = [i.name for i in model.inputs]
         labels = [r.label for r in requests]
@@ -45,6 +50,20 @@ def open_source(
         inputs=[i.name for i in model.inputs],
         labels=[r.label for r in requests],
     )
+
+
+def _apart(
+    given: Mapping[str, Any], labels: Sequence[str], sample_weight: Any
+) -> tuple[dict[str, Any], Any, Any]:
+    """Inputs, labels and sample weights of one mapping that has them all by name."""
+    rest = dict(given)
+    found = {name: rest.pop(name) for name in labels if name in rest}
+    if not found and len(labels) == 1:
+        usual = next((name for name in _LABELS if name in rest), None)
+        found = {labels[0]: rest.pop(usual)} if usual is not None else {}
+    if found and sample_weight is None:
+        sample_weight = rest.pop("sample_weight", None)
+    return rest, found or None, sample_weight
 
 
 def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
