@@ -109,13 +109,23 @@ class Assembly:
         return {spec.name: names[spec.name] for spec in program.outputs}
 
     def output(
-        self, tensor: str, dtype: int, shape: Shape | None, role: str, wanted: str | None = None
+        self,
+        tensor: str,
+        dtype: int,
+        shape: Shape | None,
+        role: str,
+        wanted: str | None = None,
+        *,
+        reserved: bool = False,
     ) -> str:
-        """Make a tensor an output; returns its name, which is ``wanted`` where nothing else has it."""
+        """Make a tensor an output; returns its name, which is ``wanted`` where nothing else has it.
+
+        With ``reserved`` the name is one that :meth:`name` has given.
+        """
         name = tensor
         known = {o.name for o in self.graph.output} | {i.name for i in self.graph.input}
         if (wanted or tensor) != tensor or tensor in known:
-            name = self.name(wanted or tensor)
+            name = wanted if reserved and wanted else self.name(wanted or tensor)
             self.graph.node.append(
                 onnx.helper.make_node("Identity", [tensor], [name], name=f"output/{name}")
             )

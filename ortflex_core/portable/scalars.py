@@ -36,10 +36,16 @@ class Scalars:
             if expression.op == "symbol":
                 name = self._symbol(str(expression.args[0]))
             else:
-                places = [self.value(a) for a in expression.args]
-                name = self._assembly.node(expression.op, *places)
+                name = self._operator(expression)
             self._known[expression] = name
         return self._known[expression]
+
+    def _operator(self, expression: Host) -> str:
+        places = [self.value(a) for a in expression.args]
+        if expression.op == "Div" and expression.args[0] == 1.0:
+            # onnxruntime makes b/a of a product (1/a)·b, which has another last bit.
+            return self._assembly.node("Reciprocal", places[1])
+        return self._assembly.node(expression.op, *places)
 
     def cast(self, expression: Host, dtype: int) -> str:
         """The name of a scalar of any type."""

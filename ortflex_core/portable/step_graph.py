@@ -195,6 +195,7 @@ class _StepGraph(_Graph):
         self._known: dict[tuple[int, int], str] = {}
         self._masks = [stages.mask_program(problem, term) for term in problem.terms]
         self.defaults[RATE] = rate
+        self._names = {p: self.assembly.name(p.label) for p in (LOSS, PENALTY)}
 
     def build(self) -> PortableGraph:
         """The graph."""
@@ -277,7 +278,7 @@ class _StepGraph(_Graph):
             one = self.assembly.constant([1], "int64")
             each = [self.assembly.node("Reshape", s, one) for s in scalars]
             name = self.assembly.node("Concat", *each, axis=0)
-        out = self.assembly.output(name, DOUBLE, shape, port.role, port.label)
+        out = self.assembly.output(name, DOUBLE, shape, port.role, self._names[port], reserved=True)
         return Entry(port=port, name="", new=out, spec=TensorSpec(out, DOUBLE, shape))
 
     # ------------------------------------------------------------------ what the host gives
@@ -323,16 +324,24 @@ class _StepGraph(_Graph):
     def _scale_of(self, k: int, term: LossTerm) -> str:
         alike = term.weight is None and self._masks[term.index] is None
         mean = self.problem.reduction == "mean"
+        factor = self._factor(term)
         if alike and not mean:
-            return self.assembly.constant(term.factor)
+            return factor
         known = self._fixed(term) if alike else None
         if known is not None:
-            return self.assembly.constant(term.factor / (known * self._count))
-        factor, zero = self.assembly.constant(term.factor), self.assembly.constant(0.0)
+            total = self.assembly.constant(known * self._count)
+            return self.assembly.node("Div", factor, total)
+        zero = self.assembly.constant(0.0)
         total = self._added([self._denominator(k, j, term) for j in range(self._count)])
         scale = self.assembly.node("Div", factor, total) if mean else factor
         empty = self.assembly.node("Equal", total, zero)
         return self.assembly.node("Where", empty, zero, scale)
+
+    def _factor(self, term: LossTerm) -> str:
+        """The factor of a loss, which is an input: onnxruntime would fuse products by a constant."""
+        port = Port("hyperparameter", of=f"{term.prefix}/factor")
+        self.defaults[port] = float(term.factor)
+        return self.assembly.input(port, str(port.of), DOUBLE, ())
 
     def _fixed(self, term: LossTerm) -> float | None:
         """The denominator of a batch whose rows count alike, if all sizes are known."""

@@ -13,7 +13,7 @@ from ortflex_core.model.model import Model
 from ortflex_core.portable import manifest, state_file
 from ortflex_core.portable.folder import open_step
 from ortflex_core.portable.state_file import State
-from ortflex_core.types import Array, dtype_name, shape_text
+from ortflex_core.types import Array, TensorSpec, dtype_name, shape_text
 
 _WEIGHTS = ("frozen", "parameter", "buffer", "average")
 """The roles of what an export has; an average takes the place of its weight."""
@@ -57,6 +57,15 @@ def apply_state(
     return target.export(weights, path)
 
 
+def _spec(model: Model, name: str) -> TensorSpec | None:
+    """Type and shape of an initializer, or of a copy of one, which an export makes its own."""
+    origin, copied = name, model.producers.get(name)
+    while copied is not None and copied.op_type == "Identity":
+        origin = copied.input[0]
+        copied = model.producers.get(origin)
+    return model.initializers.get(origin)
+
+
 def _weights(model: Model, state: State) -> dict[str, Array]:
     """The new values of the model's tensors.
 
@@ -78,7 +87,7 @@ def _weights(model: Model, state: State) -> dict[str, Array]:
             if tensor.role != role:
                 continue
             name, array = str(tensor.of), state.arrays[key]
-            spec = model.initializers.get(name)
+            spec = _spec(model, name)
             if spec is None:
                 raise CheckpointError(
                     f"{state.label!r} is the state of another model: {model.label} has no tensor {name!r}; "

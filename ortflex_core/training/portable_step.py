@@ -39,14 +39,25 @@ def export(
     arrays |= {Port("buffer", of=n): array for n, array in live.buffers().items()}
     arrays |= {port: slots[name] for name, port in problem.slot_ports.items()}
     resting = {n: array for n, array in weights.items() if n not in problem.parameters}
-    now = live.standing.manual
-    schedule = live.bound(trainer.schedule)
+    schedule, now = live.bound(trainer.schedule), live.standing.manual
+    if now.epochs is None and feed is not None and feed.size.epoch_steps is not None:
+        count = feed.size.epoch_steps
+        now = attrs.evolve(
+            now,
+            epochs=trainer.epochs,
+            steps_per_epoch=count,
+            rows_per_epoch=count * feed.size.rows,
+        )
+    try:
+        rate = calls.rate(schedule, trainer.learning_rate, now)
+    except ConfigError:  # the length of the training is not known
+        rate = trainer.learning_rate
     content = Content(
         problem=problem,
         arrays=arrays,
         resting=resting,
         step=int(slots["step"]),
-        rate=calls.rate(schedule, trainer.learning_rate, now),
+        rate=rate,
         schedule=trainer.schedule.describe(),
         classes=trainer.setup.classes,
         missing=tuple(_missing(trainer, schedule, now)),

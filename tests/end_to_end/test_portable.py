@@ -1,10 +1,11 @@
-"""A portable step, run by the runner of the docs, against the fused backend: the same bits."""
+"""A portable step: the runner as a program, inputs with defaults, and files that do not fit one another."""
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,93 +13,33 @@ import numpy as np
 import onnx
 import pytest
 
-from ortflex_core.checkpoints.checkpoint import Size
+from ortflex_core.errors import CheckpointError, ConfigError
+from ortflex_core.files import OutputError
 from ortflex_core.portable import apply_state, open_step
 from tests import models
-from tests.training import make, regression
+from tests.end_to_end.portable_cases import (
+    RUNNER,
+    batches,
+    compare_state,
+    compare_steps,
+    fused,
+    runner,
+)
+from tests.plugins.commands import ortflex, prepare
+from tests.training import regression
 
-RUNNER = Path(__file__).parents[2] / "docs" / "examples" / "portable" / "train.py"
-
-
-def runner() -> Any:
-    """The module of the runner."""
-    spec = importlib.util.spec_from_file_location("portable_runner", RUNNER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def fused(model: Any, **options: Any) -> Any:
-    return make(model, backend={"name": "fused", "steps_per_run": 1}, threads=1, **options)
-
-
-def batches(X: Any, y: Any, weight: Any, size: int) -> list[tuple[Any, ...]]:
-    """Whole batches in the order of the rows."""
-    starts = range(0, len(X) - size + 1, size)
-    return [
-        tuple(a[k : k + size] for a in ((X, y) if weight is None else (X, y, weight)))
-        for k in starts
-    ]
-
-
-def of_any_rows(trainer: Any, batch: tuple[Any, ...]) -> None:
-    """Compile so that batches of this size take the graph for any number of rows."""
-    columns = trainer.setup.open(*batch, *[None] * (3 - len(batch)))
-    trainer.live.build(columns, Size(rows=columns.rows + 1, epoch_steps=1))
-
-
-def assert_same_steps(
-    trainer: Any, folder: Path, given: list[tuple[Any, ...]], steps: int, fixed: bool
-) -> Any:
-    """Export, run both, compare losses, weights, slots and the exported files."""
-    rows = len(given[0][0])
-    if not fixed:
-        of_any_rows(trainer, given[0])
-    trainer.export_step(folder, *given[0], rows=rows if fixed else None)
-    open_step(folder)
-    step = runner().Step(folder)
-    for k in range(steps):
-        batch = given[k % len(given)]
-        columns = dict(zip(("data", "label", "sample_weight"), batch, strict=False))
-        assert step.run([columns]) == trainer.step(batch), k
-    assert_same_state(trainer, step)
-    step.save()
-    exported, applied = folder.parent / "exported.onnx", folder.parent / "applied.onnx"
-    trainer.export(exported)
-    onnx.save(trainer.model.proto, folder.parent / "model.onnx")
-    apply_state(folder.parent / "model.onnx", folder, applied)
-    assert exported.read_bytes() == applied.read_bytes()
-    return step
-
-
-def assert_same_state(trainer: Any, step: Any) -> None:
-    """Every tensor of the runner's state is the Trainer's, to the bit."""
-    problem, slots = trainer.problem, trainer.live.slots()
-    known = {("parameter", n, None): a for n, a in trainer.get_state().items()}
-    known |= {("buffer", n, None): a for n, a in trainer.live.buffers().items()}
-    known |= {(p.role, p.of, p.slot): slots[n] for n, p in problem.slot_ports.items()}
-    known["counter", None, None] = slots["step"]
-    for item in step.moving:
-        theirs = known.pop((item["role"], item["of"], item["slot"]))
-        np.testing.assert_array_equal(step.state[item["in"]], theirs, err_msg=item["in"])
-    assert not known
+X, Y = regression(96, 6)
 
 
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_steps_of_plain_networks_are_those_of_fused_to_the_bit(
-    tmp_path: Path, optimizer: str, fixed: bool
-) -> None:
-    X, y = regression(96, 6)
+def test_steps_of_plain_networks(tmp_path: Path, optimizer: str, fixed: bool) -> None:
     trainer = fused(models.mlp(), optimizer=optimizer, learning_rate=0.01)
-    assert_same_steps(trainer, tmp_path / "step", batches(X, y, None, 16), 20, fixed)
+    compare_steps(trainer, tmp_path / "step", batches(X, Y, None, 16), 20, fixed=fixed)
 
 
 def test_a_state_in_the_middle_of_a_training_goes_on_where_it_was(tmp_path: Path) -> None:
-    X, y = regression(96, 6)
-    given = batches(X, y, None, 16)
+    given = batches(X, Y, None, 16)
     trainer = fused(models.mlp(), optimizer="adam")
     for batch in given:
         trainer.step(batch)
@@ -107,40 +48,230 @@ def test_a_state_in_the_middle_of_a_training_goes_on_where_it_was(tmp_path: Path
     assert step.state["step"] == len(given)
     for batch in given:
         assert step.run([{"data": batch[0], "label": batch[1]}]) == trainer.step(batch)
-    assert_same_state(trainer, step)
+    compare_state(trainer, step)
 
 
 def test_the_rate_and_hyperparameters_are_optional_inputs(tmp_path: Path) -> None:
-    X, y = regression(32, 6)
     given = fused(models.mlp(), optimizer={"name": "adam", "beta1": 0.5}, learning_rate=0.02)
-    given.export_step(tmp_path / "one", X, y)
+    given.export_step(tmp_path / "one", X, Y)
     other = fused(models.mlp(), optimizer="adam", learning_rate=1.0)
-    other.export_step(tmp_path / "two", X, y)
-    defaults = {i.name: i.default for i in open_step(tmp_path / "one").manifest.step if i.default}
+    other.export_step(tmp_path / "two", X, Y)
+    items = open_step(tmp_path / "one").manifest.step
+    defaults = {i.name: i.default for i in items if i.default is not None}
     assert defaults["learning_rate"] == 0.02
     assert defaults["optimizer.beta1"] == 0.5
     one, two = runner().Step(tmp_path / "one"), runner().Step(tmp_path / "two")
-    batch = [{"data": X, "label": y}]
     for _ in range(3):
-        one.run(batch)
-        two.run(batch, **defaults)
+        one.run([{"data": X, "label": Y}])
+        two.run([{"data": X, "label": Y}], **defaults)
     for name, array in one.state.items():
         np.testing.assert_array_equal(array, two.state[name])
 
 
 def test_the_runner_trains_as_a_program(tmp_path: Path) -> None:
-    X, y = regression(96, 5)
+    x, y = regression(96, 5)
     trainer = fused(models.linear(), learning_rate=0.05)
-    trainer.export_step(tmp_path / "step", X, y, rows=32)
-    np.save(tmp_path / "X.npy", X)
+    trainer.export_step(tmp_path / "step", x, y, rows=32)
+    np.save(tmp_path / "X.npy", x)
     np.save(tmp_path / "y.npy", y)
     command = [sys.executable, RUNNER, tmp_path / "step", tmp_path / "X.npy", tmp_path / "y.npy"]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-    for batch in 2 * batches(X, y, None, 32):
+    for batch in 2 * batches(x, y, None, 32):
         trainer.step(batch)
     state = open_step(tmp_path / "step").state
     assert int(state.arrays["step"]) == 6
     for name, array in trainer.get_state().items():
         np.testing.assert_array_equal(state.arrays[name], array)
+
+
+def test_the_runner_has_forty_lines() -> None:
+    assert len([line for line in RUNNER.read_text().splitlines() if line.strip()]) <= 40
+
+
+RECIPE = 'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\noptimizer = "adam"\n'
+
+
+def test_the_commands_write_a_step_and_bring_its_state_back(tmp_path: Path) -> None:
+    folder = prepare(tmp_path, f'{RECIPE}schedule = "cosine"\nmetrics = ["rmse"]\n')
+    done = ortflex(
+        "export-step", str(folder / "train.toml"), "-o", str(folder / "step"), "epochs=3"
+    )
+    assert done.exit_code == 0, done.output
+    assert "not in the step: metric rmse" in done.output
+    assert "schedule cosine" in done.output
+    x, y = regression()
+    step = runner().Step(folder / "step")
+    step.run([{"data": x, "label": y}])
+    step.save()
+    target = folder / "trained.onnx"
+    state = folder / "step" / "state.safetensors"
+    done = ortflex("apply-state", str(folder / "model.onnx"), str(state), "-o", str(target))
+    assert done.exit_code == 0, done.output
+    before, after = models.weights_of(onnx.load(folder / "model.onnx")), step.state
+    for name, array in models.weights_of(onnx.load(target)).items():
+        np.testing.assert_array_equal(array, after[name])
+        assert not np.array_equal(array, before[name])
+    done = ortflex("apply-state", str(folder / "train.toml"), str(state), "-o", str(target))
+    assert done.exit_code == 1
+    assert "is a recipe" in done.output
+
+
+# ---------------------------------------------------------------------- what does not fit
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a step."""
+    folder = tmp_path_factory.mktemp("portable") / "step"
+    fused(models.mlp(), optimizer="adam").export_step(folder, X, Y, rows=8)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def item(table: Any, name: str) -> Any:
+    return next(i for i in table["step"] if i["in"] == name)
+
+
+def renamed(table: Any) -> None:
+    item(table, "m/W1")["in"] = "m/W"
+
+
+def reshaped(table: Any) -> None:
+    item(table, "W2")["shape"] = [1, 2]
+
+
+def retyped(table: Any) -> None:
+    item(table, "X")["dtype"] = "float64"
+
+
+def removed(table: Any) -> None:
+    table["step"].remove(item(table, "b1"))
+
+
+def without_a_key(table: Any) -> None:
+    del table["rows"]
+
+
+def of_another_format(table: Any) -> None:
+    table["format"] = 7
+
+
+def of_another_model(table: Any) -> None:
+    table["model"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (renamed, "its input 'm/W' is not in the graph; did you mean 'm/W"),
+        (reshaped, r"its input 'W2' is float32\[1, 2\], in the graph it is float32\[8, 4\]"),
+        (retyped, r"its input 'X' is float64\[8, 6\], in the graph it is float32\[8, 6\]"),
+        (removed, "it lacks the input 'b1' of the graph"),
+        (without_a_key, "manifest.json' is broken: .*rows"),
+        (of_another_format, "has the format 7, this version reads format 1"),
+        (of_another_model, "belongs to another model than the manifest"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(
+    tmp_path: Path, exported: dict[str, bytes], change: Callable[[Any], None], message: str
+) -> None:
+    table = json.loads(exported["manifest.json"])
+    change(table)
+    folder = write(tmp_path / "step", exported | {"manifest.json": json.dumps(table).encode()})
+    onnx.save(models.mlp(), tmp_path / "model.onnx")
+    with pytest.raises(CheckpointError, match=message):
+        apply_state(tmp_path / "model.onnx", folder, tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "step.onnx", "predict.onnx", "state.safetensors"]
+)
+@pytest.mark.parametrize("damage", ["missing", "cut", "other"])
+def test_missing_and_damaged_files_are_named(
+    tmp_path: Path, exported: dict[str, bytes], name: str, damage: str
+) -> None:
+    files = dict(exported)
+    content = files.pop(name)
+    if damage != "missing":
+        files[name] = content[: len(content) // 2] if damage == "cut" else b"[1]"
+    folder = write(tmp_path / "step", files)
+    with pytest.raises(CheckpointError, match=name):
+        open_step(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (models.linear(6), "has no tensor 'W1'; "),
+        (models.mlp((6, 9, 4, 1)), r"'W1' is float32\[6, 8\], in .* it is float32\[6, 9\]"),
+        (models.mlp(activation="Relu"), "the graphs differ"),
+    ],
+)
+def test_a_state_of_another_model_is_refused(
+    tmp_path: Path, exported: dict[str, bytes], model: Any, message: str
+) -> None:
+    folder = write(tmp_path / "step", exported)
+    onnx.save(model, tmp_path / "model.onnx")
+    (tmp_path / "out.onnx").write_bytes(b"as before")
+    for state in (folder, folder / "state.safetensors"):
+        with pytest.raises(CheckpointError, match=message):
+            apply_state(tmp_path / "model.onnx", state, tmp_path / "out.onnx")
+    assert (tmp_path / "out.onnx").read_bytes() == b"as before"
+    if "graphs" in message:
+        apply_state(tmp_path / "model.onnx", folder, tmp_path / "out.onnx", strict=False)
+        onnx.checker.check_model(tmp_path / "out.onnx")
+
+
+def test_a_state_whose_header_was_lost_is_refused(
+    tmp_path: Path, exported: dict[str, bytes]
+) -> None:
+    from safetensors.numpy import load, save
+
+    bare = save(load(exported["state.safetensors"]))
+    folder = write(tmp_path / "step", exported | {"state.safetensors": bare})
+    with pytest.raises(CheckpointError, match="does not say what its tensors are"):
+        apply_state(models.mlp(), folder / "state.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, "rows: expected an integer >= 1"),
+        ({"rows": 2.5}, "rows: expected an integer >= 1"),
+        ({"steps_per_run": 0}, "steps_per_run: expected an integer >= 1"),
+        ({"steps_per_run": True}, "steps_per_run: expected an integer >= 1"),
+    ],
+)
+def test_wrong_numbers_are_refused(tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fused(models.mlp()).export_step(tmp_path / "step", X, Y, **options)
+    assert not (tmp_path / "step").exists()
+
+
+def test_a_step_needs_the_types_of_labels(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"export_step\(folder, X, y\)"):
+        fused(models.mlp()).export_step(tmp_path / "step")
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "step"
+    trainer = fused(models.mlp())
+    trainer.export_step(folder, X, Y)
+    trainer.step((X, Y))
+    trainer.export_step(folder)
+    assert int(open_step(folder).state.arrays["step"]) == 1
+    (folder / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(OutputError, match=r"holds 'notes\.txt', which is not part of a portable"):
+        trainer.export_step(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["step"]

@@ -31,7 +31,7 @@ class Step:
         names = (o.name for o in self.session.get_outputs())
         out = dict(zip(names, self.session.run(None, feeds), strict=True))
         self.state = {i["in"]: out[i["out"]] for i in self.moving}
-        return out["loss"] + out.get("penalty", 0.0)
+        return sum(out[i["out"]] for i in self.manifest["step"] if i["role"] in ("loss", "penalty"))
 
     def save(self):
         for name, array in self.state.items():
