@@ -64,12 +64,14 @@ def shared_names(trainer: Trainer, share: Share) -> list[str]:
 
 
 def _adapters(trainer: Trainer, known: list[str]) -> list[str]:
-    if not trainer.arguments.get("adapters"):
+    attached = getattr(trainer.model, "attachments", ())
+    names = {spec.name for a in attached for spec in a.tensors.values()}
+    if not names:
         raise ConfigError(
             "share='adapters': this training has no adapters; share='parameters' sends everything "
             "that is trained, share='layer*' what a glob fits"
         )
-    return known
+    return [name for name in known if name in names]
 
 
 def pack_shared(trainer: Trainer, share: Share = "parameters") -> ArrayRecord:

@@ -174,6 +174,22 @@ def test_messages_hold_what_is_shared_and_nothing_else(tmp_path: Path) -> None:
     assert (private[0] != private[1]).any()
 
 
+def test_adapters_travel_alone_and_are_merged_into_the_file(tmp_path: Path) -> None:
+    wide = models.mlp((6, 400, 4, 1))
+    options = {"adapters": {"name": "lora", "rank": 1, "targets": ["W2"]}, "params": ["b3"]}
+    server = new(0, wide, **options)
+    make = making(wide, **options)
+    grid, trained = federate(tmp_path, make, server, share="adapters", rounds=2)
+    [arrays] = {frozenset(r) for m in grid.replies for r in m.content.array_records.values()}
+    assert arrays == {"W2.lora_A", "W2.lora_B"}
+    assert max(len(as_bytes(message)) for message in grid.sent) < 3000
+    start = weights_of(wide)
+    assert [name for name in start if (trained[name] != start[name]).any()] == ["W2"]
+    change = trained["W2"].astype(np.float64) - start["W2"]
+    assert np.linalg.matrix_rank(change, tol=1e-5) == 1
+    assert {len(c.state["ortflex-private"]) for c in grid.contexts.values()} == {1}
+
+
 def test_private_tensors_go_on_from_where_they_were(tmp_path: Path) -> None:
     _, trained = federate(tmp_path, making(), share="!W1", nodes=1)
     alone = new()
