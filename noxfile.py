@@ -261,7 +261,9 @@ def run_flower(session: nox.Session) -> None:
         if PYTHONS["3.11"] is None:
             session.skip("no Python 3.11 was found")
         prepare(session, "stock", "flower", "dev")
-        tests = sorted(map(str, Path("tests").rglob("test_flower*.py")))
+        tests = sorted(
+            str(path.relative_to(ROOT)) for path in ROOT.glob("tests/plugins/test_flower*")
+        )
         session.run("python", "-m", "pytest", *tests, *session.posargs)
 
 
@@ -277,6 +279,19 @@ def run_xla(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", *tests, *session.posargs, env=environment)
         kit = ("tests/plugins/test_conformance.py", "-k", "Backends and xla")
         session.run("python", "-m", "pytest", *kit, *session.posargs, env=environment)
+
+
+@session_for("tests", "launchers", "3.11")
+def run_launchers(session: nox.Session) -> None:
+    """Scripts under Dask; with the slow tests under Ray Train, Spark and Slurm's batch file, too."""
+    with reported("tests(launchers)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        slow = any("slow or" in each for each in session.posargs)
+        clusters = ("dask[distributed]", *(("ray[train]", "pyspark") if slow else ()))
+        prepare(session, "stock", "sklearn", "dev", with_torch=slow, pins=clusters)
+        tests = "tests/end_to_end/test_launchers.py"
+        session.run("python", "-m", "pytest", tests, "-m", "not slow", *session.posargs)
 
 
 for name in ("agent", "session"):
