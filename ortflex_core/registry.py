@@ -45,6 +45,7 @@ _BASES = {
     "transforms": "ortflex_core.protocols:Transform",
     "constraints": "ortflex_core.protocols:Constraint",
     "averages": "ortflex_core.protocols:Average",
+    "precisions": "ortflex_core.protocols:Precision",
     "devices": "ortflex_core.protocols:Device",
     "backends": "ortflex_core.protocols:Backend",
     "process_groups": "ortflex_core.protocols:ProcessGroup",

@@ -161,6 +161,13 @@ class Arguments:
         kind=COMPONENT,
         of="averages",
     )
+    precision: Any = argument(
+        "the types in which forward and backward pass compute; weights, losses and updates stay in those "
+        "of the file, float16 and bfloat16 raised to float32",
+        "float32",
+        kind=COMPONENT,
+        of="precisions",
+    )
     device: Any = argument(
         "where the training runs: a device's name; ``name:1`` is the second of its kind",
         "cpu",

@@ -20,7 +20,7 @@ from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
 _KINDS = {**kinds_of_plugins(), "validation": "data"}
-_SINGLE = ("optimizer", "schedule", "device")
+_SINGLE = ("optimizer", "schedule", "precision", "device")
 _LISTS = ("adapters", "transforms", "metrics", "callbacks")
 _LOSS_KEYS = ("predicted", "expected", "weight", "factor")
 

@@ -19,6 +19,7 @@ from ortflex_core.engines.buffers import (
 )
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.last_good import first_not_finite
+from ortflex_core.engines.short_types import missing_types
 
 __all__ = [
     "DataBuffers",
@@ -31,6 +32,7 @@ __all__ = [
     "averaged",
     "check_state",
     "first_not_finite",
+    "missing_types",
     "read_into",
     "start_average",
 ]

@@ -86,9 +86,10 @@ class HostEngine:
         denominators = [sum(of) for of in zip(*(b.denominators for b in batches), strict=True)]
         scales, constants = problem.scales(denominators), problem.constants()
         weights, loss = _ports("parameter", self._weights), 0.0
+        slots = {port: self._slots[n] for n, port in problem.slot_ports.items()}
         total: dict[Key, Array] = {}
         for k, batch in enumerate(batches, self._step * problem.updating.accumulate + 1):
-            given = self._columns(batch) | weights | _ports("buffer", self._buffers)
+            given = self._columns(batch) | weights | slots | _ports("buffer", self._buffers)
             results = self._run(self._gradient, given, constants | scales | {_DRAW: k})
             costs = [float(results[t.total_port]) for t in problem.terms]
             loss += sum(c * s for c, s in zip(costs, scales.values(), strict=True))
@@ -98,7 +99,6 @@ class HostEngine:
                 n: results[port] for n, port in ports_of("buffer", self._buffers).items()
             }
         self._last = {n: total[port] for n, port in ports_of("gradient", self._weights).items()}
-        slots = {port: self._slots[n] for n, port in problem.slot_ports.items()}
         self._step += 1
         values = constants | {_RATE: rate, _COUNTER: self._step}
         new = self._run(self._update, weights | slots | total, values)

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 import attrs
 import numpy as np
+from onnx import TensorProto
 
 from ortflex_core.autodiff.rules import RuleTable
 from ortflex_core.graph.host_scalars import Host
@@ -23,6 +24,10 @@ from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem.hyperparameters import hypers
 from ortflex_core.problem.updating import (
     AVERAGE,
+    FINITE_STEPS,
+    LOSS_SCALE,
+    PRECISION,
+    SKIPPED_STEPS,
     ConstraintTerm,
     Group,
     Updating,
@@ -30,7 +35,7 @@ from ortflex_core.problem.updating import (
     slot_port,
 )
 from ortflex_core.process_groups.peers import Peers
-from ortflex_core.protocols import Loss, Optimizer, Penalty, calls
+from ortflex_core.protocols import Loss, Optimizer, Penalty, Precision, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, Shape, TensorSpec
 
@@ -149,6 +154,8 @@ class Problem:
     rules: RuleTable
     plugins: Plugins
     threads: int = 1
+    precision: Precision | None = None
+    """Where the passes compute in a shorter type; None is nowhere, as float32."""
     batch_norm: Literal["train", "freeze"] = "train"
     dropout: Literal["file", "off"] | float = "file"
     seed: int = 0
@@ -173,6 +180,11 @@ class Problem:
     def predicted(self) -> tuple[str, ...]:
         """The tensors that the losses read, without duplicates."""
         return tuple(dict.fromkeys(t.predicted.name for t in self.terms))
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether the passes compute in a shorter type than float32."""
+        return self.precision is not None and self.precision.dtype != TensorProto.FLOAT
 
     @property
     def buffers(self) -> tuple[str, ...]:
@@ -226,6 +238,9 @@ class Problem:
             for s in self.optimizer_of(members[0]).shared:
                 key = s if group is None else group.key(s)
                 specs[shared_port(s, group)] = TensorSpec(key, types[members[0]].dtype, ())
+        if self.is_lowered and self.precision is not None and self.precision.growth is not None:
+            for port in (LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS):
+                specs[port] = TensorSpec(port.label, TensorProto.FLOAT, ())
         return specs
 
     def phase(self, epoch: int) -> Problem:
@@ -284,13 +299,16 @@ class Problem:
 
     def slot_values(self) -> dict[str, Array]:
         """The state before the first step, by name: zeros, and the weights for averages."""
-        return {
+        values = {
             # A broadcast zero takes no memory of the slot's size.
             spec.name: self.model.initializer(str(port.of))
             if port.role == "average"
             else np.broadcast_to(np.zeros((), spec.numpy), spec.shape or ())  # type: ignore[arg-type]
             for port, spec in self.slot_specs.items()
         }
+        if LOSS_SCALE in self.slot_specs and self.precision is not None:
+            values[LOSS_SCALE.label] = np.asarray(self.precision.scale, np.float32)
+        return values
 
     def trace(self) -> Trace:
         """A new, empty graph at the model's opsets."""
@@ -307,6 +325,8 @@ class Problem:
     def constants(self) -> dict[str, float]:
         """Values of the host symbols that stay the same during a training."""
         values = hypers("optimizer", self.optimizer) | self.updating.constants()
+        if self.precision is not None:
+            values |= hypers(PRECISION, self.precision)
         for term in self.terms:
             values |= hypers(term.prefix, term.loss)
         for penalty in self.penalties:

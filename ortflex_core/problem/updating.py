@@ -17,6 +17,15 @@ AVERAGE = "average"
 """The slot that an averaged weight is in."""
 
 
+PRECISION = "precision"
+"""The prefix of the host symbols of the precision."""
+LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS = (
+    Port("slot", slot=f"{PRECISION}/{name}")
+    for name in ("loss_scale", "finite_steps", "skipped_steps")
+)
+"""The state of a loss scale that changes: its value, steps since it changed, steps that were skipped."""
+
+
 def slot_port(slot: str, of: str) -> Port:
     """The port of a tensor of optimizer state, or of an averaged weight."""
     return Port("average", of=of) if slot == AVERAGE else Port("slot", of=of, slot=slot)

@@ -51,6 +51,7 @@ def problem_key(problem: Problem) -> Hashable:
         tuple(_group_key(group) for group in updating.groups),
         tuple((component_key(t.constraint), _rest(t, "constraint")) for t in updating.constraints),
         None if updating.average is None else component_key(updating.average),
+        component_key(problem.precision) if problem.precision is not None else None,
         tuple(Same(family) for family in problem.rules.families),
         tuple(problem.rules.doubled),
         (problem.reduction, problem.batch_norm, problem.dropout, problem.seed),

@@ -102,7 +102,9 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
 def _shaped_alike(problem: Problem) -> bool:
     """Whether every slot belongs to a parameter and has its shape."""
     return not problem.sharing and all(
-        spec.shape == problem.shape_of(str(port.of)) for port, spec in problem.slot_specs.items()
+        spec.shape == problem.shape_of(port.of)
+        for port, spec in problem.slot_specs.items()
+        if port.of is not None  # the loss scale stays by itself
     )
 
 

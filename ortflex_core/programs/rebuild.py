@@ -19,6 +19,8 @@ from ortflex_core.programs import patterns
 from ortflex_core.types import Shape
 
 K = TypeVar("K", bound=Key)
+_SHORT = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+"""Patterns are not applied in these types: some have numbers that only float32 can hold."""
 
 
 def optimize(
@@ -139,7 +141,8 @@ class Rebuild:
         for node in self.nodes:
             self.trace.current_part = node.part
             inputs = [None if i is None else self.value(i) for i in node.inputs]
-            pattern = self.table.get(node.op_type) if node.domain == "" else None
+            plain = node.domain == "" and all(o.dtype not in _SHORT for o in node.outputs)
+            pattern = self.table.get(node.op_type) if plain else None
             found = pattern(self, node, inputs) if pattern is not None else None
             if found is not None:
                 made: Sequence[Tensor] = (found,)

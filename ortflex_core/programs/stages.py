@@ -125,10 +125,13 @@ class TracedLoss:
         """The contribution of the term to the loss: factor / denominator · Σ w·l."""
         return self.term.scale * self.total
 
-    def gradient(self, problem: Problem, factor: Host | float = 1.0) -> Tensor:
+    def gradient(self, problem: Problem, factor: Host | Tensor | float = 1.0) -> Tensor:
         """The gradient of factor · cost by the predicted tensor, of its shape."""
-        op = self.predicted.trace.op
-        scale = self.predicted.trace.bind(factor * self.term.scale, self.predicted.dtype)
+        op, dtype = self.predicted.trace.op, self.predicted.dtype
+        if isinstance(factor, Tensor):
+            scale = op.Cast(factor, to=dtype) * self.term.scale
+        else:
+            scale = self.predicted.trace.bind(factor * self.term.scale, dtype)
         cotangent = scale if self.weight is None else scale * self.weight
         own = calls.loss_gradient(self._loss, op, self.predicted, self.expected, cotangent)
         if own is not None:

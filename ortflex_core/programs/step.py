@@ -21,8 +21,8 @@ from ortflex_core.graph.shortcuts import Shortcuts
 from ortflex_core.model.training_mode import Modes, share_port, statistics_moves
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import Problem
-from ortflex_core.problem.updating import AVERAGE, slot_port
-from ortflex_core.programs import flat_parameters, rebuild, stages, updates
+from ortflex_core.problem.updating import AVERAGE, LOSS_SCALE, slot_port
+from ortflex_core.programs import flat_parameters, precision, rebuild, stages, updates
 from ortflex_core.programs.flat_parameters import Layout
 from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.protocols import calls
@@ -60,19 +60,21 @@ def step_program(
     slots: dict[Port, Tensor] = {}
     for port in problem.slot_specs:
         slots[port] = stages.state_input(trace, problem, port)
-    shares = updates.average_shares(problem, steps) if steps > 1 and not plain else None
+    state = {port: slots.pop(port) for port in precision.STATE if port in slots}
+    several = steps > 1 and not plain and not state  # a skipped step does not move the mean
+    shares = updates.average_shares(problem, steps) if several else None
     means = {}
     if shares is not None:
         means = {p: slots.pop(slot_port(AVERAGE, p)) for p in problem.parameters}
-    factor = None if plain else gradient_factor(problem)
+    factor = None if plain or problem.is_lowered else gradient_factor(problem)
     shortcuts = Shortcuts()
-    trace.shortcuts = None if rows is None or plain else shortcuts
+    trace.shortcuts = None if rows is None or plain or problem.is_lowered else shortcuts
     layout = None if plain else flat_parameters.layout(problem, steps, factor is not None)
     weights = stages.parameter_inputs(trace, problem)
     if layout is not None:
         means = {layout.name: layout.joined(trace, means)} if means else {}
     held = _Held(weights, slots) if layout is None else _joined(trace, layout, weights, slots)
-    now = _Now(weights, held, stages.buffer_inputs(trace, problem))
+    now = _Now(weights, held, stages.buffer_inputs(trace, problem), state)
     outputs: dict[Port, Tensor] = {}
     replaced: dict[Tensor, Tensor] = {}
     versions = []
@@ -92,6 +94,7 @@ def step_program(
             slots = _parted(trace, layout, slots)
     outputs.update({Port("parameter", of=n): tensor for n, tensor in now.weights.items()})
     outputs.update(slots)
+    outputs.update(now.scaling)
     outputs.update({Port("buffer", of=n): tensor for n, tensor in now.buffers.items()})
     if plain:
         return build(trace, outputs, name="plain step")
@@ -111,9 +114,12 @@ def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
     """
     trace = problem.trace()
     shortcuts = Shortcuts()
-    trace.shortcuts = None if rows is None else shortcuts
+    trace.shortcuts = None if rows is None or problem.is_lowered else shortcuts
     weights = stages.parameter_inputs(trace, problem)
-    now = _Now(weights, _Held({}, {}), stages.buffer_inputs(trace, problem))
+    state = {
+        p: stages.state_input(trace, problem, p) for p in problem.slot_specs if p == LOSS_SCALE
+    }
+    now = _Now(weights, _Held({}, {}), stages.buffer_inputs(trace, problem), state)
     outputs: dict[Port, Tensor] = {}
     shares: list[Tensor] = []
     found, buffers = _gradients(trace, problem, now, 0, 0, rows, None, outputs, shares)
@@ -147,6 +153,14 @@ def update_program(problem: Problem) -> Program:
         totals[name] = _penalized(trace, gradient, penalties.get(name))
     totals = updates.apply_transforms(trace, problem, totals, weights)
     outputs |= updates.apply_updates(trace, problem, weights, totals)
+    if LOSS_SCALE in problem.slot_specs:
+        before = {
+            p: t for p, t in trace.inputs.items() if isinstance(p, Port) and p.role != "gradient"
+        }
+        found = [t for p, t in trace.inputs.items() if isinstance(p, Port) and p.role == "gradient"]
+        finite = precision.are_finite(trace, found)
+        outputs = precision.keep_unless(trace, finite, outputs, before)
+        outputs |= precision.grow(trace, problem, finite, before)
     trace, outputs = rebuild.optimize(trace, outputs, {})
     return build(trace, outputs, name="update")
 
@@ -174,6 +188,8 @@ class _Now:
     weights: Mapping[str, Tensor]
     held: _Held
     buffers: Mapping[str, Tensor]
+    scaling: Mapping[Port, Tensor]
+    """The loss scale and its counters, where it changes."""
 
 
 def _joined(
@@ -256,11 +272,17 @@ def _step(
             replaced[_product(trace, stand_in)] = total
         weights[name] = after[Port("parameter", of=name)]
         slots.update({ports[s]: after[ports[s]] for s in own})
+    scaling = now.scaling
+    if scaling:
+        finite = precision.are_finite(trace, found.values())
+        weights = precision.keep_unless(trace, finite, weights, held.weights)
+        slots = precision.keep_unless(trace, finite, slots, held.slots)
+        scaling = precision.grow(trace, problem, finite, scaling)
     held = _Held(weights, slots)
     if layout is not None:
         with trace.part("update"):
             weights = layout.parted(trace, weights[layout.name])
-    return _Now(weights, held, buffers)
+    return _Now(weights, held, buffers, scaling)
 
 
 def _gradients(
@@ -289,9 +311,13 @@ def _gradients(
         values = problem.model.replay(trace, problem.predicted, given, rewrite, infer=known)
     with trace.part("loss"):
         losses = stages.trace_losses(trace, local, values)
-        outputs.update({t.term.total_port: t.total for t in losses})
+        totals = {t.term.total_port: t.total for t in losses}
+    factor: Host | Tensor | float = 1.0 if scale is None else scale
+    loss_scale = precision.loss_scale(problem, now.scaling)
+    if loss_scale is not None:
+        factor = loss_scale  # the rate is not in the seeds then
     with trace.part("backward"):
-        seeds = [(t.predicted, t.gradient(local, 1.0 if scale is None else scale)) for t in losses]
+        seeds = [(t.predicted, t.gradient(local, factor)) for t in losses]
     try:
         with trace.part("backward"):
             found = gradients(seeds, list(now.weights.values()), problem.rules)
@@ -300,8 +326,24 @@ def _gradients(
             f"{error}. Do not train such parameters: params=['*', '!name']"
         ) from None
     buffers = {n: mode.updates.get(n, b) for n, b in now.buffers.items()}
+    own = list(mode.shares) if shares is not None else []
+    if problem.is_lowered:
+        wanted = [*totals.values(), *found, *buffers.values(), *own]
+        new = precision.lower(trace, problem, wanted, now.weights.values(), now.buffers.values())
+        totals = {port: new[t] for port, t in totals.items()}
+        buffers = {n: new[t] for n, t in buffers.items()}
+        own = [new[t] for t in own]
+        found = [new[t] for t in found]
+    if loss_scale is not None:
+        with trace.part("backward"):
+            found = precision.unscaled(found, loss_scale)
+    if now.scaling:
+        finite = precision.are_finite(trace, found)
+        buffers = precision.keep_unless(trace, finite, buffers, now.buffers)
+        own = [trace.op.Where(finite, t, trace.op.Sub(t, t)) for t in own]
+    outputs.update(totals)
     if shares is not None:
-        shares += mode.shares
+        shares += own
     return dict(zip(now.weights, found, strict=True)), buffers
 
 

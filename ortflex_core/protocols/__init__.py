@@ -1,7 +1,7 @@
 """Every kind of plugin: what it must have and what the core promises in return. Read this first.
 
 Owns: the base classes of losses, penalties, adapters, transforms, optimizers, constraints, averages,
-schedules, metrics, data sources, devices, backends, decompositions and process groups; and
+schedules, precisions, metrics, data sources, devices, backends, decompositions and process groups; and
 :mod:`~ortflex_core.protocols.calls`, through which the core calls the formulas of plugins and checks
 what they return.
 
@@ -21,6 +21,7 @@ from ortflex_core.protocols.loss import Loss
 from ortflex_core.protocols.metric import Metric, MetricState
 from ortflex_core.protocols.optimizer import Optimizer
 from ortflex_core.protocols.penalty import Penalty
+from ortflex_core.protocols.precision import Growth, Precision
 from ortflex_core.protocols.process_group import Communicator, ProcessGroup
 from ortflex_core.protocols.schedule import Schedule, ScheduleContext, Unit
 from ortflex_core.protocols.transform import Transform, TransformContext
@@ -37,6 +38,7 @@ __all__ = [
     "Decompositions",
     "Device",
     "Engine",
+    "Growth",
     "LayerBackend",
     "Loss",
     "Losses",
@@ -45,6 +47,7 @@ __all__ = [
     "Optimizer",
     "Passes",
     "Penalty",
+    "Precision",
     "ProcessGroup",
     "Product",
     "Schedule",

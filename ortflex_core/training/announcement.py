@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ortflex_core.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.types import dtype_name, shape_text
 from ortflex_core.views.progress import say
 from ortflex_core.views.summary import Summary
@@ -29,6 +30,21 @@ def announce(trainer: Trainer) -> None:
     _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, trainer.runtime)
     if trainer.hooks.installed:
         _log.info("hooks of installed plugins: %s", ", ".join(trainer.hooks.installed))
+
+
+def announce_skipped(trainer: Trainer) -> None:
+    """Say how many steps the loss scale left out, if it changes and there are any."""
+    problem = trainer.live.problem
+    if SKIPPED_STEPS not in problem.slot_specs or problem.precision is None:
+        return
+    slots = trainer.engine.slots()
+    skipped, made = (int(slots[n]) for n in (SKIPPED_STEPS.label, "step"))
+    if skipped:
+        text = (
+            f"{problem.precision.name}: {skipped} of {made} steps were left out, because a gradient was "
+            f"not finite; the loss scale is {float(slots[LOSS_SCALE.label]):g}"
+        )
+        _log.info("%s", text)
 
 
 def summary(trainer: Trainer) -> Summary:
@@ -59,6 +75,7 @@ def summary(trainer: Trainer) -> Summary:
             dict.fromkeys(_name(a.adapter) for a in getattr(trainer.model, "attachments", ()))
         ),
         "transforms": ", ".join(_name(t.transform) for t in problem.updating.transforms),
+        "precision": _name(problem.precision) if problem.is_lowered else "",
         "metrics": ", ".join(_name(metric) for metric in trainer.setup.metrics),
         "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",
         "backend": f"{trainer.backend_ or 'chosen when the data are known'}, "

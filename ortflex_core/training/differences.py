@@ -135,6 +135,7 @@ _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
     "groups": lambda setup: (setup.problem.updating.groups, setup.problem.penalties),
     "transforms": lambda setup: setup.problem.updating.transforms,
     "constraint": lambda setup: setup.problem.updating.constraints,
+    "precision": lambda setup: setup.problem.precision,
     "averaging": lambda setup: setup.problem.updating.average,
 }
 

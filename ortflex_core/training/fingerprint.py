@@ -135,6 +135,7 @@ def _entries(trainer: Trainer) -> Iterator[Entry]:
         *(("constraints", term.constraint) for term in updating.constraints),
         *(("averages", average) for average in (updating.average,) if average is not None),
         *(("schedules", schedule) for schedule in _with_parts(setup.schedule)),
+        ("precisions", setup.problem.precision),
         ("devices", setup.device),
         *(("losses", loss) for r in setup.requests for loss in _with_parts(r.loss)),
         *(("penalties", term.penalty) for term in setup.problem.penalties),

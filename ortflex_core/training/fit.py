@@ -21,7 +21,7 @@ from ortflex_core.feed.preparation import Preparation
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
-from ortflex_core.training.announcement import announce
+from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.loop import Loop, Plan, beginning
 from ortflex_core.types import Array
@@ -136,6 +136,7 @@ def train(
         history = loop.run()
         if peers is not None:
             peers.any("end", flag=False)
+        announce_skipped(trainer)
         if start is None and (risen := _risen(loop.begun, history)):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",

@@ -172,6 +172,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     model = adapted or model
     optimizer = errors.collect(lambda: get("optimizers", arguments.optimizer))
     schedule = errors.collect(lambda: get("schedules", arguments.schedule))
+    precision = errors.collect(lambda: get("precisions", arguments.precision))
     device = errors.collect(lambda: get("devices", device_spec(arguments.device)))
     metrics = [
         errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
@@ -251,6 +252,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             rules=rules,
             plugins=plugins,
             threads=1 if arguments.threads == "auto" else arguments.threads,
+            precision=precision,
             batch_norm=arguments.batch_norm,
             dropout=arguments.dropout,
             seed=arguments.seed,

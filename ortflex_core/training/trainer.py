@@ -72,6 +72,8 @@ class Trainer:
             constraint}``.
         averaging: a mean of the weights during the training, which predictions, evaluations and
             exports use.
+        precision: the types in which forward and backward pass compute; weights, losses and updates
+            stay in those of the file, float16 and bfloat16 raised to float32.
         device: where the training runs: a device's name; ``name:1`` is the second of its kind.
         backend: what runs the steps; ``auto`` takes the first that supports the problem.
         distributed: the process group of a training in several processes, each of which computes
@@ -132,6 +134,7 @@ class Trainer:
         accumulate: int = 1,
         constraint: Any = None,
         averaging: Any = None,
+        precision: Any = "float32",
         device: Any = "cpu",
         backend: Any = "auto",
         distributed: Any = None,

@@ -15,7 +15,14 @@ import attrs
 import numpy as np
 
 from ortflex_core.data import Batch, Block
-from ortflex_core.engines import Evaluator, ReadLosses, Twins, averaged, start_average
+from ortflex_core.engines import (
+    Evaluator,
+    ReadLosses,
+    Twins,
+    averaged,
+    missing_types,
+    start_average,
+)
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.graph import Key, Program, ports_of
 from ortflex_core.model import buffer_value
@@ -79,7 +86,7 @@ class FusedBackend(Backend):
             _shared(_of_one_batch(problem), 1, problem.batch_size)
         except _REFUSALS as error:
             return [str(error)]
-        return []
+        return missing_types(problem, device)
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> FusedEngine:
         return FusedEngine(problem, device, self.steps_per_run)

@@ -42,7 +42,7 @@ def reasons(problem: Problem, runtime: Runtime) -> list[str]:
 
     The graph that is checked is the one that would be trained, after :func:`rewrite`.
     """
-    blocked = _modes(problem)
+    blocked = precision_reasons(problem) or _modes(problem)
     if blocked:
         return blocked
     try:
@@ -53,6 +53,16 @@ def reasons(problem: Problem, runtime: Runtime) -> list[str]:
     names = names_of(program, problem.parameters)
     obstacle_list = obstacles(program.proto(), names, outputs, runtime)
     return [f"{o.text}. {help_for(problem, o)}".rstrip() for o in obstacle_list]
+
+
+def precision_reasons(problem: Problem) -> list[str]:
+    """Why a gradient that onnxruntime builds does not have the problem's precision."""
+    if not problem.is_lowered or problem.precision is None:
+        return []
+    return [
+        f"onnxruntime builds the backward pass in the types of the file, without precision = "
+        f"{problem.precision.name!r}"
+    ]
 
 
 def names_of(program: Program, parameters: Iterable[str]) -> list[str]:

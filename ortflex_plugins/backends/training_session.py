@@ -158,6 +158,7 @@ class TrainingSessionBackend(Backend):
         doubles = [n for n in problem.parameters if specs[n].dtype != TensorProto.FLOAT]
         if doubles:
             reasons.append(f"TrainingSession trains float32 only, {doubles[0]!r} is float64")
+        reasons += ort_gradients.precision_reasons(problem)
         if not reasons:
             program = training_program(problem, ort_gradients.rewrite(problem))
             names = ort_gradients.names_of(program, problem.parameters)

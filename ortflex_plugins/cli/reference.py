@@ -32,6 +32,7 @@ _INTRODUCTION = {
     "optimizers": "How weights move: `optimizer = …`.",
     "adapters": "Small tensors that are trained next to frozen weights: `adapters = […]`.",
     "transforms": "What happens to gradients before the optimizer sees them: `transforms = […]`.",
+    "precisions": "The types in which forward and backward pass compute: `precision = …`.",
     "constraints": "Where weights may be: `constraint = …`.",
     "averages": "Means of the weights during the training: `averaging = …`.",
     "devices": "Where tensors live: `device = …`.",

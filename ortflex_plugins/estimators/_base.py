@@ -28,6 +28,7 @@ from ortflex_plugins.estimators._networks import perceptron, single
 from ortflex_plugins.estimators._stopping import Stopping
 
 _FLOATS = [np.float64, np.float32]
+_TYPES = ("auto", "float32", "float64")
 _MOST_ROWS = 200
 # float64 data of at most this many numbers are trained on in float64: it costs almost nothing.
 _SMALL = 10_000
@@ -63,7 +64,7 @@ class OrtEstimator(BaseEstimator):
     early_stopping: bool = attrs.field(default=False, kw_only=True)
     validation_fraction: float = attrs.field(default=0.1, kw_only=True)
     warm_start: bool = attrs.field(default=False, kw_only=True)
-    precision: str = attrs.field(default="auto", kw_only=True)
+    precision: Any = attrs.field(default="auto", kw_only=True)
     device: Any = attrs.field(default="cpu", kw_only=True)
     backend: Any = attrs.field(default="auto", kw_only=True)
     callbacks: Sequence[Any] = attrs.field(default=(), kw_only=True)
@@ -192,7 +193,7 @@ class OrtEstimator(BaseEstimator):
         """The element type of a built model."""
         if self.precision == "auto":
             return np.float64 if X.dtype == np.float64 and X.size <= _SMALL else np.float32
-        return np.float64 if self.precision == "float64" else np.float32
+        return np.float64 if self.precision == "float64" else np.float32  # of the masters
 
     def _use(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
@@ -233,6 +234,7 @@ class OrtEstimator(BaseEstimator):
             "loss": loss,
             "penalty": penalty,
             "batch_size": size,
+            "precision": "float32" if self.precision in _TYPES else self.precision,
             "seed": seed,
             "callbacks": [*self.callbacks, *(["epoch_line"] if self.verbose else [])],
             **self._arguments(),
@@ -381,5 +383,6 @@ OWN_DEFAULTS: Mapping[str, Any] = {
     "loss": None,  # None: the loss that fits the targets
     "optimizer": "adam",
     "batch_size": "auto",
+    "precision": "auto",  # the type of a built model, which is trained as it is
 }
 """Defaults of the estimators that differ from the Trainer's: those of scikit-learn's MLPs."""

@@ -12,6 +12,7 @@ import numpy as np
 from ortflex_core.config import Arguments
 from ortflex_core.errors import suggest
 from ortflex_core.problem import loss_tables
+from ortflex_core.protocols import Precision
 from ortflex_plugins.estimators._networks import ACTIVATIONS
 
 
@@ -33,8 +34,8 @@ def check(estimator: Any) -> None:
             "a number > 0 and < 1",
         ),
         "precision": (
-            e.precision in ("auto", "float32", "float64"),
-            "'auto', 'float32' or 'float64'",
+            isinstance(e.precision, str | Mapping | Precision),
+            "'auto', 'float32', 'float64' or a precision of the Trainer",
         ),
         "activation": (e.activation in ACTIVATIONS, f"one of {', '.join(ACTIVATIONS)}"),
         "hidden_layer_sizes": (

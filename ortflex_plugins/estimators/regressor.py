@@ -37,7 +37,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
             the best score on them.
         warm_start: fit starts from the weights of the last fit.
         precision: ``"float32"`` or ``"float64"`` of a built model; ``"auto"`` is float64 where X is and
-            has at most 10,000 numbers.
+            has at most 10,000 numbers; or a precision of the Trainer, over float32 weights.
         callbacks: objects with hooks, or names of callbacks.
         options: further arguments of the Trainer, ``{"clip_norm": 1.0}``.
         verbose: a line per epoch.

@@ -1,0 +1,110 @@
+"""Precisions: the types in which the forward and the backward pass compute."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, ClassVar, Literal
+
+import attrs
+from onnx import TensorProto
+
+from ortflex_core.component import Component
+
+Place = Literal["short", "same", "wide"]
+"""Where an operator computes: in the short type, in that of what it reads, or in float32."""
+
+PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
+"""Operators that gain from a short type: their sums are made in float32 inside of a kernel."""
+FOLLOWERS = frozenset(
+    {
+        "Abs",
+        "Add",
+        "Clip",
+        "Concat",
+        "DepthToSpace",
+        "Div",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Expand",
+        "Flatten",
+    }
+    | {"Gather", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity"}
+    | {
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "MaxPool",
+        "Min",
+        "Mish",
+        "Mul",
+        "Neg",
+        "Not",
+        "PRelu",
+    }
+    | {
+        "Pad",
+        "Relu",
+        "Reshape",
+        "Selu",
+        "Shape",
+        "Sigmoid",
+        "Sign",
+        "Size",
+        "Slice",
+        "SpaceToDepth",
+    }
+    | {"Split", "Squeeze", "Sub", "Tanh", "Tile", "Transpose", "Unsqueeze", "Where"}
+)
+"""Operators that work element by element, or only move elements: they keep the type of what they read."""
+
+
+@attrs.frozen(kw_only=True)
+class Growth:
+    """A loss scale that is found during the training, as large as the gradients allow.
+
+    It is doubled after ``steps`` updates in a row with finite gradients, up to ``most``. Where a gradient
+    is not finite, it is halved and the update is left out.
+    """
+
+    steps: int = 2000
+    most: float = 2.0**24
+
+
+@attrs.frozen(kw_only=True)
+class Precision(Component, abc.ABC):
+    """The types in which the forward and the backward pass of a step compute.
+
+    Weights, slots, losses, penalties, transforms and updates are those of the file, float32 or
+    float64, and so are evaluations and predictions. A tensor of float32 is cast where an operator of
+    another place reads it: a weight where it enters the forward pass. float64 is never changed.
+    """
+
+    dtype: ClassVar[int] = TensorProto.FLOAT
+    """The ONNX element type of operators in the place "short"; float32 changes nothing."""
+
+    def place(self, op_type: str) -> Place:
+        """Where a standard operator of the forward or backward pass computes.
+
+        "short" is :attr:`dtype`; "same" is :attr:`dtype` if everything that it reads is of that type
+        or a constant or weight that can be cast to it; "wide" is float32. Operators outside the
+        standard, and those with subgraphs, are always wide, and so are losses.
+        """
+        if op_type in PRODUCTS:
+            return "short"
+        return "same" if op_type in FOLLOWERS else "wide"
+
+    @property
+    def scale(self) -> Any:
+        """The factor of the losses in the backward pass; gradients are divided by it in float32.
+
+        A number, a field that was declared with ``hyper()``, or None for no factor. With a
+        :attr:`growth` it is the factor of the first step.
+        """
+        return None
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the factor changes during the training; None if it does not."""
+        return None

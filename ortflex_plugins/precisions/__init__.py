@@ -1,0 +1,1 @@
+"""Precisions: the types in which the forward and the backward pass compute."""

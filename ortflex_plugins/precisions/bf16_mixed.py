@@ -1,0 +1,32 @@
+"""The precision ``bf16_mixed``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+from onnx import TensorProto
+
+from ortflex_core.protocols import Precision
+
+
+@attrs.frozen(kw_only=True)
+class Bf16Mixed(Precision):
+    """Matrix products and convolutions in bfloat16, with float32 masters.
+
+    ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, 8 bits. Elementwise operators between
+    products stay in bfloat16; softmax, normalizations, reductions, losses and updates are in
+    float32. bfloat16 has the
+    range of float32, so that no loss scale is needed.
+
+    onnxruntime has no bfloat16 arithmetic on a CPU; a backend that cannot run it says so.
+
+    >>> Bf16Mixed().describe()
+    {'name': 'bf16_mixed'}
+
+    Source: ``torch.autocast(dtype=torch.bfloat16)``; Kalamkar et al., A Study of BFLOAT16
+    for Deep Learning Training, 2019.
+    """
+
+    name: ClassVar[str] = "bf16_mixed"
+    dtype: ClassVar[int] = TensorProto.BFLOAT16

@@ -1,0 +1,20 @@
+"""The precision ``float32``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import attrs
+
+from ortflex_core.protocols import Precision
+
+
+@attrs.frozen(kw_only=True)
+class Float32(Precision):
+    """Everything in the types of the file: float32, and float64 where the file has it.
+
+    >>> Float32().describe()
+    {'name': 'float32'}
+    """
+
+    name: ClassVar[str] = "float32"

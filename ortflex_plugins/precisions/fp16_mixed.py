@@ -1,0 +1,63 @@
+"""The precision ``fp16_mixed``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+from onnx import TensorProto
+
+from ortflex_core.component import hyper, is_count, number
+from ortflex_core.protocols import Growth, Precision
+
+
+def _check_count(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value):
+        raise ValueError(f"Fp16Mixed.{attribute.name} must be an integer >= 1, got {value!r}")
+
+
+def _check_flag(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"Fp16Mixed.{attribute.name} must be True or False, got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class Fp16Mixed(Precision):
+    """Matrix products and convolutions in float16, with float32 masters and a loss scale.
+
+    ``h = cast(x)·cast(W)``, where ``cast`` rounds to float16; ``∂L/∂W = cast(∂(s·L)/∂W) / s``. Elementwise
+    operators between products stay in float16; softmax, normalizations, reductions, losses and updates
+    are in float32. Gradients below 6e-8 are zero in float16: the loss scale s lifts them.
+
+    With ``dynamic`` s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row with
+    finite gradients, and is halved where one is not finite; that update is left out: weights, slots and
+    statistics stay, the counter of steps goes on. s and its counters are state of the optimizer, in
+    checkpoints, too. Without ``dynamic`` s stays, and gradients that are not finite end the training.
+
+    Raises:
+        ValueError: ``loss_scale`` is not positive, ``growth_steps`` no count, or ``dynamic`` no boolean.
+
+    >>> Fp16Mixed(loss_scale=1024.0).describe()
+    {'name': 'fp16_mixed', 'loss_scale': 1024.0}
+
+    Source: Micikevicius et al., Mixed Precision Training, 2018; ``torch.amp.GradScaler``.
+    """
+
+    name: ClassVar[str] = "fp16_mixed"
+    dtype: ClassVar[int] = TensorProto.FLOAT16
+
+    loss_scale: float = hyper(
+        default=65536.0, validator=number(gt=0), help="the factor of the losses, at the start"
+    )
+    dynamic: bool = attrs.field(default=True, validator=_check_flag)
+    growth_steps: int = attrs.field(default=2000, validator=_check_count)
+
+    @property
+    def scale(self) -> Any:
+        """The loss scale, at the start if it is dynamic."""
+        return self.loss_scale
+
+    @property
+    def growth(self) -> Growth | None:
+        """Its growth, if it is dynamic."""
+        return Growth(steps=self.growth_steps) if self.dynamic else None
