@@ -21,7 +21,7 @@ from ortflex_core.protocols.loss import Loss
 from ortflex_core.protocols.metric import Metric, MetricState
 from ortflex_core.protocols.optimizer import Optimizer
 from ortflex_core.protocols.penalty import Penalty
-from ortflex_core.protocols.precision import Growth, Precision
+from ortflex_core.protocols.precision import Growth, Place, Precision
 from ortflex_core.protocols.process_group import Communicator, ProcessGroup
 from ortflex_core.protocols.schedule import Schedule, ScheduleContext, Unit
 from ortflex_core.protocols.transform import Transform, TransformContext
@@ -47,6 +47,7 @@ __all__ = [
     "Optimizer",
     "Passes",
     "Penalty",
+    "Place",
     "Precision",
     "ProcessGroup",
     "Product",

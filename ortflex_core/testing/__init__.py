@@ -33,11 +33,13 @@ from ortflex_core.testing.callback import CallbackKit
 from ortflex_core.testing.constraint import ConstraintKit
 from ortflex_core.testing.decomposition import DecompositionCase, DecompositionKit
 from ortflex_core.testing.device import DeviceKit
+from ortflex_core.testing.emulated import Emulated
 from ortflex_core.testing.gradient import GradientCase, GradientKit
 from ortflex_core.testing.loss import LossKit
 from ortflex_core.testing.metric import MetricKit
 from ortflex_core.testing.optimizer import OptimizerKit
 from ortflex_core.testing.penalty import PenaltyKit
+from ortflex_core.testing.precision import PrecisionKit
 from ortflex_core.testing.process_group import ProcessGroupKit
 from ortflex_core.testing.schedule import ScheduleKit
 from ortflex_core.testing.source import DataSourceKit
@@ -53,12 +55,14 @@ __all__ = [
     "DecompositionCase",
     "DecompositionKit",
     "DeviceKit",
+    "Emulated",
     "GradientCase",
     "GradientKit",
     "LossKit",
     "MetricKit",
     "OptimizerKit",
     "PenaltyKit",
+    "PrecisionKit",
     "ProcessGroupKit",
     "ScheduleKit",
     "ThreadGroup",

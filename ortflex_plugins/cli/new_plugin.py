@@ -19,6 +19,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "transform": ("transforms", 'Train with it: `transforms = ["{name}"]`.'),
     "constraint": ("constraints", 'Train with it: `constraint = "{name}"`.'),
     "average": ("averages", 'Train with it: `averaging = "{name}"`.'),
+    "precision": ("precisions", 'Train in it: `precision = "{name}"`.'),
     "metric": ("metrics", 'Use it: `metrics = ["{name}"]`.'),
     "data": ("data", 'Train on it: `data = {{ name = "{name}", path = "numbers.txt" }}`.'),
     "callback": ("callbacks", 'Train with it: `callbacks = ["{name}"]`.'),
@@ -54,9 +55,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.
 
-    KIND is loss, penalty, schedule, optimizer, transform, constraint, average, metric, data, callback,
-    device, backend, process_group, gradient or decomposition. The plugin works as it is: replace its
-    formula with yours.
+    KIND is loss, penalty, schedule, optimizer, transform, constraint, average, precision, metric, data,
+    callback, device, backend, process_group, gradient or decomposition. The plugin works as it is:
+    replace its formula with yours.
     """
     from ortflex_core.files import make_folder, write_bytes
 

@@ -13,6 +13,8 @@ from ortflex_core.protocols import Precision
 class Float32(Precision):
     """Everything in the types of the file: float32, and float64 where the file has it.
 
+    ``h = x·W``, without any cast; float16 and bfloat16 files are raised to float32 before.
+
     >>> Float32().describe()
     {'name': 'float32'}
     """

@@ -38,7 +38,7 @@ class Fp16Mixed(Precision):
         ValueError: ``loss_scale`` is not positive, ``growth_steps`` no count, or ``dynamic`` no boolean.
 
     >>> Fp16Mixed(loss_scale=1024.0).describe()
-    {'name': 'fp16_mixed', 'loss_scale': 1024.0}
+    {'name': 'fp16_mixed', 'loss_scale': 1024.0, 'dynamic': True, 'growth_steps': 2000}
 
     Source: Micikevicius et al., Mixed Precision Training, 2018; ``torch.amp.GradScaler``.
     """

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, shape_inference
 
 from ortflex_core import Trainer
 from ortflex_core.errors import Unsupported
+from ortflex_core.testing.emulated import Emulated
 from tests import half_models, models
 from tests.core.test_checkpoint import SaveAt
-from tests.emulation import Emulated
 from tests.training import make, plugins, regression, same, usable
 
 FP16, BF16 = "fp16_mixed", "bf16_mixed"

@@ -61,6 +61,7 @@ _KINDS = {
     "transforms": "transforms",
     "constraints": "constraint",
     "averages": "averaging",
+    "precisions": "precision",
     "metrics": "metrics",
     "callbacks": "callbacks",
     "devices": "device",

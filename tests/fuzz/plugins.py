@@ -85,6 +85,9 @@ CLASSES = {
         "class Plugin(ProcessGroup):\n    @classmethod\n    def unavailable(cls, environ):\n"
         "        return []\n    def join(self):\n        {body}"
     ),
+    "precisions": (
+        "class Plugin(Precision):\n    dtype = 10\n    def place(self, op_type):\n        {body}"
+    ),
     "data": "class Plugin(DataSource):\n    def load(self):\n        {body}",
     "metrics": (
         "class Plugin(Metric):\n    better = 'lower'\n    def start(self):\n        return self\n"
@@ -145,6 +148,7 @@ SHAPES = {
     "backends": "return True",
     "data": "return [object()]",
     "process_groups": "return 3",
+    "precisions": "return 'half'",
 }
 """Results of the right type that are wrong otherwise."""
 
@@ -300,6 +304,7 @@ _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "devices": lambda name: {"device": name},
     "backends": lambda name: {"backend": name},
     "data": lambda name: {"data": name},
+    "precisions": lambda name: {"precision": name},
     "process_groups": lambda name: {"distributed": name},
     "metrics": lambda name: {"metrics": [name]},
     "callbacks": lambda name: {"callbacks": [name]},

@@ -23,6 +23,7 @@ from ortflex_core.testing import (
     MetricKit,
     OptimizerKit,
     PenaltyKit,
+    PrecisionKit,
     ScheduleKit,
     TransformKit,
 )
@@ -176,6 +177,12 @@ class TestAverages(AverageKit):
     @pytest.fixture
     def reference(self, component: Any) -> Any:
         return reference_of(component, "averages")
+
+
+class TestPrecisions(PrecisionKit):
+    @pytest.fixture(params=ours("precisions"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
 
 
 CLASSES = ("accuracy", "top_k", "f1", "roc_auc")

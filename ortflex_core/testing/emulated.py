@@ -1,7 +1,7 @@
-"""A backend that runs our graphs by onnx's reference evaluator, which rounds every tensor to its type.
+"""A backend that rounds every tensor to its type: onnx's reference evaluator.
 
-onnxruntime's CPU provider has no bfloat16 arithmetic and removes Casts around float16: it shows neither
-rounding nor overflow; this one does, slowly.
+onnxruntime has no bfloat16 arithmetic on a CPU, and there it removes Casts around float16, so that neither
+rounding nor overflow shows. This one shows both, slowly.
 """
 
 from __future__ import annotations
@@ -14,44 +14,41 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflex_core.engines import HostEngine
-from ortflex_core.graph import Program
-from ortflex_core.problem import Problem
+from ortflex_core.engines.array_engine import HostEngine
+from ortflex_core.graph.program import Program
+from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Backend, Device
-from ortflex_core.runtime import Runtime
+from ortflex_core.runtime.installation import Runtime
+from ortflex_core.types import Array
 
-Array = np.ndarray[Any, Any]
 
-
-class MatMul(OpRun):  # type: ignore[misc]
+class MatMul(OpRun):
     """A product whose sum is made in float32 and rounded once, as kernels do it."""
 
     def _run(self, a: Array, b: Array) -> tuple[Array]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return (np.matmul(wide(a), wide(b)).astype(a.dtype),)
+        return (np.matmul(_wide(a), _wide(b)).astype(a.dtype),)
 
 
-class Gemm(OpRun):  # type: ignore[misc]
+class Gemm(OpRun):
     """The same with two factors and a third matrix."""
 
     def _run(self, a: Array, b: Array, c: Any = None, **settings: Any) -> tuple[Array]:
-        left = wide(a).T if settings.get("transA") else wide(a)
-        right = wide(b).T if settings.get("transB") else wide(b)
-        with np.errstate(over="ignore", invalid="ignore"):
-            out = (settings.get("alpha") or 1.0) * (left @ right)
-            if c is not None:
-                beta = settings.get("beta")
-                out = out + (1.0 if beta is None else beta) * wide(c)
-            return (out.astype(a.dtype),)
+        left = _wide(a).T if settings.get("transA") else _wide(a)
+        right = _wide(b).T if settings.get("transB") else _wide(b)
+        alpha, beta = (1.0 if settings.get(n) is None else settings[n] for n in ("alpha", "beta"))
+        out = alpha * (left @ right)
+        if c is not None:
+            out = out + beta * _wide(c)
+        return (out.astype(a.dtype),)
 
 
-def wide(array: Array) -> Array:
+def _wide(array: Array) -> Array:
     """Half types in float32."""
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
 def execute(program: Program, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a program."""
+    """Run a program on arrays; every tensor is rounded to its type."""
     runner = ReferenceEvaluator(program.proto(), new_ops=[MatMul, Gemm])
     with np.errstate(all="ignore"):
         results = runner.run(None, dict(feeds))
@@ -60,7 +57,11 @@ def execute(program: Program, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 @attrs.frozen(kw_only=True)
 class Emulated(Backend):
-    """Steps by the reference evaluator."""
+    """Steps by the reference evaluator: for tests, not for training.
+
+    >>> Emulated().describe()
+    {'name': 'emulated'}
+    """
 
     name: ClassVar[str] = "emulated"
 
@@ -70,7 +71,7 @@ class Emulated(Backend):
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
-        """Whatever has rules."""
+        """Whatever has gradient rules."""
         return HostEngine.reasons(problem)
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> HostEngine:
