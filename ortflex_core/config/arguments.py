@@ -150,7 +150,7 @@ class Arguments:
         check=check_count,
     )
     constraint: Any = argument(
-        "where weights may be: one constraint on all, or ``{parameter glob: constraint}``",
+        "a constraint applied to the weights after each step: one for all, or ``{parameter glob: constraint}``",
         None,
         kind=COMPONENT + ", or {glob of parameters = constraint}",
         of="constraints",

@@ -68,8 +68,8 @@ class Trainer:
         transforms: what happens to gradients after these bounds: one or several, in this order.
         accumulate: how many batches make a step, of every process; their gradients are those of one
             large batch.
-        constraint: where weights may be: one constraint on all, or ``{parameter glob:
-            constraint}``.
+        constraint: a constraint applied to the weights after each step: one for all, or
+            ``{parameter glob: constraint}``.
         averaging: a mean of the weights during the training, which predictions, evaluations and
             exports use.
         precision: the types in which forward and backward pass compute; weights, losses and updates
