@@ -150,7 +150,8 @@ class Arguments:
         check=check_count,
     )
     constraint: Any = argument(
-        "a constraint applied to the weights after each step: one for all, or ``{parameter glob: constraint}``",
+        "a constraint applied to the weights after each step: one for all, or ``{parameter glob: "
+        "constraint}``",
         None,
         kind=COMPONENT + ", or {glob of parameters = constraint}",
         of="constraints",
