@@ -204,6 +204,8 @@ class _Work:
                 if value is not None:
                     constants[node.output[0]] = value
             made, types = self._decomposed(node, values, constants)
+            if not made and node.domain == APART:
+                node.domain = ""
             nodes.extend(made or [node])
             results = [] if made else _retraced(trace, node, values)
             for k, name in enumerate(node.output):
@@ -223,7 +225,7 @@ class _Work:
         if not _outside(node, self.opsets.get("", 0)):
             return [], []
         if key not in self._stays:
-            self._stays[key] = self.ruled(self.plugins, key)
+            self._stays[key] = bool(key[0]) and self.ruled(self.plugins, key)
         if self._stays[key]:
             return [], []
         if key not in self.formulas:

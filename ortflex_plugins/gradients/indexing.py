@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from ortflex_core.autodiff import (
     Gradient,
@@ -35,6 +36,8 @@ def _gather(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
         moved = op.Gather(positions(op, x), index, axis=node.axis)
         return [put_back(op, whole, moved, x), None]
     axis = node.axis % x.rank
+    if index.dtype != TensorProto.INT64:  # which ScatterND requires
+        index = op.Cast(index, to=TensorProto.INT64)
     places = op.Unsqueeze(index, axes=[-1])
     if axis == 0:
         return [op.ScatterND(zeros_like(op, x), places, whole, reduction="add"), None]

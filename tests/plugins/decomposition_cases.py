@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from ortflex_core.testing import DecompositionCase
@@ -96,9 +97,196 @@ def convolution() -> list[Case]:
     return cases
 
 
+def whole(*rows: Any) -> Array:
+    return np.array(rows, np.int32)
+
+
+def normalization() -> list[Case]:
+    b, s, h = 2, 3, 6
+    skip = "SkipLayerNormalization"
+    simplified = "SkipSimplifiedLayerNormalization"
+    sums = (True, False, False, True)
+    cases = [
+        call(skip, draw(b, s, h), draw(b, s, h), draw(h), draw(h), draw(h), epsilon=1e-5),
+        attrs.evolve(call(skip, draw(b, s, h), draw(s, h), draw(h)), outputs=sums),
+        attrs.evolve(call(skip, draw(b, s, h), draw(1, s, h), draw(h), draw(h)), opset=14),
+        call(simplified, draw(b, s, h), draw(b, s, h), draw(h), epsilon=1e-3),
+        attrs.evolve(
+            call(simplified, draw(b, s, h), draw(b, s, h), draw(h), draw(h)), outputs=sums
+        ),
+    ]
+    for op_type, inputs, settings, opset in (
+        ("SimplifiedLayerNormalization", [draw(h)], {"axis": -1, "stash_type": 1}, 17),
+        ("SimplifiedLayerNormalization", [draw(s, h)], {"axis": 1, "epsilon": 1e-3}, 14),
+        ("LayerNormalization", [draw(h), draw(h)], {"axis": -1, "epsilon": 1e-3}, 14),
+        ("LayerNormalization", [draw(h)], {}, 13),
+    ):
+        made = call(op_type, draw(b, s, h), *inputs, **settings)
+        cases.append(attrs.evolve(made, domain="", opset=opset))
+    ids, segments = whole([1, 4, 2], [0, 6, 6]), whole([0, 1, 1], [0, 0, 1])
+    mask, positions = whole([1, 1, 0], [1, 1, 1]), whole([2, 0, 1])
+    tables = [draw(7, h), draw(4, h), draw(2, h), draw(h), draw(h)]
+    without = [tables[0], tables[1], None, tables[3], tables[4]]
+    embed = "EmbedLayerNormalization"
+    cases += [
+        attrs.evolve(call(embed, ids, segments, *tables, mask), outputs=(True, True)),
+        attrs.evolve(call(embed, ids, None, *without, epsilon=1e-5), outputs=(True,) * 3),
+        call(embed, ids, segments, *tables, mask, np.concatenate([positions] * 2)),
+    ]
+    return cases
+
+
+def of_heads() -> list[Case]:
+    """Attention with all weights in one product."""
+    b, s, h, n = 2, 4, 6, 3
+    weights, bias, x = draw(h, 3 * h), draw(3 * h), draw(b, s, h)
+    raw = whole([1, 1, 1, 0], [0, 1, 1, 1])
+    cases = [
+        call("Attention", x, draw(h, 14), draw(14), num_heads=2, qkv_hidden_sizes=[4, 4, 6]),
+        call("Attention", x, weights, None, num_heads=n, scale=0.3),
+    ]
+    for causal in (0, 1):
+        settings = {"num_heads": n, "unidirectional": causal}
+        for mask, more in (
+            (None, {}),
+            (raw, {}),
+            (raw, {"mask_filter_value": -3.0}),
+            (whole(3, 2), {}),
+            (whole(3, 4, 1, 0), {}),
+            (RNG.integers(0, 2, (b, s, s)).astype(np.int32), {"mask_filter_value": -3.0}),
+        ):
+            cases.append(call("Attention", x, weights, bias, mask, **settings, **more))
+        cases += [
+            call("Attention", x, weights, bias, None, None, draw(*shape), **settings)
+            for shape in ((b, n, s, s), (1, n, s, s), (1, 1, s, s))
+        ]
+        past = draw(2, b, n, 3, h // n)
+        mask = whole([1] * 7, [0] + [1] * 6)
+        made = call("Attention", x, weights, bias, mask, past, **settings)
+        cases.append(attrs.evolve(made, outputs=(True, True)))
+    return cases
+
+
+def apart() -> list[Case]:
+    """Attention of queries, keys and values that are inputs."""
+    b, s, n, t, op = 2, 4, 3, 5, "MultiHeadAttention"
+    q, k, v = draw(b, s, 6), draw(b, t, 6), draw(b, t, 6)
+    square = [draw(b, s, 6) for _ in range(3)]
+    mask = whole([1, 1, 1, 1, 0], [0, 1, 1, 1, 1])
+    cube = RNG.integers(0, 2, (b, s, t)).astype(np.int32)
+    whole_bias = draw(18)
+    cases = [
+        call(op, q, k, v, whole_bias, mask, num_heads=n),
+        call(op, q, k, v, None, whole(4, 2), num_heads=n),
+        call(op, q, k, v, None, cube, num_heads=n, mask_filter_value=-2.0),
+        call(op, q, k, v, None, mask, draw(b, n, s, t), num_heads=n),
+        call(op, q, k, v, None, None, draw(1, 1, s, t), num_heads=n),
+        call(op, q, draw(b, n, t, 2), draw(b, n, t, 2), num_heads=n),
+        call(op, q, draw(b, s, 6), draw(b, s, 9), draw(21), num_heads=n),
+    ]
+    for causal in (0, 1):
+        settings = {"num_heads": n, "unidirectional": causal}
+        cases.append(call(op, *square, draw(18), scale=0.2, **settings))
+        past = [draw(b, n, 3, 2), draw(b, n, 3, 2)]
+        made = call(op, *square, None, None, None, *past, **settings)
+        cases.append(attrs.evolve(made, outputs=(True, True, True)))
+    return cases + packed()
+
+
+def packed() -> list[Case]:
+    """Packed forms, which have a kernel on CUDA alone: attention written out is the reference."""
+
+    def reference(x: Array, y: Array | None = None) -> Array:
+        parts = [x[:, :, :, j] for j in range(3)] if y is None else [x.reshape(2, 4, 3, 2)]
+        parts += [] if y is None else [y[:, :, :, j] for j in range(2)]
+        q, k, v = (part.transpose(0, 2, 1, 3) for part in parts)
+        scores = q @ k.swapaxes(-1, -2) / np.float32(np.sqrt(2))
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        out = (weights / weights.sum(-1, keepdims=True)) @ v
+        return np.asarray(out.transpose(0, 2, 1, 3).reshape(2, 4, 6))
+
+    made = [
+        call("MultiHeadAttention", draw(2, 4, 3, 3, 2), num_heads=3),
+        call("MultiHeadAttention", draw(2, 4, 6), draw(2, 5, 3, 2, 2), num_heads=3),
+    ]
+    return [attrs.evolve(case, reference=reference) for case in made]
+
+
+def groups() -> list[Case]:
+    b, s, h, n, g, op = 2, 4, 16, 4, 2, "GroupQueryAttention"
+    lengths, total = whole(s - 1, s - 1), np.array([s], np.int32)
+    q, k, v = draw(b, s, n * h), draw(b, s, g * h), draw(b, s, g * h)
+    angles = [draw(9, h // 2), draw(9, h // 2)]
+    settings: dict[str, Any] = {"num_heads": n, "kv_num_heads": g}
+    none = [None, None]
+    places = np.array([[0, 1, 2, 3], [1, 2, 3, 4]], np.int64)
+    every = (True, True, True)
+    cases = [
+        call(op, q, k, v, *none, lengths, total, **settings),
+        call(op, q, k, v, *none, whole(1, 3), total, **settings),
+        call(op, draw(b, s, 8 * h), *none, *none, lengths, total, scale=0.2, **settings),
+        call(op, q, k, v, *none, lengths, total, *angles, do_rotary=1, **settings),
+        call(op, q, k, v, *none, lengths, total, *angles, places, do_rotary=1, **settings),
+        call(
+            op,
+            *(q, k, v, *none, lengths, total, *angles),
+            do_rotary=1,
+            rotary_interleaved=1,
+            **settings,
+        ),
+        call(op, q, k, v, *none, lengths, total, local_window_size=2, softcap=5.0, **settings),
+        call(op, q, k, v, *none, lengths, total, smooth_softmax=1, **settings),
+        call(op, q, k, v, *none, lengths, total, *none, None, draw(b, n, s, s), **settings),
+        call(op, q, k, v, *none, lengths, total, *none, None, None, draw(n), **settings),
+    ]
+    return [attrs.evolve(case, outputs=every, tolerance=2e-5) for case in cases]
+
+
+def rotary() -> list[Case]:
+    cases = []
+    for x in (draw(2, 4, 24), draw(2, 3, 4, 8)):
+        for interleaved in (0, 1):
+            for places in (np.array([1]), RNG.integers(0, 9, (2, 4))):
+                made = call("RotaryEmbedding", x, places, draw(9, 4), draw(9, 4))
+                cases.append(attrs.evolve(made, attributes={"interleaved": interleaved}))
+        cases.append(
+            call(
+                "RotaryEmbedding",
+                *(x, np.array([1]), draw(9, 2), draw(9, 2)),
+                rotary_embedding_dim=4,
+                num_heads=3,
+            )
+        )
+    return cases
+
+
+def quantization() -> list[Case]:
+    cases = []
+    for bits in (2, 4, 8):
+        for width, block in ((32, 16), (40, 16)):
+            blocks, rows = -(-width // block), 3
+            made = RNG.integers(0, 256, (rows, blocks, block * bits // 8)).astype(np.uint8)
+            zeros = RNG.integers(0, 256, rows * -(-blocks * bits // 8)).astype(np.uint8)
+            scales = draw(rows * blocks, scale=0.1)
+            settings = {"K": width, "N": rows, "bits": bits, "block_size": block}
+            own = [
+                [draw(2, width), made, scales],
+                [draw(2, 2, width), made, scales, zeros, None, draw(rows)],
+            ]
+            if bits == 4:
+                own.append([draw(2, width), made, scales, draw(rows * blocks)])
+            for inputs in own:
+                case = call("MatMulNBits", *inputs, **settings)
+                cases.append(attrs.evolve(case, constants=(1, 2, 3), tolerance=1e-4))
+    return cases
+
+
 FAMILIES: Mapping[str, Sequence[Case]] = {
     "activations": activations(),
     "matmul": matmul(),
     "convolution": convolution(),
+    "normalization": normalization(),
+    "attention": [*of_heads(), *apart(), *groups(), *rotary()],
+    "quantization": quantization(),
 }
 """The cases of each family of ours."""

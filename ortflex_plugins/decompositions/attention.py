@@ -1,0 +1,342 @@
+"""Decompositions of attention in onnxruntime's forms, and of rotary positions.
+
+Source: Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245 (groups of queries).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import TensorProto
+
+from ortflex_core.errors import NotDecomposed
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Call, Decompositions
+from ortflex_plugins.decompositions._rotation import angles, part, rotate
+
+DECOMPOSITIONS = Decompositions()
+
+_LOWEST = -3.4028234e38
+
+
+def _size(op: Ops, x: Tensor, axis: int) -> Tensor:
+    """The size of an axis, a scalar."""
+    return op.Gather(op.Shape(x), op.constant(axis))
+
+
+def _heads(op: Ops, x: Tensor, count: int) -> Tensor:
+    """[B, S, N·h] as [B, N, S, h]."""
+    return op.Transpose(op.Reshape(x, op.constant([0, 0, count, -1])), perm=[0, 2, 1, 3])
+
+
+def _joined(op: Ops, x: Tensor) -> Tensor:
+    """[B, N, S, h] as [B, S, N·h]."""
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), op.constant([0, 0, -1]))
+
+
+def _scaled(op: Ops, q: Tensor, scale: float) -> Tensor:
+    """The queries times ``scale``, or divided by the root of the head size if that is 0."""
+    if scale:
+        return q * scale
+    size = (q.shape or (None,))[-1]
+    if isinstance(size, int):
+        return q * (1 / math.sqrt(size))
+    return q / op.Sqrt(op.Cast(_size(op, q, -1), to=q.dtype))
+
+
+def _steps(op: Ops, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """The positions of queries, [S, 1], and of keys, [1, T]: the last query is the last key."""
+    total, length = _size(op, k, 2), _size(op, q, 2)
+    zero, one = op.constant(0), op.constant(1)
+    rows = op.Unsqueeze(op.Range(total - length, total, one), axes=[1])
+    return rows, op.Unsqueeze(op.Range(zero, total, one), axes=[0])
+
+
+def _probabilities(op: Ops, scores: Tensor, sink: Tensor | None = None) -> Tensor:
+    """Softmax over the keys; a sink is one key more, [N] or a scalar, that has no value."""
+    if sink is None:
+        return op.Softmax(scores, axis=-1)
+    column = op.ReduceMax(scores, axes=[-1], keepdims=1) * 0.0
+    column = column + (op.Reshape(sink, op.constant([1, -1, 1, 1])) if sink.rank else sink)
+    return part(op, op.Softmax(op.Concat(scores, column, axis=-1), axis=-1), 0, -1)
+
+
+def _masked(op: Ops, mask: Tensor, filled: float, batch: Tensor, total: Tensor) -> Tensor:
+    """What is added to scores: ``filled`` where a key is left out, broadcastable to [B, N, S, T]."""
+    if mask.rank == 1:
+        columns = op.Unsqueeze(op.Range(op.constant(0), total, op.constant(1)), axes=[0])
+        lengths = op.Cast(mask, to=TensorProto.INT64)
+        first, second = op.Unsqueeze(batch, axes=[0]), op.Unsqueeze(batch * 2, axes=[0])
+        ends = op.Slice(lengths, op.constant([0]), first)
+        keep = op.Less(columns, op.Unsqueeze(ends, axes=[1]))
+        # First positions are in the second half, if there is one, else they are 0.
+        starts = op.Slice(op.Concat(lengths, lengths * 0, axis=0), first, second)
+        keep = op.And(keep, op.Not(op.Less(columns, op.Unsqueeze(starts, axes=[1]))))
+        axes = [1, 2]
+    elif mask.rank in (2, 3):
+        keep = op.Greater(op.Cast(mask, to=TensorProto.FLOAT), 0.0)
+        axes = [1, 2] if mask.rank == 2 else [1]
+    else:
+        raise NotDecomposed(f"with a mask of rank {mask.rank}")
+    added = op.Where(keep, op.constant(0.0), op.constant(filled))
+    return op.Unsqueeze(added, axes=axes)
+
+
+def _attend(
+    op: Ops,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    added: Sequence[Tensor | None] = (),
+    keep: Tensor | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """[B, S, N·h]: ``softmax(scale·q·kᵀ + added)·v``, over the keys to keep."""
+    scores = op.MatMul(_scaled(op, q, scale), op.Transpose(k, perm=[0, 1, 3, 2]))
+    if softcap:
+        scores = op.Tanh(scores / softcap) * softcap
+    for bias in added:
+        if bias is not None:
+            scores = scores + (
+                bias if bias.dtype == scores.dtype else op.Cast(bias, to=scores.dtype)
+            )
+    if keep is not None:
+        scores = op.Where(keep, scores, op.Cast(op.constant(_LOWEST), to=scores.dtype))
+    return _joined(op, op.MatMul(_probabilities(op, scores, sink), v))
+
+
+def _causal(op: Ops, node: Call, q: Tensor, k: Tensor) -> Tensor | None:
+    if not node.setting("unidirectional", 0):
+        return None
+    rows, columns = _steps(op, q, k)
+    return op.LessOrEqual(columns, rows)
+
+
+def _split(op: Ops, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Parts of the last axis."""
+    ends = [sum(sizes[:k]) for k in range(len(sizes) + 1)]
+    return [part(op, x, a, b) for a, b in itertools.pairwise(ends)]
+
+
+def _hidden(node: Call, weights: Tensor) -> list[int]:
+    sizes = list(node.setting("qkv_hidden_sizes", []))
+    width = (weights.shape or (None,))[-1]
+    if not sizes and isinstance(width, int):
+        sizes = [width // 3] * 3
+    if not sizes:
+        raise NotDecomposed("with weights of unknown size")
+    return [int(s) for s in sizes]
+
+
+@DECOMPOSITIONS.operator("Attention")
+def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """Queries, keys and values by one product, then attention; with past keys and values or without."""
+    x, weights, bias = node.required(0), node.required(1), node.input(2)
+    count = node.setting("num_heads")
+    if node.setting("do_rotary", 0):
+        raise NotDecomposed("with do_rotary=1, which no CPU kernel computes")
+    if node.setting("past_present_share_buffer", 0):
+        raise NotDecomposed("with past_present_share_buffer=1")
+    node.setting("rotary_embedding_dim", 0)
+    made = op.MatMul(x, weights)
+    made = made if bias is None else made + bias
+    q, k, v = (_heads(op, t, count) for t in _split(op, made, _hidden(node, weights)))
+    k, v, present = _with_past(op, k, v, node.input(4), node.wants(1))
+    mask, filled = node.input(3), node.setting("mask_filter_value", -10000.0)
+    added = None if mask is None else _masked(op, mask, filled, _size(op, x, 0), _size(op, k, 2))
+    y = _attend(
+        op,
+        q,
+        k,
+        v,
+        scale=node.setting("scale", 0.0),
+        added=[added, node.input(5)],
+        keep=_causal(op, node, q, k),
+    )
+    return [y, present]
+
+
+def _with_past(
+    op: Ops, k: Tensor, v: Tensor, past: Tensor | None, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values after those of the past, [2, B, N, P, h], and both together."""
+    if past is not None:
+        before = [op.Squeeze(_row(op, past, j), axes=[0]) for j in (0, 1)]
+        k, v = op.Concat(before[0], k, axis=2), op.Concat(before[1], v, axis=2)
+    if not wanted:
+        return k, v, None
+    return k, v, op.Concat(op.Unsqueeze(k, axes=[0]), op.Unsqueeze(v, axes=[0]), axis=0)
+
+
+def _row(op: Ops, x: Tensor, k: int) -> Tensor:
+    return op.Slice(x, op.constant([k]), op.constant([k + 1]), op.constant([0]))
+
+
+@DECOMPOSITIONS.operator("MultiHeadAttention")
+def multi_head_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """Attention of queries, keys and values that are apart, or packed together by heads."""
+    count = node.setting("num_heads")
+    q, k, v = _operands(op, node, count)
+    for index, name in ((6, "past_key"), (7, "past_value")):
+        before = node.input(index)
+        if before is not None and name == "past_key":
+            k = op.Concat(before, k, axis=2)
+        elif before is not None:
+            v = op.Concat(before, v, axis=2)
+    mask, filled = node.input(4), node.setting("mask_filter_value", -10000.0)
+    added = None if mask is None else _masked(op, mask, filled, _size(op, q, 0), _size(op, k, 2))
+    y = _attend(
+        op,
+        q,
+        k,
+        v,
+        scale=node.setting("scale", 0.0),
+        added=[added, node.input(5)],
+        keep=_causal(op, node, q, k),
+    )
+    return [y, k, v]
+
+
+def _operands(op: Ops, node: Call, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as [B, N, S, h], with their bias."""
+    query, key, value = node.required(0), node.input(1), node.input(2)
+    bias = node.input(3)
+    if query.rank == 5:  # [B, S, N, 3, h]
+        if bias is not None:
+            raise NotDecomposed("with a bias of packed queries, keys and values")
+        q, k, v = _unpacked(op, query, 3)
+        return q, k, v
+    parts: list[Any] = [None] * 3
+    if bias is not None:
+        width = (query.shape or (None,))[-1]
+        whole = (bias.shape or (None,))[0]
+        if not isinstance(width, int) or not isinstance(whole, int):
+            raise NotDecomposed("with a bias of unknown size")
+        parts = _split(op, bias, [width, width, whole - 2 * width])
+    q = _heads(op, query if parts[0] is None else query + parts[0], count)
+    if key is None:
+        raise NotDecomposed("without keys")
+    if key.rank == 5:  # [B, L, N, 2, h]
+        if bias is not None:
+            raise NotDecomposed("with a bias of packed keys and values")
+        k, v = _unpacked(op, key, 2)
+        return q, k, v
+    if value is None:
+        raise NotDecomposed("without values")
+    out = []
+    for x, added in ((key, parts[1]), (value, parts[2])):
+        if x.rank == 4:  # [B, N, L, h] already
+            out.append(x)
+        else:
+            out.append(_heads(op, x if added is None else x + added, count))
+    return q, out[0], out[1]
+
+
+def _unpacked(op: Ops, x: Tensor, parts: int) -> list[Tensor]:
+    """[B, S, N, parts, h] as parts of [B, N, S, h]."""
+    taken = [op.Gather(x, op.constant(j), axis=3) for j in range(parts)]
+    return [op.Transpose(t, perm=[0, 2, 1, 3]) for t in taken]
+
+
+@DECOMPOSITIONS.operator("GroupQueryAttention")
+def group_query_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """Causal attention in which several heads of queries share keys and values; without a past."""
+    for index in (3, 4):
+        past = node.input(index)
+        if past is not None and (past.shape is None or past.shape[2] != 0):
+            raise NotDecomposed("with past keys and values; export the model without a cache")
+    for name in ("kv_cache_bit_width", "qk_output"):
+        if node.setting(name, 0):
+            raise NotDecomposed(f"with {name}")
+    for name in ("k_quant_type", "v_quant_type"):
+        if node.setting(name, "NONE") != "NONE":
+            raise NotDecomposed(f"with {name}")
+    node.required(6)  # the number of all keys: that of the queries, without a past
+    count, groups = node.setting("num_heads"), node.setting("kv_num_heads")
+    query, key, value = node.required(0), node.input(1), node.input(2)
+    if key is None or value is None:
+        width = (query.shape or (None,))[-1]
+        if not isinstance(width, int):
+            raise NotDecomposed("with packed queries of unknown size")
+        head = width // (count + 2 * groups)
+        query, key, value = _split(op, query, [head * n for n in (count, groups, groups)])
+    q, k, v = _heads(op, query, count), _heads(op, key, groups), _heads(op, value, groups)
+    if node.setting("do_rotary", 0):
+        node.input(
+            9
+        )  # positions: the kernel counts from 0 where there is no past, whatever they are
+        length = _size(op, q, 2)
+        cosines, sines = (angles(op, node.required(i), op.constant([0]), length) for i in (7, 8))
+        turned = bool(node.setting("rotary_interleaved", 0))
+        q, k = (rotate(op, t, cosines, sines, turned) for t in (q, k))
+    else:
+        node.input(7), node.input(8), node.input(9), node.setting("rotary_interleaved", 0)
+    rows, columns = _steps(op, q, k)
+    keep = op.LessOrEqual(columns, rows)
+    # A row's length less 1; its keys after that are padding, as are its queries.
+    lengths = op.Reshape(
+        op.Cast(node.required(5), to=TensorProto.INT64), op.constant([-1, 1, 1, 1])
+    )
+    keep = op.And(keep, op.LessOrEqual(columns, lengths))
+    window = node.setting("local_window_size", -1)
+    if window > 0:
+        keep = op.And(keep, op.Greater(columns, rows - window))
+    sink = node.input(11)
+    if sink is None and node.setting("smooth_softmax", 0) == 1:
+        sink = op.constant(0.0, q.dtype)
+    node.setting("smooth_softmax", 0)
+    y = _attend(
+        op,
+        q,
+        _repeated(op, k, count // groups),
+        _repeated(op, v, count // groups),
+        scale=node.setting("scale", 0.0),
+        added=[node.input(10)],
+        keep=keep,
+        softcap=node.setting("softcap", 0.0),
+        sink=sink,
+    )
+    return [y, k, v]
+
+
+def _repeated(op: Ops, x: Tensor, times: int) -> Tensor:
+    """Each of the heads of [B, G, S, h] ``times`` times."""
+    if times == 1:
+        return x
+    wide = op.Unsqueeze(x, axes=[2])
+    tall = op.Concat(*([wide] * times), axis=2)
+    sizes = [op.Unsqueeze(_size(op, x, a), axes=[0]) for a in (0, 2, 3)]
+    shape = op.Concat(sizes[0], op.constant([-1]), sizes[1], sizes[2], axis=0)
+    return op.Reshape(tall, shape)
+
+
+@DECOMPOSITIONS.operator("RotaryEmbedding")
+def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
+    """Pairs of features turned by the angles of their positions, of [B, S, N·h] or [B, N, S, h]."""
+    x, positions = node.required(0), node.required(1)
+    cosines, sines = node.required(2), node.required(3)
+    if node.setting("is_packed_batching", 0):
+        raise NotDecomposed("with is_packed_batching=1")
+    node.setting("scale", 1.0)
+    width, count = node.setting("rotary_embedding_dim", 0), node.setting("num_heads", 0)
+    interleaved = bool(node.setting("interleaved", 0))
+    heads = x
+    if x.rank == 3:
+        if not count or not width:
+            angle = (cosines.shape or (None,))[-1]
+            if not isinstance(angle, int):
+                raise NotDecomposed("with a cache of angles of unknown size")
+            shape = op.constant([0, 0, -1, 2 * angle])
+            heads = op.Transpose(op.Reshape(x, shape), perm=[0, 2, 1, 3])
+        else:
+            heads = _heads(op, x, count)
+    length = _size(op, heads, 2)
+    rows = [angles(op, cache, positions, length) for cache in (cosines, sines)]
+    y = rotate(op, heads, rows[0], rows[1], interleaved)
+    return [_joined(op, y) if x.rank == 3 else y]

@@ -1,0 +1,125 @@
+"""Decompositions of normalizations: with a residual, by the root mean square, of embeddings.
+
+Source: Ba, Kiros, Hinton, arXiv:1607.06450; Zhang and Sennrich, arXiv:1910.07467 (root mean square).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import TensorProto
+
+from ortflex_core.errors import NotDecomposed
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Call, Decompositions
+
+DECOMPOSITIONS = Decompositions()
+
+_FIRST = 17
+"""The first opset of LayerNormalization."""
+
+
+def _axes(x: Tensor, axis: int) -> list[int]:
+    rank = x.rank or 0
+    return list(range(axis % rank, rank)) if rank else [-1]
+
+
+def _moments(op: Ops, x: Tensor, axes: list[int], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """What is left without the mean, the mean, and one over the standard deviation."""
+    mean = op.ReduceMean(x, axes=axes, keepdims=1)
+    rest = x - mean
+    variance = op.ReduceMean(rest * rest, axes=axes, keepdims=1)
+    return rest, mean, op.Reciprocal(op.Sqrt(variance + epsilon))
+
+
+def _layer(
+    op: Ops, x: Tensor, scale: Tensor, bias: Tensor | None, epsilon: float, axis: int = -1
+) -> Tensor:
+    if op.opset >= _FIRST:
+        return op.LayerNormalization(x, scale, bias, axis=axis, epsilon=epsilon)
+    rest, _, slope = _moments(op, x, _axes(x, axis), epsilon)
+    y = rest * slope * scale
+    return y if bias is None else y + bias
+
+
+def _root_mean_square(op: Ops, x: Tensor, axes: list[int], epsilon: float) -> Tensor:
+    """One over the root of the mean of squares."""
+    return op.Reciprocal(op.Sqrt(op.ReduceMean(x * x, axes=axes, keepdims=1) + epsilon))
+
+
+def _summed(node: Call, bias: int) -> Tensor:
+    """The input, the skip and the bias together; the skip may have fewer rows."""
+    x = node.required(0) + node.required(1)
+    added = node.input(bias)
+    return x if added is None else x + added
+
+
+def _refuse_moments(node: Call) -> None:
+    if node.wants(1) or node.wants(2):
+        raise NotDecomposed("with the outputs mean and inv_std_var, which no CPU kernel computes")
+
+
+@DECOMPOSITIONS.operator("SkipLayerNormalization")
+def skip_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """LayerNormalization of ``input + skip + bias``; the sum is output 3."""
+    _refuse_moments(node)
+    x = _summed(node, 4)
+    y = _layer(op, x, node.required(2), node.input(3), node.setting("epsilon", 1e-12))
+    return [y, None, None, x]
+
+
+@DECOMPOSITIONS.operator("SkipSimplifiedLayerNormalization")
+def skip_simplified_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """The normalization by the root mean square of ``input + skip + bias``; the sum is output 3."""
+    _refuse_moments(node)
+    x = _summed(node, 3)
+    y = x * _root_mean_square(op, x, [-1], node.setting("epsilon", 1e-12))
+    return [y * node.required(2), None, None, x]
+
+
+@DECOMPOSITIONS.operator("SimplifiedLayerNormalization", domain="")
+def simplified_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
+    """``x / √(mean(x²) + epsilon) · scale``."""
+    x = node.required(0)
+    node.setting("stash_type", 1)
+    axes = _axes(x, node.setting("axis", -1))
+    slope = _root_mean_square(op, x, axes, node.setting("epsilon", 1e-5))
+    return [x * slope * node.required(1), slope]
+
+
+@DECOMPOSITIONS.operator("LayerNormalization", domain="")
+def layer_normalization(op: Ops, node: Call) -> Sequence[Tensor]:
+    """LayerNormalization in a file of an opset that does not have it."""
+    x, scale, bias = node.required(0), node.required(1), node.input(2)
+    node.setting("stash_type", 1)
+    axes = _axes(x, node.setting("axis", -1))
+    rest, mean, slope = _moments(op, x, axes, node.setting("epsilon", 1e-5))
+    y = rest * slope * scale
+    return [y if bias is None else y + bias, mean, slope]
+
+
+@DECOMPOSITIONS.operator("EmbedLayerNormalization")
+def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """LayerNormalization of the sum of the embeddings of words, positions and segments.
+
+    Output 1 is the number of tokens that the mask leaves of each row; the sum is output 2.
+    """
+    words, segments = node.required(0), node.input(1)
+    x = op.Gather(node.required(2), words)
+    positions = node.input(8)
+    table = node.required(3)
+    if positions is None:
+        length = op.Gather(op.Shape(words), op.constant(1))
+        positions = op.Range(op.constant(0), length, op.constant(1))
+    x = x + op.Gather(table, positions)
+    of_segments = node.input(4)
+    if segments is not None and of_segments is not None:
+        x = x + op.Gather(of_segments, segments)
+    y = _layer(op, x, node.required(5), node.required(6), node.setting("epsilon", 1e-12))
+    mask = node.input(7)
+    node.setting("mask_index_type", 0)
+    if mask is None:
+        count = op.ReduceSum(words * 0, axes=[1], keepdims=0)
+    else:
+        count = op.ReduceSum(mask, axes=[1], keepdims=0)
+    return [y, op.Cast(count, to=TensorProto.INT32), x]

@@ -1,0 +1,76 @@
+"""Decompositions of products with quantized weights, which are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ortflex_core.errors import NotDecomposed
+from ortflex_core.graph import Ops, Tensor
+from ortflex_core.protocols import Call, Decompositions
+
+DECOMPOSITIONS = Decompositions()
+
+FROZEN = "frozen, because it belongs to a quantized weight"
+
+
+def _whole_numbers(op: Ops, packed: Tensor, bits: int) -> Tensor:
+    """The numbers of ``bits`` bits that are in bytes, the lowest bits first, one more axis of them."""
+    if bits == 8:
+        return op.Unsqueeze(packed, axes=[-1])
+    parts = []
+    for k in range(8 // bits):
+        left, right = 8 - bits * (k + 1), 8 - bits
+        shifted = packed
+        if left:
+            shifted = op.BitShift(shifted, op.constant(np.uint8(left)), direction="LEFT")
+        shifted = op.BitShift(shifted, op.constant(np.uint8(right)), direction="RIGHT")
+        parts.append(op.Unsqueeze(shifted, axes=[-1]))
+    return op.Concat(*parts, axis=-1)
+
+
+@DECOMPOSITIONS.operator("MatMulNBits")
+def matmul_n_bits(op: Ops, node: Call) -> Sequence[Tensor]:
+    """``A·Wᵀ + bias``, where W [N, K] are numbers of 2, 4 or 8 bits in blocks with a scale each."""
+    a, packed, scales, zeros = (
+        node.required(0),
+        node.required(1),
+        node.required(2),
+        node.input(3),
+    )
+    columns, rows = int(node.setting("K")), int(node.setting("N"))
+    bits, block = int(node.setting("bits", 4)), int(node.setting("block_size"))
+    node.setting("accuracy_level", 0)
+    if bits not in (2, 4, 8):
+        raise NotDecomposed(f"with bits={bits}")
+    if node.input(4) is not None:
+        raise NotDecomposed("with g_idx, an order of rows")
+    for k in (1, 2, 3):
+        node.freeze(k, FROZEN)
+    blocks = -(-columns // block)
+    whole = op.Reshape(_whole_numbers(op, packed, bits), op.constant([rows * blocks, block]))
+    weights = op.Cast(whole, to=a.dtype)
+    if zeros is None:
+        weights = weights - float(2 ** (bits - 1))
+    else:
+        weights = weights - _zero_points(op, zeros, a, bits, rows, blocks)
+    weights = weights * op.Reshape(scales, op.constant([rows * blocks, 1]))
+    weights = op.Reshape(weights, op.constant([rows, blocks * block]))
+    if blocks * block != columns:
+        weights = op.Slice(weights, op.constant([0]), op.constant([columns]), op.constant([1]))
+    y = op.MatMul(a, op.Transpose(weights, perm=[1, 0]))
+    bias = node.input(5)
+    return [y if bias is None else y + bias]
+
+
+def _zero_points(op: Ops, zeros: Tensor, a: Tensor, bits: int, rows: int, blocks: int) -> Tensor:
+    """One zero point a block, [rows·blocks, 1]; they are packed by rows, or floats."""
+    if zeros.is_float:
+        return op.Reshape(zeros, op.constant([rows * blocks, 1]))
+    width = -(-blocks * bits // 8)
+    whole = _whole_numbers(op, op.Reshape(zeros, op.constant([rows, width])), bits)
+    whole = op.Reshape(whole, op.constant([rows, width * (8 // bits)]))
+    if width * (8 // bits) != blocks:
+        whole = op.Slice(whole, op.constant([0]), op.constant([blocks]), op.constant([1]))
+    return op.Cast(op.Reshape(whole, op.constant([rows * blocks, 1])), to=a.dtype)
