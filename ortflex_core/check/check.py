@@ -29,6 +29,7 @@ from ortflex_core.model import shape_probe
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
 from ortflex_core.opsets import decompositions, function_bodies, kernels
+from ortflex_core.parameters import quantized
 from ortflex_core.parameters import selection as parameters
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem import losses
@@ -135,7 +136,9 @@ def _nodes(
             judged.append((node, "frozen", "it does not lead to what the loss sees", set()))
             continue
         if not before:
-            judged.append((node, "frozen", "no trained parameter is before it", set()))
+            whole = any(quantized.is_weight(model, name) for name in node.input)
+            why = "its weight is quantized" if whole else "no trained parameter is before it"
+            judged.append((node, "frozen", why, set()))
             continue
         behind.update((output, before) for output in node.output if output)
         live = [n for n in dict.fromkeys(reads(node)) if n in behind]
@@ -250,7 +253,16 @@ def _judge(
     if apart:
         return "passes", f"by the function body that the standard has for {node.op_type}", open_
     family = rules.family(domain, node.op_type)
-    return "passes", f"by the family {family!r} of gradient rules", open_
+    how = "straight-through, " if rules.rounds(domain, node.op_type) else ""
+    return "passes", f"{how}by the family {family!r} of gradient rules", open_
+
+
+def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:
+    """The tensors that whole numbers which stand for real ones are computed from."""
+    maker = model.producers.get(name)
+    if maker is None or not rules.rounds(maker.domain, maker.op_type):
+        return (name,)
+    return tuple(dict.fromkeys(n for i in reads(maker) for n in _real(model, i, rules)))
 
 
 def _differentiate(
@@ -262,9 +274,7 @@ def _differentiate(
     # What reads whole numbers that stand for real ones passes its gradient on to those.
     read: dict[str, tuple[str, ...]] = {name: (name,) for name in reads(node)}
     for name in read:
-        maker = model.producers.get(name)
-        if maker is not None and rules.rounds(maker.domain, maker.op_type):
-            read[name] = tuple(reads(maker))
+        read[name] = _real(model, name, rules)
     live = [n for name in live for n in read[name][:1]]
     wrt = read[wrt][0]
     for name in dict.fromkeys(n for names in read.values() for n in names):
@@ -276,7 +286,7 @@ def _differentiate(
     values = model.replay(trace, results, given)
     roots = [(t, None) for t in values.values() if t.is_float or not t.dtype]
     # Whole numbers that stand for real ones pass a gradient on if what reads them does.
-    if not roots and rules.rounds(node.domain, node.op_type):
+    if rules.rounds(node.domain, node.op_type) and not values[results[0]].is_float:
         roots = [(values[results[0]], None)]
         seed = trace.constant(1.0, given[wrt].dtype)
         gradients([(roots[0][0], seed)], [given[wrt]], rules)

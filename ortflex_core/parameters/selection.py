@@ -11,7 +11,7 @@ from onnx import NodeProto
 from ortflex_core.errors import ModelError, suggest
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
-from ortflex_core.parameters import classical_nodes, evidence
+from ortflex_core.parameters import classical_nodes, evidence, quantized
 from ortflex_core.parameters.evidence import POINTS, Fact
 from ortflex_core.parameters.uses import BIASED, FLOATS, Use, Uses, find_uses
 from ortflex_core.types import dtype_name, shape_text
@@ -103,7 +103,7 @@ def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list
     text = f"{model.label} has no float parameter to train that reaches {', '.join(outputs)}"
     if params is not None:
         text += f" with params={params!r}"
-    if held := classical_nodes.ways_out(nodes):
+    if held := classical_nodes.ways_out(nodes) or quantized.way_out(model, nodes):
         text += f"; {held}"
     elif floats:
         text += f"; its float initializers are {', '.join(floats[:10])}: name them with params=[…]"
@@ -120,9 +120,12 @@ def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list
 def _by_evidence(model: Model, nodes: list[NodeProto], outputs: Sequence[str]) -> dict[str, Choice]:
     """Sum the evidence for each float initializer, see :data:`ortflex_core.parameters.evidence.POINTS`."""
     kinds = evidence.kinds(model.proto)
+    frozen = quantized.quantized(model, nodes)
     values: dict[str, list[Fact]] = {}
 
     def judge(name: str, uses: Uses) -> Choice:
+        if name in frozen:
+            return Choice(name, False, frozen[name], sort="quantized")
         if name not in values:
             empty = 0 in (model.initializers[name].shape or ())
             values[name] = [] if empty else list(evidence.of_values(model.initializer(name)))
@@ -139,8 +142,6 @@ def _judge(
     shape = model.initializers[name].shape or ()
     if 0 in shape:
         return Choice(name, False, "it is empty")
-    if (why := model.decomposed.frozen.get(name)) is not None:
-        return Choice(name, False, why, sort="quantized")
     if uses.moves:
         why = "running statistics, which training updates without a gradient"
         return Choice(name, False, why, sort="running statistic")

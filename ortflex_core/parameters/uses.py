@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto
 from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.model.model import Model
 from ortflex_core.model.nodes import reads
+from ortflex_core.parameters import quantized
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
@@ -63,7 +64,9 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
 }
 _SIZES = frozenset({"Shape", "Size"})
 # Integers that stand for real numbers: a gradient passes straight through.
-_ROUNDED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
+_ROUNDED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+# Products of whole numbers, and the places of their weights.
+_INTEGER: Mapping[str, tuple[int, ...]] = {"MatMulInteger": (0, 1), "ConvInteger": (1,)}
 _ANGLES = frozenset({"Sin", "Cos"})
 # Operators that move or convert values.
 _MOVES = frozenset(
@@ -180,6 +183,8 @@ class _Walk:
         # What each tensor without data in it is computed from.
         self.sources: dict[str, tuple[str, ...]] = {n: (n,) for n in floats}
         self.still: set[str] = set(model.initializers)
+        # What is computed from quantized weights alone: a product with it is one with a weight.
+        self.whole = {n for n in model.initializers if quantized.is_weight(model, n)}
         self.learned: set[str] = set()
         self.uses = {n: Uses() for n in floats}
         self.read: set[str] = set()
@@ -199,6 +204,8 @@ class _Walk:
     def _follow(self, node: NodeProto) -> None:
         """A node of constants alone."""
         self.still.update(o for o in node.output if o)
+        if self.whole.intersection(node.input):
+            self.whole.update(o for o in node.output if o)
         sources: dict[str, None] = {}
         for place, name in enumerate(node.input):
             own = self.sources.get(name, ())
@@ -222,6 +229,10 @@ class _Walk:
     def _meet(self, node: NodeProto) -> None:
         """A node with data or a subgraph, and perhaps with values computed from initializers."""
         learned = any(name in self.learned for name in reads(node))
+        places = PRODUCT.get(node.op_type) or _INTEGER.get(node.op_type, ())
+        learned = learned or any(
+            name in self.whole for place, name in enumerate(node.input) if place in places
+        )
         for place, name in enumerate(node.input):
             own = self.sources.get(name, ())
             if not own:

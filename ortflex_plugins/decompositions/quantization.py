@@ -74,3 +74,36 @@ def _zero_points(op: Ops, zeros: Tensor, a: Tensor, bits: int, rows: int, blocks
     if width * (8 // bits) != blocks:
         whole = op.Slice(whole, op.constant([0]), op.constant([blocks]), op.constant([1]))
     return op.Cast(op.Reshape(whole, op.constant([rows * blocks, 1])), to=a.dtype)
+
+
+def _centered(op: Ops, whole: Tensor, zero: Tensor | None) -> Tensor:
+    """A product of whole numbers reads them with their zero point; without one it is 0."""
+    return op.Cast(op.constant(0), to=whole.dtype) if zero is None else zero
+
+
+def _product(
+    op: Ops, node: Call, a: tuple[Tensor, Tensor, Tensor | None], bias: int, places: Sequence[int]
+) -> Tensor:
+    """``scale_a·scale_b·(A − zero_a)·(B − zero_b) + bias``; ``places`` has B, its scale and zero point."""
+    whole, scale, zero = a
+    b, scale_b, zero_b = node.required(places[0]), node.required(places[1]), node.input(places[2])
+    for k in places:
+        node.freeze(k, FROZEN)
+    y = op.MatMulInteger(whole, b, _centered(op, whole, zero), _centered(op, b, zero_b))
+    y = op.Cast(y, to=scale.dtype) * (scale * scale_b)
+    added = node.input(bias)
+    return y if added is None else y + added
+
+
+@DECOMPOSITIONS.operator("MatMulIntegerToFloat")
+def matmul_integer_to_float(op: Ops, node: Call) -> Sequence[Tensor]:
+    """The product of whole numbers times both scales, and a bias."""
+    a = (node.required(0), node.required(2), node.input(4))
+    return [_product(op, node, a, 6, (1, 3, 5))]
+
+
+@DECOMPOSITIONS.operator("DynamicQuantizeMatMul")
+def dynamic_quantize_matmul(op: Ops, node: Call) -> Sequence[Tensor]:
+    """The product with whole numbers of an input that is quantized by its own range."""
+    q, scale, zero = op.DynamicQuantizeLinear(node.required(0), outputs=3)
+    return [_product(op, node, (q, scale, zero), 4, (1, 2, 3))]

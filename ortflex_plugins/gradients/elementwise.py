@@ -267,7 +267,9 @@ def _where(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 @RULES.rule("Cast", "CastLike")
 def _cast(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     x = node.inputs[0]
-    return [op.Cast(g, to=x.dtype) if x.is_float else None, None]
+    if not x.is_float:  # whole numbers that stand for real ones, if they need a gradient at all
+        return [g if node.needs(0) else None, None]
+    return [op.Cast(g, to=x.dtype), None]
 
 
 @RULES.rule("Dropout")

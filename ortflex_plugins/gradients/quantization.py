@@ -21,8 +21,8 @@ from ortflex_core.graph import Ops, Tensor
 from ortflex_core.types import numpy_dtype
 
 RULES = Rules()
-RULES.straight_through("QuantizeLinear", "DynamicQuantizeLinear")
-RULES.not_differentiable("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul")
+RULES.straight_through("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
+RULES.not_differentiable("QLinearConv", "QLinearMatMul")
 
 _RANGES: dict[int, tuple[int, int]] = {
     int(dtype): (int(np.iinfo(numpy_dtype(dtype)).min), int(np.iinfo(numpy_dtype(dtype)).max))
@@ -104,3 +104,33 @@ def _dequantize(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _dynamic(op: Ops, node: NodeView, g: Tensor | None, *_: Tensor | None) -> Sequence[Gradient]:
     """The range is that of x, so nothing saturates; it is treated as a constant."""
     return [None if g is None else full(op, g, node.outputs[0]) / node.outputs[1]]
+
+
+def _centered(op: Ops, whole: Tensor, zero: Tensor | None, axes: Sequence[int]) -> Tensor:
+    """Whole numbers without their zero point, in float32; ``axes`` follow a vector of zero points."""
+    x = op.Cast(whole, to=TensorProto.FLOAT)
+    if zero is None:
+        return x
+    place = op.Cast(zero, to=TensorProto.FLOAT)
+    return x - (op.Unsqueeze(place, axes=list(axes)) if zero.rank and axes else place)
+
+
+@RULES.rule("MatMulInteger")
+def _matmul_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """That of the product of real numbers, per unit of the whole ones."""
+    a = _centered(op, node.inputs[0], node.input(2), [-1])
+    b = _centered(op, node.inputs[1], node.input(3), [])
+    return node.through([op.MatMul(a, b)], op.Cast(g, to=TensorProto.FLOAT))
+
+
+@RULES.rule("ConvInteger")
+def _conv_integer(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
+    """That of the convolution of real numbers, per unit of the whole ones."""
+    rank = node.inputs[0].rank
+    if rank is None:
+        raise NoGradientRule("with an input of unknown rank")
+    x = _centered(op, node.inputs[0], node.input(2), [])
+    w = _centered(op, node.inputs[1], node.input(3), range(1, rank))
+    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    y = op.Conv(x, w, **{name: getattr(node, name) for name in names})
+    return node.through([y], op.Cast(g, to=TensorProto.FLOAT))

@@ -129,10 +129,14 @@ def normalization() -> list[Case]:
     without = [tables[0], tables[1], None, tables[3], tables[4]]
     embed = "EmbedLayerNormalization"
     cases += [
-        attrs.evolve(call(embed, ids, segments, *tables, mask), outputs=(True, True)),
-        attrs.evolve(call(embed, ids, None, *without, epsilon=1e-5), outputs=(True,) * 3),
+        call(embed, ids, segments, *tables, mask),
+        attrs.evolve(call(embed, ids, None, *without, epsilon=1e-5), outputs=(True, True, True)),
         call(embed, ids, segments, *tables, mask, np.concatenate([positions] * 2)),
+        call(embed, ids, None, *without),
     ]
+    for k, case in enumerate(cases):
+        if case.op_type == embed and len(case.outputs) == 1:
+            cases[k] = attrs.evolve(case, outputs=(True, True))
     return cases
 
 
@@ -278,6 +282,19 @@ def quantization() -> list[Case]:
             for inputs in own:
                 case = call("MatMulNBits", *inputs, **settings)
                 cases.append(attrs.evolve(case, constants=(1, 2, 3), tolerance=1e-4))
+    b, scale = RNG.integers(-90, 90, (4, 3)).astype(np.int8), draw(3, scale=0.01)
+    own = [b, scale, RNG.integers(-9, 9, 3).astype(np.int8)]
+    for inputs in ([draw(2, 4), *own, draw(3)], [draw(2, 5, 4), b, scale[:1]]):
+        made = call("DynamicQuantizeMatMul", *inputs)
+        cases.append(attrs.evolve(made, constants=(1, 2, 3), smooth=False))
+    a, one = RNG.integers(0, 255, (2, 4)).astype(np.uint8), np.array([0.02], np.float32)
+    zero = np.array([120], np.uint8)
+    for inputs in (
+        [a, b, one, scale, zero, own[2], draw(3)],
+        [a, b, one, scale[:1]],
+    ):
+        made = call("MatMulIntegerToFloat", *inputs)
+        cases.append(attrs.evolve(made, constants=(1, 3, 5), smooth=False))
     return cases
 
 

@@ -1,0 +1,208 @@
+"""Quantized files: frozen weights, straight-through gradients, and what ``check`` says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, helper, numpy_helper
+
+from ortflex import Trainer
+from ortflex_core import check_model
+from ortflex_core.errors import ModelError
+from tests import models
+
+RNG = np.random.default_rng(8)
+X = RNG.standard_normal((16, 4)).astype(np.float32)
+Y = RNG.standard_normal((16, 3)).astype(np.float32)
+
+
+def file(nodes: list[Any], weights: dict[str, Any], opset: int = 17) -> ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [models.floats("x", "N", 4)],
+        [models.floats("y", "N", 3)],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def aware(dtype: Any, per_channel: bool) -> tuple[ModelProto, dict[str, Any]]:
+    """A float weight between QuantizeLinear and DequantizeLinear; some of it is out of their range."""
+    weight = RNG.standard_normal((4, 3)).astype(np.float32)
+    scale = np.array([0.006, 0.012, 0.02] if per_channel else 0.008, np.float32)
+    middle = 0 if dtype == np.int8 else 128
+    zero = np.full(scale.shape, middle, dtype)
+    pair = ["scale", "zero"]
+    made = helper.make_node
+    nodes = [
+        made("QuantizeLinear", ["W", *pair], ["q"], axis=1),
+        made("DequantizeLinear", ["q", *pair], ["w"], axis=1),
+        made("MatMul", ["x", "w"], ["z"], name="product"),
+        made("Add", ["z", "b"], ["y"]),
+    ]
+    weights = {"W": weight, "scale": scale, "zero": zero, "b": np.ones(3, np.float32)}
+    return file(nodes, weights), weights
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_quantization_aware_training_is_that_of_torch(dtype: Any, per_channel: bool) -> None:
+    torch = pytest.importorskip("torch")
+    model, weights = aware(dtype, per_channel)
+    trainer = Trainer(model, loss="squared_error", learning_rate=0.5, optimizer="sgd")
+    trainer.step((X, Y))
+    w = torch.tensor(weights["W"], requires_grad=True)
+    b = torch.tensor(weights["b"], requires_grad=True)
+    bounds = (-128, 127) if dtype == np.int8 else (0, 255)
+    scale, zero = torch.tensor(weights["scale"]), torch.tensor(weights["zero"].astype(np.int32))
+    if per_channel:
+        fake = torch.fake_quantize_per_channel_affine(w, scale, zero, 1, *bounds)
+    else:
+        fake = torch.fake_quantize_per_tensor_affine(w, float(scale), int(zero), *bounds)
+    ((torch.tensor(X) @ fake + b - torch.tensor(Y)) ** 2).mean().backward()
+    clipped = (w.grad == 0).numpy()
+    assert 0 < clipped.sum() < clipped.size
+    state = trainer.get_state()
+    assert set(state) == {"W", "b"}
+    for name, tensor in (("W", w), ("b", b)):
+        wanted = (tensor - 0.5 * tensor.grad).detach().numpy()
+        np.testing.assert_allclose(state[name], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(state["W"][clipped], weights["W"][clipped])
+
+
+def test_check_says_straight_through() -> None:
+    report = check_model(aware(np.int8, True)[0], "squared_error")
+    assert [n.status for n in report.nodes] == ["trainable", "passes", "passes", "trainable"]
+    assert (
+        report.nodes[0].reason == "straight-through, by the family 'quantization' of gradient rules"
+    )
+
+
+def test_a_weight_of_whole_numbers_is_frozen_and_all_else_trains() -> None:
+    made = helper.make_node
+    whole = RNG.integers(-90, 90, (6, 3)).astype(np.int8)
+    weights = {
+        "V": RNG.standard_normal((4, 6)).astype(np.float32),
+        "q": whole,
+        "scale": np.array([0.01, 0.02, 0.005], np.float32),
+        "zero": np.zeros(3, np.int8),
+        "b": np.array([0.3, -0.2, 0.1], np.float32),
+    }
+    nodes = [
+        made("MatMul", ["x", "V"], ["h"]),
+        made("DequantizeLinear", ["q", "scale", "zero"], ["w"], axis=1),
+        made("MatMul", ["h", "w"], ["z"]),
+        made("Add", ["z", "b"], ["y"]),
+    ]
+    model = file(nodes, weights)
+    report = check_model(model, "squared_error")
+    assert report.nodes[1].status == "frozen"
+    assert report.nodes[1].reason == "its weight is quantized"
+    reasons = {c.name: (c.trained, c.reason) for c in report.choices}
+    assert reasons["scale"] == (False, "frozen, because it belongs to a quantized weight")
+    trainer = Trainer(model, loss="squared_error", learning_rate=0.1, optimizer="sgd")
+    trainer.step((X, Y))
+    w = whole.astype(float) * weights["scale"]
+    error = 2 * (X @ weights["V"] @ w + weights["b"] - Y) / Y.size
+    state = trainer.get_state()
+    assert set(state) == {"V", "b"}
+    np.testing.assert_allclose(state["b"], weights["b"] - 0.1 * error.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(state["V"], weights["V"] - 0.1 * X.T @ error @ w.T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_dynamic_quantization_passes_the_gradient_straight_through(
+    per_channel: bool, tmp_path: Path
+) -> None:
+    """onnxruntime's own tool quantizes the file; the reference rounds forward alone."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    model = models.mlp((4, 6, 3), "Tanh")
+    onnx.save(model, tmp_path / "float.onnx")
+    quantization.quantize_dynamic(
+        tmp_path / "float.onnx",
+        tmp_path / "quantized.onnx",
+        per_channel=per_channel,
+        nodes_to_exclude=["matmul1"],
+    )
+    quantized = onnx.load(tmp_path / "quantized.onnx")
+    arrays = {t.name: numpy_helper.to_array(t) for t in quantized.graph.initializer}
+    trainer = Trainer(quantized, loss="squared_error", learning_rate=0.1, optimizer="sgd")
+    trainer.step((X, Y))
+    state = trainer.get_state()
+    assert set(state) == {"W1", "b1", "b2"}
+    h = np.tanh(X @ arrays["W1"] + arrays["b1"])
+    # DynamicQuantizeLinear: 256 steps from the smallest to the largest, 0 among them.
+    low, high = min(h.min(), 0), max(h.max(), 0)
+    scale = (high - low) / 255
+    zero = np.clip(np.rint(-low / scale), 0, 255)
+    rounded = (np.clip(np.rint(h / scale) + zero, 0, 255) - zero) * scale
+    w = (arrays["W2_quantized"].astype(float) - arrays["W2_zero_point"]) * arrays["W2_scale"]
+    error = 2 * (rounded @ w + arrays["b2"] - Y) / Y.size
+    back = (error @ w.T) * (1 - h**2)
+    wanted = {"b2": error.sum(0), "b1": back.sum(0), "W1": X.T @ back}
+    for name, slope in wanted.items():
+        np.testing.assert_allclose(state[name], arrays[name] - 0.1 * slope, rtol=1e-3, atol=1e-5)
+
+
+def test_a_convolution_of_whole_numbers_has_the_gradient_of_the_real_one() -> None:
+    torch = pytest.importorskip("torch")
+    made = helper.make_node
+    whole = RNG.integers(-90, 90, (3, 2, 3, 3)).astype(np.int8)
+    zeros = np.array([3], np.int8)
+    x = RNG.standard_normal((2, 2, 6, 6)).astype(np.float32)
+    y = RNG.standard_normal((2, 3, 3, 3)).astype(np.float32)
+    scale = RNG.uniform(0.5, 1.5, (1, 2, 1, 1)).astype(np.float32)
+    nodes = [
+        made("Mul", ["x", "s"], ["h"]),
+        made("DynamicQuantizeLinear", ["h"], ["q", "step", "place"]),
+        made("ConvInteger", ["q", "W", "place", "zeros"], ["z"], strides=[2, 2], pads=[1] * 4),
+        made("Cast", ["z"], ["f"], to=1),
+        made("Mul", ["f", "step"], ["real"]),
+        made("Mul", ["real", "unit"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [models.floats("x", "N", 2, 6, 6)],
+        [models.floats("y", "N", 3, 3, 3)],
+        [
+            numpy_helper.from_array(a, n)
+            for n, a in {
+                "s": scale,
+                "W": whole,
+                "zeros": zeros,
+                "unit": np.array(0.01, np.float32),
+            }.items()
+        ],
+    )
+    imports = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    trainer = Trainer(model, loss="squared_error", params=["s"], learning_rate=0.1)
+    predicted = trainer.predict(x)
+    trainer.step((x, y))
+    s = torch.tensor(scale, requires_grad=True, dtype=torch.float64)
+    w = torch.tensor((whole.astype(float) - 3) * 0.01)
+    out = torch.nn.functional.conv2d(
+        torch.tensor(x, dtype=torch.float64) * s, w, stride=2, padding=1
+    )
+    # The forward pass rounds: the gradient of the loss is at the rounded output.
+    slope = 2 * (np.asarray(predicted) - y) / y.size
+    out.backward(torch.tensor(slope, dtype=torch.float64))
+    wanted = scale - 0.1 * s.grad.numpy()
+    np.testing.assert_allclose(trainer.get_state()["s"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_of_quantized_weights_alone_says_the_way_out() -> None:
+    made = helper.make_node
+    nodes = [
+        made("DequantizeLinear", ["q", "scale"], ["w"]),
+        made("MatMul", ["x", "w"], ["y"]),
+    ]
+    weights = {"q": RNG.integers(-9, 9, (4, 3)).astype(np.int8), "scale": np.float32(0.1)}
+    with pytest.raises(ModelError, match=r"quantized weights are frozen. Train the float file"):
+        Trainer(file(nodes, weights), loss="squared_error")
