@@ -127,6 +127,7 @@ def test_dynamic_quantization_passes_the_gradient_straight_through(
         tmp_path / "float.onnx",
         tmp_path / "quantized.onnx",
         per_channel=per_channel,
+        reduce_range=True,  # kernels of older processors saturate at 8 bits
         nodes_to_exclude=["matmul1"],
     )
     quantized = onnx.load(tmp_path / "quantized.onnx")
