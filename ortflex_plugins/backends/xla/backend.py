@@ -137,9 +137,9 @@ def _trace(problem: Problem) -> None:
         state = tuple(map(struct, state_ports(problem)))
         frozen = tuple(map(struct, function.frozen))
         rows = jax.ShapeDtypeStruct((sum(sizes),), np.int32)
-        count = sum(len(p.program.hosts) for p in function.parts)
-        count += 0 if function.update is None else len(function.update.program.hosts)
-        hosts = jax.ShapeDtypeStruct((count,), np.float64)
+        count = sum(len(p.types) for p in (*function.parts, function.update) if p is not None)
+        hosts = function.typed(np.zeros((1, count)))
+        hosts = tuple(jax.ShapeDtypeStruct(h.shape[1:], h.dtype) for h in hosts)
         try:
             jax.eval_shape(function.call, state, frozen, tuple(columns), rows, hosts)
         except (TypeError, ValueError, NotImplementedError, IndexError) as error:

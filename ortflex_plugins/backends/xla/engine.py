@@ -71,15 +71,16 @@ class XlaEngine:
             self._state = tuple(self._put(start[port]) for port in self._ports)
         self._constants = problem.constants()
         self._step = self._kept_step = 0
-        self._kept: tuple[Any, ...] = ()
-        self._keeper = jax.jit(self._copies)
+        self._kept: tuple[Array, ...] = ()
         self._columns: Mapping[str, Array] | None = None
         self._resident: dict[str, Any] = {}
+        self._whole: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._compiled: dict[Any, Any] = {}
         self._frozen: dict[str, Any] = {}
-        self._hosts: dict[Any, tuple[Any, ...]] = {}
         self._used: dict[Any, StepFunction] = {}
         self._values: dict[str, Value] | None = None
         self._runs = 0
+        self._hosts: dict[Any, tuple[Any, ...]] = {}
 
     def _wide(self) -> Any:
         """64-bit types for this thread, within a ``with``: JAX's default for others stays."""
@@ -116,8 +117,14 @@ class XlaEngine:
         columns, rows = self._data(function, batches, len(rates))
         hosts, factors = self._numbers(function, denominators, rates)
         frozen = tuple(map(self._frozen_value, function.frozen))
-        run = function.run_of(len(rates))
-        self._state, costs = run(self._state, frozen, columns, rows, hosts)
+        given = (self._state, frozen, columns, rows, hosts)
+        if columns is self._whole.get(sizes):
+            run = self._compiled.get((sizes, len(rates)))
+            if run is None:
+                run = self._compiled[sizes, len(rates)] = function.run_of(len(rates), given)
+        else:
+            run = function.run_of(len(rates), given)
+        self._state, costs = run(*given)
         self._step += len(rates)
         self._runs += 1
         self._values = None
@@ -135,11 +142,15 @@ class XlaEngine:
         if batches.rows is not None and isinstance(batches.columns, Lasting):
             if batches.columns is not self._columns:
                 self._columns, self._resident = batches.columns, {}
+                self._whole, self._compiled = {}, {}
                 own = {n: batches.columns[n] for n in function.columns}
                 if sum(a.nbytes for a in own.values()) <= _ROOM:
                     self._resident = {n: self._put(a) for n, a in own.items()}
             if self._resident:
-                columns = tuple(self._resident[n] for n in function.columns)
+                columns = self._whole.get(function.sizes)
+                if columns is None:
+                    columns = tuple(self._resident[n] for n in function.columns)
+                    self._whole[function.sizes] = columns
                 return columns, batches.rows.astype(np.int32).reshape(steps, -1)
         gathered = tuple(_gathered(batches, n) for n in function.columns)
         rows = sum(function.sizes) * steps
@@ -152,29 +163,34 @@ class XlaEngine:
         rates: Sequence[float],
     ) -> tuple[Any, Array]:
         """The host scalars of all steps, in float64, and the factors of the costs."""
-        key = (function.sizes, len(rates))
-        known = self._hosts.get(key)
-        # Whole batches of unweighted data share their denominators, and a constant rate its list.
-        if (
-            known is not None
-            and not function.counts
-            and known[0] is rates
-            and known[1] == denominators
-        ):
-            return known[2], known[3]
-        size, lines, factors = len(function.sizes), [], []
-        values = dict(self._constants)
-        for k, rate in enumerate(rates):
-            together = [sum(d) for d in zip(*denominators[k * size : (k + 1) * size], strict=True)]
-            scales = self.problem.scales(together)
-            values |= scales
-            values[RATE], values[COUNTER] = rate, float(self._step + k + 1)
-            first = (self._step + k) * self.problem.updating.accumulate + 1
-            lines.append(function.numbers([{**values, DRAW: first + j} for j in range(size)]))
-            factors.append(list(scales.values()) * size)
-        hosts = np.array(lines, np.float64).reshape(len(rates), -1)
-        self._hosts[key] = (rates, denominators, hosts, np.array(factors))
-        return hosts, self._hosts[key][3]
+        size, steps = len(function.sizes), len(rates)
+        known = self._hosts.get((function.sizes, steps))
+        if known is not None and not function.counts and known[0] == rates:
+            # Whole batches of unweighted data share their denominators.
+            if known[1] == denominators:
+                return known[2], known[3]
+            if self.problem.reduction == "sum" and known[4] and np.array(denominators).all():
+                return known[2], known[3]
+        below = np.array(denominators, np.float64).reshape(steps, size, -1)
+        # One after the other, as Python adds them.
+        sums = np.cumsum(below, axis=1)[:, -1]
+        terms = self.problem.terms
+        factors = np.array([t.factor for t in terms])
+        divisors = 1.0 if self.problem.reduction == "sum" else np.where(sums == 0, 1.0, sums)
+        scales = np.where(sums == 0, 0.0, factors / divisors)
+        count = np.arange(self._step, self._step + steps, dtype=np.float64)
+        values: dict[str, Any] = self._constants | {
+            RATE: np.array(rates, np.float64),
+            COUNTER: count + 1,
+        }
+        values |= {t.scale_symbol: scales[:, k] for k, t in enumerate(terms)}
+        first = count * self.problem.updating.accumulate + 1
+        hosts = function.numbers([{**values, DRAW: first + j} for j in range(size)], steps)
+        every = bool((sums != 0).all())
+        given = tuple(map(self._put, function.typed(hosts)))
+        found = (rates, denominators, given, np.tile(scales, size), every)
+        self._hosts[function.sizes, steps] = found
+        return given, found[3]
 
     def _frozen_value(self, port: Any) -> Any:
         """A tensor of the model that is not trained, or a statistic with its value of the file."""
@@ -255,25 +271,21 @@ class XlaEngine:
         self._write(self._checked(own, self.problem.slot_ports, "optimizer slot"))
         self._step = int(slots.get("step", self._step))
 
-    def _copies(self, state: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """Copies of the state, and whether each parameter is finite."""
-        xp = self._jax.numpy
-        weights = [x for x, p in zip(state, self._ports, strict=True) if p.role == "parameter"]
-        finite = xp.stack([xp.isfinite(w).all() for w in weights])
-        return tuple(xp.copy(x) for x in state), finite
-
     def keep(self) -> str | None:
-        with self._wide():
-            copies, finite = self._keeper(self._state)
-        finite = np.asarray(finite)
-        if not finite.all():
-            return self.problem.parameters[int(np.argmin(finite))]
-        self._kept, self._kept_step = copies, self._step
+        arrays = list(map(np.asarray, self._state))
+        for port, array in zip(self._ports, arrays, strict=True):
+            if port.role == "parameter" and not np.isfinite(array).all():
+                return str(port.of)
+        if not self._kept:
+            self._kept = tuple(map(np.empty_like, arrays))
+        for kept, array in zip(self._kept, arrays, strict=True):
+            np.copyto(kept, array)
+        self._kept_step = self._step
         return None
 
     def back(self) -> None:
         with self._wide():
-            self._state = self._keeper(self._kept)[0]
+            self._state = tuple(map(self._put, self._kept))
         self._step, self._values = self._kept_step, None
 
     # What it has -------------------------------------------------------------------------------
@@ -291,7 +303,7 @@ class XlaEngine:
 
     def close(self) -> None:
         self._used.clear()
-        self._resident, self._columns = {}, None
+        self._resident, self._columns, self._whole, self._compiled = {}, None, {}, {}
 
 
 def _gathered(batches: Batch | Block, name: str) -> Array:

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
-from ortflex_core.graph import COLUMNS, HostProgram, Key, Port, Program
+from ortflex_core.graph import COLUMNS, Host, HostProgram, Key, Port, Program
 from ortflex_core.problem import Problem
 from ortflex_core.programs import gradient_program, problem_key, step_program, update_program
 from ortflex_core.runtime import get_program
@@ -37,22 +37,50 @@ class Part:
     def __init__(self, program: Program, forms: JaxForms) -> None:
         self.program = program
         self._translation = Translation(program, forms)
-        self.hosts = HostProgram([h.expression for h in program.hosts])
-        self._types = [(h.spec.name, h.spec.numpy) for h in program.hosts]
-        """Whether a scalar depends on more than rates and scales."""
-        self.counts = not self.hosts.symbols.isdisjoint({COUNTER, DRAW})
+        expressions = [h.expression for h in program.hosts]
+        self._hosts = HostProgram(expressions)
+        self.types = [(h.spec.name, h.spec.numpy) for h in program.hosts]
+        self._plain = all(map(_plain, expressions))
+        self.counts = not self._hosts.symbols.isdisjoint({COUNTER, DRAW})
 
-    def numbers(self, values: Mapping[str, float]) -> list[float]:
-        """The host scalars, in float64."""
-        return self.hosts(values)
+    def numbers(self, values: Mapping[str, Any], steps: int) -> Array:
+        """The host scalars of so many steps, in float64, [steps, scalars].
+
+        Values are numbers, or arrays with one for each step.
+        """
+        if not self.types:
+            return np.zeros((steps, 0))
+        if self._plain:
+            # Python's arithmetic on arrays: the same bits, without a loop over the steps.
+            with np.errstate(all="ignore"):
+                found = self._hosts(values)
+            out = np.stack([np.broadcast_to(np.asarray(v, np.float64), steps) for v in found], 1)
+            if np.isfinite(out).all():
+                return out
+        known = {n: v for n, v in values.items() if n in self._hosts.symbols}
+        rows = ({n: _number(v, k) for n, v in known.items()} for k in range(steps))
+        return np.array([self._hosts(row) for row in rows], np.float64)
 
     def __call__(self, given: Mapping[Key, Any], hosts: Any) -> dict[Key, Any]:
         """The outputs by port; ``hosts`` has one number for each host scalar."""
         feeds = {spec.name: given[key] for key, spec in self.program.takes.items()}
-        for k, (name, dtype) in enumerate(self._types):
+        for k, (name, dtype) in enumerate(self.types):
             feeds[name] = hosts[k].astype(dtype)
         results = self._translation(feeds)
         return {key: results[spec.name] for key, spec in self.program.gives.items()}
+
+
+_ARITHMETIC = frozenset({"symbol", "Add", "Sub", "Mul", "Div", "Neg", "Identity", "Abs"})
+
+
+def _plain(expression: Host) -> bool:
+    """Whether an expression is the same in Python and in numpy, to the last bit."""
+    parts = [a for a in expression.args if isinstance(a, Host)]
+    return expression.op in _ARITHMETIC and all(map(_plain, parts))
+
+
+def _number(value: Any, step: int) -> float:
+    return float(value[step]) if isinstance(value, np.ndarray) else value
 
 
 class StepFunction:
@@ -86,31 +114,59 @@ class StepFunction:
         if self.update is not None:
             self.programs["update"] = self.update.program
         every = [*made.values(), *([] if self.update is None else [self.update])]
-        self.counts = any(p.counts for p in every)
         known = {*self.ports, *self.column_ports.values()}
         taken = dict.fromkeys(k for p in every for k in p.program.takes)
         self.frozen = [k for k in taken if k not in known and _from_file(k)]
         self.columns = [n for n, port in self.column_ports.items() if port in taken]
         self.call = jax.jit(self._step)
         self._runs: dict[Any, Any] = {}
+        self.counts = any(p.counts for p in every)
+        types = [t for p in self.parts for _, t in p.types]
+        alike = types if self.update is None else [np.dtype(np.float64)]
+        self._groups = [(t, [k for k, u in enumerate(types) if u == t]) for t in dict.fromkeys(alike)]
+        """Host scalars by type: where they come from, in a step of one batch."""
 
-    def numbers(self, values: Sequence[Mapping[str, float]]) -> list[float]:
-        """The host scalars of one step; ``values`` are the symbols of each batch."""
-        found = [v for part, own in zip(self.parts, values, strict=True) for v in part.numbers(own)]
-        return found if self.update is None else [*found, *self.update.numbers(values[0])]
+    def numbers(self, values: Sequence[Mapping[str, Any]], steps: int) -> Array:
+        """The host scalars of so many steps; ``values`` are the symbols of each batch of a step."""
+        found = [p.numbers(own, steps) for p, own in zip(self.parts, values, strict=True)]
+        found += [] if self.update is None else [self.update.numbers(values[0], steps)]
+        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
 
-    def run_of(self, steps: int, donate: bool = True) -> Any:
-        """The compiled function of several steps: the one of a single step, or a scan."""
-        key = (steps, donate)
+    def typed(self, numbers: Array) -> Arrays:
+        """The host scalars as the compiled step takes them: an array for each of their types."""
+        if self.update is not None:
+            return (numbers,)
+        return tuple(numbers[:, where].astype(dtype) for dtype, where in self._groups)
+
+    def _scalars(self, hosts: Arrays) -> Any:
+        """The host scalars of a step, in their order."""
+        if self.update is not None:
+            return hosts[0]
+        out: dict[int, Any] = {}
+        for (_, where), values in zip(self._groups, hosts, strict=True):
+            out |= {k: values[at] for at, k in enumerate(where)}
+        return [out[k] for k in range(len(out))]
+
+    def run_of(self, steps: int, arguments: tuple[Any, ...]) -> Any:
+        """The compiled function of several steps: the one of a single step, or a scan.
+
+        It takes arrays of the shapes and types of ``arguments``, and the first of them, the state, is
+        given away.
+        """
+        columns, place = arguments[2], next(iter(arguments[0][0].devices()))
+        key = (steps, place, tuple((c.shape, c.dtype) for c in columns))
         if key not in self._runs:
             function = self._single if steps == 1 else self._several
-            self._runs[key] = self._jax.jit(function, donate_argnums=(0,) if donate else ())
+            made = self._jax.jit(function, donate_argnums=(0,))
+            # Compiled ahead of its call: a call by way of jit takes twice as long.
+            self._runs[key] = made.lower(*arguments).compile()
         return self._runs[key]
 
     def _single(
         self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
     ) -> tuple[Arrays, Any]:
-        state, costs = self.call(state, frozen, columns, rows[0], hosts[0])
+        first = tuple(h[0] for h in hosts)
+        state, costs = self.call(state, frozen, columns, rows[0], first)
         return state, costs[None]
 
     def _several(
@@ -137,6 +193,7 @@ class StepFunction:
         self, given: dict[Key, Any], columns: Arrays, rows: Any, hosts: Any
     ) -> tuple[Arrays, Any]:
         part = self.parts[0]
+        hosts = self._scalars(hosts)
         results = part(given | self._rows(columns, rows), hosts)
         costs = [results[port] for port in self.totals]
         costs += [results[PENALTY]] if PENALTY in results else []
@@ -147,6 +204,7 @@ class StepFunction:
     ) -> tuple[Arrays, Any]:
         """Gradients of every batch, added up in order, and the update."""
         xp, lax = self._jax.numpy, self._jax.lax
+        hosts = self._scalars(hosts)
         moving = [p for p in self.ports if p.role == "buffer"]
         gradients = [Port("gradient", of=n) for n in self.parameters]
         count = [len(p.program.hosts) for p in self.parts]
