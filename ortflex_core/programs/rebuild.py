@@ -7,7 +7,7 @@ Differentiate first, optimize after: no gradient rule has to handle the operator
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx
@@ -28,6 +28,7 @@ def optimize(
     outputs: Mapping[K, Tensor],
     replaced: Mapping[Tensor, Tensor] | None = None,
     parameters: Sequence[Port] = (),
+    without: Collection[str] = (),
 ) -> tuple[Trace, dict[K, Tensor]]:
     """Trace again the nodes that ``outputs`` depend on, with patterns applied.
 
@@ -38,11 +39,11 @@ def optimize(
         parameters: inputs of rank 1 that may become rows, [n] → [1, n], where all their uses allow
             it; their new values then are rows, too, and the costs of loss terms may come
             with the shape [1, 1]: the graph is for an engine that binds memory, not shapes.
+        without: operators that stay as they are.
     """
+    table = {name: pattern for name, pattern in patterns.FIRST.items() if name not in without}
     # The first pass rewrites sums; then the second can see which parameters can be rows.
-    trace, made = Rebuild(
-        trace, outputs, replaced or {}, patterns.FIRST, bound=bool(parameters)
-    ).run()
+    trace, made = Rebuild(trace, outputs, replaced or {}, table, bound=bool(parameters)).run()
     if not any(node.op_type == "ReduceSum" for node in trace.nodes):
         return trace, made
     return Rebuild(trace, made, {}, patterns.SECOND, parameters).run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Literal
 
 import attrs
 
@@ -27,6 +28,7 @@ from ortflex_core.programs.flat_parameters import Layout
 from ortflex_core.programs.rewrites import first_of, gelu_by_its_error, pool_before_relu
 from ortflex_core.protocols import calls
 
+ReluMask = Literal["HardSigmoid", "Sign"]
 NORM = Port("value", of="norm")
 """The norm of all gradients together, penalties included, before the transforms."""
 _OF_EVERY_STEP: tuple[Role, ...] = ("rate", "counter")
@@ -40,6 +42,7 @@ def step_program(
     rows: int | None = None,
     plain: bool = False,
     norm: bool = False,
+    relu_mask: ReluMask = "HardSigmoid",
 ) -> Program:
     """A graph of ``steps`` training steps in standard operators.
 
@@ -55,6 +58,9 @@ def step_program(
             graph. None keeps the batch dimension symbolic.
         plain: apply no optimization, and keep the rate out of the gradients: slower, as a reference.
         norm: with ``plain``, also give :data:`NORM` of the last step.
+        relu_mask: how the slope of a Relu, 0 or 1, is computed from its output: ``"HardSigmoid"`` with
+            a huge slope is the fastest on onnxruntime; for an engine whose kernel of it is wrong at 0,
+            ``"Sign"``.
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
@@ -99,11 +105,20 @@ def step_program(
     if plain:
         return build(trace, outputs, name="plain step")
     rows_of = () if rows is None else [Port("parameter", of=n) for n in problem.parameters]
-    trace, outputs = rebuild.optimize(trace, outputs, replaced | shortcuts.instead, rows_of)
+    trace, outputs = rebuild.optimize(
+        trace, outputs, replaced | shortcuts.instead, rows_of, _kept(relu_mask)
+    )
     return build(trace, outputs, name="step")
 
 
-def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
+def _kept(relu_mask: ReluMask) -> tuple[str, ...]:
+    """The operators that optimization leaves as they are."""
+    return ("Sign",) if relu_mask == "Sign" else ()
+
+
+def gradient_program(
+    problem: Problem, *, rows: int | None = None, relu_mask: ReluMask = "HardSigmoid"
+) -> Program:
     """The gradient of one batch by itself, for steps of several batches.
 
     Takes what :func:`step_program` does but for slots; host symbols are draw and the scales. Gives the
@@ -130,7 +145,8 @@ def gradient_program(problem: Problem, *, rows: int | None = None) -> Program:
         moves = statistics_moves(problem, problem.predicted)
         for k, ((name, _), tensor) in enumerate(zip(moves, shares, strict=True)):
             outputs[share_port(k, name)] = tensor
-    trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead)
+    without = _kept(relu_mask)
+    trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead, without=without)
     return build(trace, outputs, name="gradient")
 
 

@@ -13,7 +13,7 @@ from ortflex_core.comparison.comparison import compare
 from ortflex_core.errors import Unsupported
 from ortflex_core.protocols import Backend
 from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.testing import compositions, running
+from ortflex_core.testing import compositions, running, step_programs
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.reference import Reference
 from ortflex_core.testing.running import check_reasons, close, require
@@ -29,6 +29,8 @@ class BackendKit(ComponentKit):
     has_formula: ClassVar[bool] = False
     draws: ClassVar[int] = 1
     """The number of recipes drawn for each feature of a training."""
+    programs: ClassVar[int] = 6
+    """The number of (network, optimizer, loss) drawn; with the most, 17, each optimizer comes up."""
 
     @pytest.fixture
     def here(self, component: Backend) -> Backend:
@@ -195,6 +197,33 @@ class BackendKit(ComponentKit):
                     check_composition(here, compositions.draw(feature, seed, alone=True))
                 except Unsupported as error:
                     pytest.skip(str(error))
+
+    @pytest.mark.parametrize("program", step_programs.sample(17), ids="-".join)
+    def test_step_program(self, here: Backend, program: tuple[str, str, str]) -> None:
+        """Steps of the kinds of networks that people train, with every optimizer and loss, equal float64.
+
+        Networks have Relus that get exact zeros. ``ortflex_core.testing.step_programs.every()`` has all
+        combinations, and :func:`check_program` checks one.
+        """
+        if step_programs.sample(17).index(program) >= self.programs:
+            pytest.skip("left out by 'programs'")
+        try:
+            check_program(here, *program)
+        except Unsupported as error:
+            pytest.skip(str(error))
+
+
+def check_program(backend: Backend, network: str, optimizer: str, loss: str) -> None:
+    """Compare the steps of a network with an optimizer and a loss with float64.
+
+    Raises:
+        AssertionError: what differs, or what was raised.
+        Unsupported: the backend refuses them, without further features, too.
+    """
+    try:
+        check_composition(backend, step_programs.draw(network, optimizer, loss))
+    except Unsupported:
+        check_composition(backend, step_programs.draw(network, optimizer, loss, alone=True))
 
 
 def check_composition(backend: Backend, made: compositions.Composition) -> None:

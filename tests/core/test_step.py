@@ -331,3 +331,13 @@ def test_gathered_gradients_have_the_shortcuts_too() -> None:
         np.testing.assert_allclose(got[name], value, 1e-5, 1e-5, err_msg=name)
     kinds = Counter(node.op_type for node in small.proto().graph.node)
     assert kinds["MaxPool"] == 0
+
+
+def test_relu_mask_is_the_operator_that_a_backend_asks_for() -> None:
+    x = np.ones((4, 6), np.float32)
+    problem = problem_of(models.mlp(activation="Relu"), x, x[:, :1])
+    for make_program in (step_program, gradient_program):
+        usual = {n.op_type for n in make_program(problem).proto().graph.node}
+        other = {n.op_type for n in make_program(problem, relu_mask="Sign").proto().graph.node}
+        assert "HardSigmoid" in usual
+        assert other & {"HardSigmoid", "Sign"} == {"Sign"}

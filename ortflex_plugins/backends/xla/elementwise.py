@@ -187,9 +187,6 @@ def _softsign(c: Call, x: Value) -> Value:
 @TABLE("HardSigmoid")
 def _hard_sigmoid(c: Call, x: Value) -> Value:
     alpha, beta = c.get("alpha", 0.2), c.get("beta", 0.5)
-    if alpha >= 1e30 and beta == 0:
-        # A step function at 0, which the product of slope and 0 need not be.
-        return (x > 0).astype(x.dtype)
     return c.xp.clip(x * c.xp.asarray(alpha, x.dtype) + c.xp.asarray(beta, x.dtype), 0, 1)
 
 

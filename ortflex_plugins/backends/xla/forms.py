@@ -152,13 +152,15 @@ class JaxForms:
         pads: Sequence[tuple[int, int]],
         dilations: Sequence[int],
         groups: int,
+        spread: Sequence[int] | None = None,
     ) -> Any:
-        """A convolution by XLA's own kernel."""
+        """A convolution by XLA's own kernel; ``spread`` puts zeros between the elements of ``x``."""
         return self._lax.conv_general_dilated(
             x,
             weight,
             strides,
             pads,
+            lhs_dilation=spread,
             rhs_dilation=dilations,
             feature_group_count=groups,
             precision="highest",

@@ -235,6 +235,13 @@ def _conv_transpose(c: Call, x: Value, weight: Value, bias: Value = None) -> Val
     out_channels, taps = weight.shape[1], int(np.prod(kernel))
     matrix = weight.reshape(groups, channels // groups, out_channels * taps)
     flat = x.reshape(rows, groups, channels // groups, -1)
+    margins = [(e - 1 - pads[k], e - 1 + extra[k] - pads[k + rank]) for k, e in enumerate(extents)]
+    turned = c.xp.flip(weight, tuple(range(2, weight.ndim)))
+    turned = turned.reshape(groups, channels // groups, out_channels, *kernel)
+    turned = c.xp.swapaxes(turned, 1, 2).reshape(groups * out_channels, channels // groups, *kernel)
+    made = c.forms.convolve(x, turned, [1] * rank, margins, dilations, groups, strides)
+    if made is not None:
+        return made if bias is None else made + bias.reshape((1, -1) + (1,) * rank)
     columns = c.xp.matmul(c.xp.swapaxes(matrix, 1, 2), flat)
     columns = columns.reshape(rows, groups * out_channels, taps, *x.shape[2:])
     total: Any = None

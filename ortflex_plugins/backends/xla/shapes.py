@@ -215,3 +215,73 @@ def _non_zero(c: Call, x: Value) -> Value:
 def _compress(c: Call, x: Value, condition: Value) -> Value:
     chosen, axis = np.flatnonzero(c.known(condition, "condition")), c.get("axis")
     return c.forms.take(x.reshape(-1) if axis is None else x, chosen, 0 if axis is None else axis)
+
+
+# Resize ------------------------------------------------------------------------------------------
+
+
+@TABLE("Resize", "Upsample")
+def _resize(c: Call, *inputs: Value) -> Value:
+    """Axis by axis: nearest elements by index, linear ones by a matrix of weights."""
+    x, mode = inputs[0], c.get("mode", "nearest")
+    scales, sizes = (*inputs[2:], None, None)[:2]
+    if c.name == "Upsample" or c.opset < 11:
+        scales, sizes = inputs[1], None
+    if mode not in ("nearest", "linear") or c.get("antialias", 0) or _region(c):
+        raise NotTranslatable(f"Resize with mode {mode!r}, antialias or a region")
+    axes = [axis_of(a, x.ndim) for a in c.get("axes") or range(x.ndim)]
+    factors = [] if scales is None else [float(v) for v in c.known(scales, "scales").ravel()]
+    wanted = [] if sizes is None else c.numbers(sizes, "sizes")
+    if wanted and c.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise NotTranslatable("Resize that keeps the aspect ratio")
+    for k, axis in enumerate(axes):
+        n = x.shape[axis]
+        size = wanted[k] if wanted else int(np.floor(n * factors[k]))
+        factor = size / n if wanted else factors[k]
+        if size == n and factor == 1:
+            continue
+        places = _places(c, n, size, factor)
+        if mode == "nearest":
+            x = c.forms.take(x, np.clip(_nearest(c, places), 0, n - 1), axis)
+            continue
+        low = np.floor(places).astype(np.int64)
+        share = (places - low).astype(x.dtype).reshape([-1] + [1] * (x.ndim - 1 - axis))
+        first, second = (c.forms.take(x, np.clip(low + j, 0, n - 1), axis) for j in (0, 1))
+        x = first * (1 - share) + second * share
+    return x
+
+
+def _region(c: Call) -> bool:
+    """Whether a Resize reads its region."""
+    return bool(c.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize")
+
+
+def _places(c: Call, n: int, size: int, factor: float) -> Any:
+    """Where in the input each element of the output lies."""
+    usual = "asymmetric" if c.name == "Upsample" or c.opset < 11 else "half_pixel"
+    how, at = c.get("coordinate_transformation_mode", usual), np.arange(size, dtype=np.float64)
+    if how == "align_corners":
+        return at * ((n - 1) / (n * factor - 1)) if n * factor != 1 else at * 0
+    if how == "asymmetric":
+        return at / factor
+    if how == "pytorch_half_pixel" and size == 1:
+        return at * 0
+    if how == "half_pixel_symmetric":
+        shift = n / 2 * (1 - size / (n * factor))
+        return shift + (at + 0.5) / factor - 0.5
+    if how in ("half_pixel", "pytorch_half_pixel"):
+        return (at + 0.5) / factor - 0.5
+    raise NotTranslatable(f"Resize with {how}")
+
+
+def _nearest(c: Call, places: Any) -> Any:
+    how = c.get("nearest_mode", "round_prefer_floor")
+    if c.name == "Upsample" or c.opset < 11:
+        how = "floor"
+    rounded: dict[str, Any] = {
+        "round_prefer_floor": lambda p: np.ceil(p - 0.5),
+        "round_prefer_ceil": lambda p: np.floor(p + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }
+    return rounded[how](places).astype(np.int64)

@@ -44,7 +44,7 @@ class Part:
         self.counts = not self._hosts.symbols.isdisjoint({COUNTER, DRAW})
 
     def numbers(self, values: Mapping[str, Any], steps: int) -> Array:
-        """The host scalars of so many steps, in float64, [steps, scalars].
+        """The host scalars of several steps, in float64, [steps, scalars].
 
         Values are numbers, or arrays with one for each step.
         """
@@ -123,11 +123,13 @@ class StepFunction:
         self.counts = any(p.counts for p in every)
         types = [t for p in self.parts for _, t in p.types]
         alike = types if self.update is None else [np.dtype(np.float64)]
-        self._groups = [(t, [k for k, u in enumerate(types) if u == t]) for t in dict.fromkeys(alike)]
+        self._groups = [
+            (t, [k for k, u in enumerate(types) if u == t]) for t in dict.fromkeys(alike)
+        ]
         """Host scalars by type: where they come from, in a step of one batch."""
 
     def numbers(self, values: Sequence[Mapping[str, Any]], steps: int) -> Array:
-        """The host scalars of so many steps; ``values`` are the symbols of each batch of a step."""
+        """The host scalars of several steps; ``values`` are the symbols of each batch of a step."""
         found = [p.numbers(own, steps) for p, own in zip(self.parts, values, strict=True)]
         found += [] if self.update is None else [self.update.numbers(values[0], steps)]
         return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
@@ -281,7 +283,7 @@ def _sized(make: Any, problem: Problem, rows: int, whole: int) -> Program:
 
 def _program(make: Any, problem: Problem, rows: int | None) -> Program:
     key = (f"xla {make.__name__}", problem_key(problem), rows)
-    program: Program = get_program(key, lambda: make(problem, rows=rows))
+    program: Program = get_program(key, lambda: make(problem, rows=rows, relu_mask="Sign"))
     return program
 
 

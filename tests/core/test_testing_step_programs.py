@@ -1,0 +1,110 @@
+"""Step programs of the kit of backends: they find a wrong mask at 0, a stale slot and a wrong rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.engines.array_engine import HostEngine
+from ortflex_core.errors import Unsupported
+from ortflex_core.testing import step_programs
+from ortflex_core.testing.backend import check_program
+from ortflex_core.testing.running import plugins
+from tests.core.test_testing_backends import Good, by_onnxruntime
+
+PROGRAM = ("mlp", "momentum", "squared_error")
+
+
+class HalfAtZero(Good):
+    """Its mask of a Relu is 0.5 at 0, as OpenVINO's HardSigmoid with a huge slope is."""
+
+    def execute(self, program: Any, feeds: Mapping[str, Any]) -> Any:
+        # A slope that leaves 0 where the mistake has 0.5, next to 1 above and 0 below.
+        proto = program.proto()
+        for node in proto.graph.node:
+            if node.op_type == "HardSigmoid":
+                del node.attribute[:]
+                node.attribute.extend(
+                    [
+                        onnx.helper.make_attribute("alpha", 3e38),
+                        onnx.helper.make_attribute("beta", 0.5),
+                    ]
+                )
+        return by_onnxruntime(Altered(program, proto), feeds)
+
+
+class Altered:
+    """A program with another model."""
+
+    def __init__(self, program: Any, proto: Any) -> None:
+        self._program, self.model = program, proto.SerializeToString()
+        self.key = program.key + "altered"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
+
+
+class StaleSlot(Good):
+    """Every second step reads the slots of the step before."""
+
+    class engine(HostEngine):
+        def _one(self, batches: Any, rate: Any) -> Any:
+            before = dict(self._slots)
+            made = super()._one(batches, rate)
+            if self._step % 2:
+                self._slots = before
+            return made
+
+
+class WrongRate(Good):
+    """Steps of a run after the first take the rate of the first, a hundredth too small."""
+
+    class engine(HostEngine):
+        def run(self, batches: Any, rates: Any) -> Any:
+            return super().run(batches, [0.99 * rate for rate in rates])
+
+
+def test_step_programs_accept_the_array_engine() -> None:
+    check_program(Good(), *PROGRAM)
+
+
+@pytest.mark.parametrize("mistake", [HalfAtZero(), StaleSlot(), WrongRate()])
+def test_step_programs_reject_planted_mistakes(mistake: Any) -> None:
+    with pytest.raises(AssertionError, match=r"is off|after a training"):
+        check_program(mistake, *PROGRAM)
+
+
+def test_step_programs_have_every_optimizer_and_loss_that_is_ours() -> None:
+    ours = {
+        kind: {e.name for e in plugins()[kind] if e.distribution == "ortflex"}
+        for kind in ("optimizers", "losses")
+    }
+    assert ours["optimizers"] == set(step_programs.OPTIMIZERS)
+    assert ours["losses"] - set(step_programs.LOSSES) == {"cosine_embedding"}  # of pairs
+    turns = zip(*step_programs.sample(17), strict=True)
+    names = (step_programs.NETWORKS, step_programs.OPTIMIZERS, step_programs.LOSSES)
+    assert all(set(found) == set(known) for found, known in zip(turns, names, strict=True))
+
+
+def test_relus_of_step_programs_get_exact_zeros() -> None:
+    made = step_programs.draw("mlp", "sgd", "squared_error", alone=True)
+    model = made.model
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert (made.x[1] @ weights["W1"] + weights["b1"] == 0).all()
+    assert np.count_nonzero(made.x) > made.x.size / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fused", "xla"])
+@pytest.mark.parametrize("program", [*step_programs.every()][::11], ids="-".join)
+def test_every_kind_of_step_program(name: str, program: tuple[str, str, str]) -> None:
+    if name == "xla":
+        pytest.importorskip("jax")
+    try:
+        check_program(plugins().component("backends", name), *program)
+    except Unsupported as error:
+        pytest.skip(str(error))
