@@ -59,7 +59,12 @@ class Content:
 
 
 def export_step(
-    folder: Path, content: Content, *, rows: int | None = None, steps_per_run: int = 1
+    folder: Path,
+    content: Content,
+    *,
+    rows: int | None = None,
+    steps_per_run: int = 1,
+    optional_inputs: bool = True,
 ) -> Path:
     """Write the folder of a portable step; an earlier one of that name is replaced when it is complete.
 
@@ -68,6 +73,7 @@ def export_step(
         content: what is exported.
         rows: of every batch; None for any number.
         steps_per_run: the steps of one run.
+        optional_inputs: whether the graph has defaults of the rate and the hyperparameters.
 
     Raises:
         ConfigError: a number of rows or steps that is none.
@@ -78,7 +84,7 @@ def export_step(
         if not (name == "rows" and count is None) and not is_count(count):
             raise ConfigError(f"{name}: {expected_count(count)}")
     problem = content.problem
-    step = _step_graph(problem, content.rate, rows, steps_per_run)
+    step = _step_graph(problem, content.rate, rows, steps_per_run, optional_inputs)
     state = {e.port: e for e in step.entries if e.name and e.port.role in STATE}
     outputs = [o.name for o in problem.model.outputs]
     predict = predict_graph(problem, outputs, state)
@@ -107,9 +113,11 @@ def export_step(
     return target
 
 
-def _step_graph(problem: Problem, rate: float, rows: int | None, steps: int) -> PortableGraph:
+def _step_graph(
+    problem: Problem, rate: float, rows: int | None, steps: int, optional: bool
+) -> PortableGraph:
     try:
-        return step_graph(problem, rate, rows=rows, steps=steps)
+        return step_graph(problem, rate, rows=rows, steps=steps, optional=optional)
     except (GraphError, NoGradientRule, NotDifferentiable) as error:
         if rows is not None:
             raise

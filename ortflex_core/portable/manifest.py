@@ -39,7 +39,8 @@ class Item:
         batch: the number of its batch in the run, from 0; None for what is no column of the data.
         dtype: the element type, as numpy names it.
         shape: the sizes; a string where any size is possible.
-        default: the value of an input that need not be given; "inf" and "nan" are strings.
+        default: the value of a rate or hyperparameter, a list where there is one for each step; it need
+            not be given where the graph has it as well. "inf" and "nan" are strings.
     """
 
     name: str | None
@@ -50,13 +51,12 @@ class Item:
     batch: int | None
     dtype: str
     shape: tuple[int | str | None, ...]
-    default: float | str | None = None
+    default: float | str | tuple[float | str, ...] | None = None
 
     @classmethod
     def of_entry(cls, entry: Entry, accumulate: int = 1) -> Item:
         """The item of an input or output, where steps have ``accumulate`` batches."""
-        port, default = entry.port, entry.default
-        finite = default is None or math.isfinite(default)
+        port, default = entry.port, _in_json(entry)
         return cls(
             name=entry.name or None,
             new=entry.new,
@@ -66,8 +66,16 @@ class Item:
             batch=port.step * accumulate + port.batch if port.role in COLUMNS else None,
             dtype=dtype_name(entry.spec.dtype),
             shape=tuple(entry.spec.shape or ()),
-            default=default if finite else str(default),
+            default=default,
         )
+
+
+def _in_json(entry: Entry) -> float | str | tuple[float | str, ...] | None:
+    if entry.default is None:
+        return None
+    value = entry.default if math.isfinite(entry.default) else str(entry.default)
+    sizes = [size for size in entry.spec.shape or () if isinstance(size, int)]
+    return (value,) * sizes[0] if sizes else value
 
 
 @attrs.frozen(kw_only=True)

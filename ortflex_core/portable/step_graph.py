@@ -44,7 +44,9 @@ class PortableGraph:
     frozen: Mapping[str, str]
 
 
-def step_graph(problem: Problem, rate: float, *, rows: int | None, steps: int) -> PortableGraph:
+def step_graph(
+    problem: Problem, rate: float, *, rows: int | None, steps: int, optional: bool = True
+) -> PortableGraph:
     """The graph of ``steps`` training steps.
 
     Args:
@@ -52,8 +54,11 @@ def step_graph(problem: Problem, rate: float, *, rows: int | None, steps: int) -
         rate: the default of the learning rate.
         rows: of every batch; None for any number.
         steps: how many.
+        optional: whether the graph has defaults of the rate and the hyperparameters.
     """
-    return _StepGraph(problem, rate, rows, steps).build()
+    graph = _StepGraph(problem, rate, rows, steps)
+    graph.optional = optional
+    return graph.build()
 
 
 def predict_graph(
@@ -89,6 +94,7 @@ class _Graph:
         self.problem, self.rows = problem, rows
         self.assembly = Assembly(name, problem.model.opsets)
         self.defaults: dict[Port, float] = {}
+        self.optional = True
         self._constants = problem.constants()
         self.shapes: dict[str, Shape | None] = {}
         self._frozen: dict[str, str] = {}
@@ -166,7 +172,7 @@ class _Graph:
         return PortableGraph(
             model=self.assembly.model(
                 [e.name for e in entries if e.name],
-                {e.name: e.default for e in entries if e.default is not None},
+                {e.name: e.default for e in entries if e.default is not None and self.optional},
             ),
             entries=tuple(entries),
             frozen={inside: name for name, inside in self._frozen.items()},

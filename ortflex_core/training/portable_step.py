@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def export(
-    trainer: Trainer, folder: Path, feed: Feed | None, rows: int | None, steps_per_run: int
+    trainer: Trainer,
+    folder: Path,
+    feed: Feed | None,
+    rows: int | None,
+    steps_per_run: int,
+    *,
+    optional_inputs: bool,
 ) -> Path:
     """Write a portable step (see :meth:`ortflex_core.Trainer.export_step`)."""
     live = trainer.live
@@ -62,7 +68,9 @@ def export(
         classes=trainer.setup.classes,
         missing=tuple(_missing(trainer, schedule, now)),
     )
-    return export_step(folder, content, rows=rows, steps_per_run=steps_per_run)
+    return export_step(
+        folder, content, rows=rows, steps_per_run=steps_per_run, optional_inputs=optional_inputs
+    )
 
 
 class _Lines(Sequence[Mapping[str, float]]):

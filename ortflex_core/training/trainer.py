@@ -414,6 +414,7 @@ class Trainer:
         *,
         rows: int | None = None,
         steps_per_run: int = 1,
+        optional_inputs: bool = True,
     ) -> Path:
         """Write the training step as files that any onnxruntime runs: in a browser, on a phone, in C#.
 
@@ -431,6 +432,8 @@ class Trainer:
             sample_weight: their weights.
             rows: the rows of every batch, which makes a faster graph; by default any number.
             steps_per_run: the steps that one run of the graph makes, with a batch for each.
+            optional_inputs: whether the graph has defaults of the rate and the hyperparameters; without,
+                every run gives them, which JavaScript needs to give other values.
 
         Raises:
             ConfigError: nothing tells the types of the labels, or a number is not an integer >= 1.
@@ -438,7 +441,9 @@ class Trainer:
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
         """
         feed = None if X is None else self._feed(X, y, sample_weight)
-        return portable_step.export(self, Path(folder), feed, rows, steps_per_run)
+        return portable_step.export(
+            self, Path(folder), feed, rows, steps_per_run, optional_inputs=optional_inputs
+        )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.

@@ -29,8 +29,18 @@ from ortflex_plugins.cli.overrides import TakesKeys
     show_default=True,
     help="The steps of one run of the graph.",
 )
+@click.option(
+    "--optional-inputs/--required-inputs",
+    default=True,
+    help="Whether rate and hyperparameters have defaults in the graph; JavaScript cannot change those.",
+)
 def export_step(
-    recipe: Path, overrides: Sequence[str], output: Path, rows: int | None, steps_per_run: int
+    recipe: Path,
+    overrides: Sequence[str],
+    output: Path,
+    rows: int | None,
+    steps_per_run: int,
+    optional_inputs: bool,
 ) -> None:
     """Write the training step of a recipe as files that any onnxruntime runs.
 
@@ -49,7 +59,13 @@ def export_step(
     loaded = Recipe.load(recipe, overrides, plugins)
     trainer = Trainer.from_recipe(loaded, plugins)
     source = Parts(trainer.plugins).build("data", loaded.data)
-    folder = trainer.export_step(output, source, rows=rows, steps_per_run=steps_per_run)
+    folder = trainer.export_step(
+        output,
+        source,
+        rows=rows,
+        steps_per_run=steps_per_run,
+        optional_inputs=optional_inputs,
+    )
     for item in open_step(folder).manifest.not_portable:
         text = f"not in the step: {item.what} {item.name}: {item.why}; {item.instead}"
         click.echo(printable(text), err=True)

@@ -68,6 +68,26 @@ def test_the_rate_and_hyperparameters_are_optional_inputs(tmp_path: Path) -> Non
         np.testing.assert_array_equal(array, two.state[name])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_rate_and_hyperparameters_without_defaults_are_given_by_the_runner(
+    tmp_path: Path, count: int
+) -> None:
+    trainer = fused(models.mlp(), optimizer="adam", averaging="ema", learning_rate=0.02)
+    costs = []
+    for name, optional in (("one", True), ("two", False)):
+        options = {"optional_inputs": optional, "steps_per_run": count}
+        trainer.export_step(tmp_path / name, X[:8], Y[:8], rows=8, **options)
+        parts = [{"data": X[k : k + 8], "label": Y[k : k + 8]} for k in range(0, 8 * count, 8)]
+        costs.append(runner().Step(tmp_path / name).run(parts))
+    np.testing.assert_array_equal(*costs)
+    graph = onnx.load(tmp_path / "two" / "step.onnx").graph
+    assert not {i.name for i in graph.input} & {t.name for t in graph.initializer}
+    items = open_step(tmp_path / "two").manifest.step
+    assert next(i.default for i in items if i.role == "rate") == (
+        0.02 if count == 1 else (0.02,) * count
+    )
+
+
 def test_the_runner_trains_as_a_program(tmp_path: Path) -> None:
     x, y = regression(96, 5)
     trainer = fused(models.linear(), learning_rate=0.05)

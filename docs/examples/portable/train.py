@@ -14,6 +14,7 @@ class Step:
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         self.session = ort.InferenceSession(Path(folder, "step.onnx"), options)
         self.manifest = json.loads(Path(folder, "manifest.json").read_text("utf-8"))
+        self.scalars = {i["in"]: i["default"] for i in self.manifest["step"] if "default" in i}
         self.moving = [i for i in self.manifest["step"] if i["in"] and i["out"]]
         raw, self.places, self.state = self.file.read_bytes(), {}, {}
         start = 8 + int.from_bytes(raw[:8], "little")
@@ -23,7 +24,7 @@ class Step:
             self.state[i["in"]] = np.frombuffer(self.data[place], i["dtype"]).reshape(i["shape"])
 
     def run(self, batches, **scalars):  # batches: [{"data": X, "label": y}, …]
-        feeds = self.state | {name: np.asarray(value, float) for name, value in scalars.items()}
+        feeds = self.state | {k: np.asarray(v, float) for k, v in (self.scalars | scalars).items()}
         for i in (i for i in self.manifest["step"] if i["batch"] is not None):
             batch = batches[i["batch"]]
             a = np.asarray(batch.get(i["of"], batch.get(i["role"])), i["dtype"])
@@ -41,8 +42,7 @@ class Step:
 
 if __name__ == "__main__":
     step, X, y = Step(sys.argv[1]), np.load(sys.argv[2]), np.load(sys.argv[3])
-    size, count = step.manifest["rows"] or 32, step.manifest["batches_per_run"]
-    ends = range(size, len(X) + 1, size)
-    parts = [{"data": X[k - size : k], "label": y[k - size : k]} for k in ends]
+    n, count = step.manifest["rows"] or 32, step.manifest["batches_per_run"]
+    parts = [{"data": X[k : k + n], "label": y[k : k + n]} for k in range(0, len(X) - n + 1, n)]
     print([step.run(parts[k - count : k]) for k in range(count, len(parts) + 1, count)])
     step.save()
