@@ -70,8 +70,12 @@ html_theme_options = {
 html_sidebars = {"index": []}
 
 ORDER = (
+    "plot_export_from_torch.py",
     "plot_finetune_convolutional.py",
+    "plot_finetune_pipeline.py",
     "plot_grid_search.py",
+    "plot_time_series.py",
+    "plot_categories.py",
     "plot_torch_layer.py",
     "plot_training_graphs.py",
     "plot_benchmark_backends.py",
