@@ -133,6 +133,24 @@ def test_float16_on_onnxruntime(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("precision", [STATIC, BF16])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+def test_short_types_on_xla(name: str, precision: Any) -> None:
+    """A backend whose kernels are not onnxruntime's runs the same graphs, bfloat16 too."""
+    usable("xla")
+    if name != "mlp":
+        pytest.importorskip("torch")
+    model = half_models.network(name)
+    x, y = half_models.data(name, 16)
+    settings: dict[str, Any] = {"precision": precision, "learning_rate": 1.0, "batch_size": 16}
+    true = moved(train(model, x, y, **(settings | {"precision": "float32"})), model)
+    emulated, mine = (
+        moved(train(model, x, y, backend=b, **settings), model) for b in (Emulated(), "xla")
+    )
+    rounding = distance(emulated, true)
+    assert 0.3 * rounding < distance(mine, true) < 3 * rounding
+
+
 def test_small_gradients_need_the_loss_scale() -> None:
     """A loss of 1e-8 has gradients below what float16 holds."""
     model = models.mlp((6, 8, 4))
