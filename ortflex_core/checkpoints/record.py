@@ -79,6 +79,8 @@ class _Pieces:
     pieces: int
     sizes: int
     buffer: int
+    streams: int = 1
+    ranks: int = 1
     columns: dict[str, _Column] | None = None
 
 
@@ -94,6 +96,7 @@ class _Spot:
 class _Batches:
     kind: Literal["batches"]
     buffer: int
+    ranks: int = attrs.field(default=1, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)

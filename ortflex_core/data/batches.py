@@ -132,8 +132,9 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
 class Source(Protocol):
     """Batches, epoch after epoch."""
 
-    waited: float
-    """Seconds that steps waited for data that a thread reads."""
+    @property
+    def waited(self) -> float:
+        """Seconds that steps waited for data that a thread reads."""
 
     @property
     def steps(self) -> int | None:

@@ -65,17 +65,23 @@ class Items:
 
     Attributes:
         keeps_state: whether the source reports its own state.
+        of_ranks: whether it is a function that makes the batches of one of several processes.
     """
 
     def __init__(
-        self, source: Iterable[Any] | Callable[..., Iterable[Any]], labelled: bool = True
+        self,
+        source: Iterable[Any] | Callable[..., Iterable[Any]],
+        labelled: bool = True,
+        ranks: tuple[int, int] = (0, 1),
     ) -> None:
+        self._ranks = ranks
         self._source: Any = source
         self._labelled = labelled
         self._turn = self._item = 0
         self._iterator: Iterator[Any] | None = None
         self._peeked: tuple[Item, Any] | None = None
         self._takes = _parameters(source)
+        self.of_ranks = {"rank", "size"} <= set(self._takes)
         self.keeps_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self._state = self._ask()
 
@@ -138,7 +144,8 @@ class Items:
     def _open(self, start: int) -> Iterator[Any]:
         if hasattr(self._source, "__iter__"):
             return iter(self._source)
-        known = {"epoch": self._turn, "start": start}
+        rank, size = self._ranks
+        known = {"epoch": self._turn, "start": start, "rank": rank, "size": size}
         first = [known[m] for m, p in self._takes.items() if p.kind is p.POSITIONAL_ONLY]
         named = {
             p.name: known[m] for m, p in self._takes.items() if p.kind is not p.POSITIONAL_ONLY
@@ -157,7 +164,7 @@ class Items:
 
 
 def _parameters(source: Any) -> dict[str, inspect.Parameter]:
-    """The arguments of a function of batches: which of them are ``epoch`` and ``start``.
+    """The arguments of a function of batches: which are ``epoch``, ``start``, ``rank`` and ``size``.
 
     Arguments of other names are the epoch and the start in this order; those with a default keep it.
 
@@ -171,7 +178,8 @@ def _parameters(source: Any) -> dict[str, inspect.Parameter]:
     except (TypeError, ValueError):  # a builtin without one
         return {}
     meanings = ["epoch", "start"]
-    named = [p.name for p in known if p.name in meanings]
+    of_ranks = ["rank", "size"] if {"rank", "size"} <= {p.name for p in known} else []
+    named = [p.name for p in known if p.name in (*meanings, *of_ranks)]
     free = [m for m in meanings if m not in named]
     asked: dict[str, inspect.Parameter] = {}
     for parameter in known:
@@ -185,6 +193,6 @@ def _parameters(source: Any) -> dict[str, inspect.Parameter]:
         elif required:
             raise DataError(
                 f"the function that makes the batches takes {len(known)} arguments; expected a function of "
-                "nothing, of (epoch), or of (epoch, start)"
+                "nothing, of (epoch), or of (epoch, start), and (rank, size) in several processes"
             )
     return asked

@@ -41,6 +41,10 @@ class Batches:
     a function that returns one: without arguments, of ``epoch``, or of ``(epoch, start)``, which
     leaves out the first ``start`` batches; ``epoch`` counts the passes over the data from 0.
 
+    In several processes (``distributed=``) it is a function that has ``rank`` and ``size`` among its
+    arguments and returns the batches of that process, of so many: ``(rank, size)``, ``(epoch, rank,
+    size)`` or ``(epoch, start, rank, size)``. In one process they are 0 and 1.
+
     Args:
         source: the iterable or the function.
         buffer: rows that are collected and mixed before they become batches of the Trainer's
@@ -78,6 +82,8 @@ class IterableBatches:
     An epoch is one pass over the iterable; ``limit`` is the number of batches of an epoch of an
     endless one, which then continues where it was.
 
+    ``ranks`` is the rank of this process, and how many make batches.
+
     Attributes:
         first: the first batch.
         waited: seconds that steps waited for data that a thread draws.
@@ -92,17 +98,19 @@ class IterableBatches:
         limit: int | None,
         batch_size: int,
         labelled: bool = True,
+        ranks: tuple[int, int] = (0, 1),
     ) -> None:
         self._given = given
         self._convert = convert
         self._limit = limit
         self._size = batch_size
-        self._items = Items(given.source, labelled)
+        self._items = Items(given.source, labelled, ranks)
         self._left: Part | None = None
         self._making: Making | None = None
         self._kept: Mapping[str, Any] | None = None
         self._now: tuple[Spot, int, int, int] | None = None
         self.waited = 0.0
+        self.of_ranks = self._items.of_ranks
         self.steps = limit
         if limit is None and not given.buffer and hasattr(given.source, "__len__"):
             self.steps = len(given.source)  # type: ignore[arg-type]  # it has __len__
@@ -178,7 +186,7 @@ class IterableBatches:
             return
         self._items.go_to(spot)
         part = self._next()
-        if part is None or checksum(part.columns) != kept["check"]:
+        if part is None or checksum(part.columns) != kept.get("check", checksum(part.columns)):
             what = "ends before it" if part is None else "that batch differs from the earlier one"
             raise DataError(
                 f"the iterable is to continue at batch {spot.item}, but {what}: without "

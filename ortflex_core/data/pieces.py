@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from functools import partial
 from typing import Any
 
 import attrs
@@ -149,19 +149,32 @@ class PieceBatches:
 
     The place of a training is a number of batches, as for arrays: an epoch can be entered anywhere.
 
+    With several batches a step, shuffled rows come in as many ``streams``: the rows of all pieces, end to
+    end, are cut into one run for each stream, and batch k of a step is the next one of stream k, which has
+    windows of its own. So a process that computes some batches of every step reads its rows alone:
+    ``own`` are the first stream that it reads, and the distance to the next.
+
     Attributes:
         waited: seconds that steps waited for data.
     """
 
-    def __init__(self, pieces: Pieces, making: Making, batch_size: int) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        making: Making,
+        batch_size: int,
+        streams: int = 1,
+        own: tuple[int, int] = (0, 1),
+    ) -> None:
         self.pieces = pieces
+        self._streams, self._read = streams, range(own[0], streams, own[1])
         self.rows = rows_of(pieces)
         self.batch_size = min(batch_size, self.rows)
         self.steps = -(-self.rows // self.batch_size)
         self.waited = 0.0
         self._making = making
         self._said: dict[str, dict[str, Any]] = {}
-        self._begun: tuple[int, Prefetch[Window]] | None = None
+        self._begun: tuple[int, list[Prefetch[Window]]] | None = None
 
     def sample(self) -> Batch:
         """A batch to inspect."""
@@ -179,6 +192,7 @@ class PieceBatches:
             "pieces": len(sizes),
             "sizes": zlib.crc32(sizes.tobytes()),
             "buffer": self.pieces.buffer,
+            "streams": self._streams,
         }
 
     def go_on(self, place: Mapping[str, Any]) -> None:
@@ -189,6 +203,10 @@ class PieceBatches:
         """
         refuse_other_kind(place, "pieces")
         now = self._order()
+        place = {"streams": 1, **place}  # of a version that had no streams
+        if place["streams"] == 1 and len(self._read) == self._streams:
+            self._streams, self._read = 1, range(1)
+            now = self._order()
         if differ := [name for name in now if place.get(name, now[name]) != now[name]]:
             name = differ[0]
             if name == "sizes":
@@ -209,47 +227,102 @@ class PieceBatches:
         number: int = 0,
         more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
-        """Every row once, without the first ``start`` batches; in the given order without ``rng``."""
-        skip = start * self.batch_size
-        first, rest = divmod(skip, self.pieces.buffer)
+        """Every row of the streams that are read once; in the given order without ``rng``.
+
+        The first ``start`` batches of these streams are left out.
+        """
         (begun, ahead), self._begun = self._begun or (number, None), None
         if ahead is not None and (begun != number or start):
-            ahead.close()
+            _close(ahead)
             ahead = None
-        with closing(ahead or self._begin(rng, first)) as ahead:
-            cursor = Cursor(ahead, rest)
-            before = self.waited
-            for group in batches(cursor, self.batch_size, at_once, start):
-                self.waited = before + ahead.waited
-                if more is not None and ahead.over:
+        first = start // max(1, len(self._read))
+        ahead = ahead if ahead is not None else self._begin(rng, first)
+        before = self.waited
+        try:
+            cursors = [Cursor(a, self._skipped(first)[1]) for a in ahead]
+            drawn = [batches(c, self.batch_size, at_once, start) for c in cursors]
+            if self._streams > 1:
+                drawn = [batches(cursor, self.batch_size, 1, first) for cursor in cursors]
+            for group in _in_turn(drawn):
+                self.waited = before + sum(a.waited for a in ahead)
+                if more is not None and all(a.over for a in ahead):
                     self._begun, more = (number + 1, self._begin(more(), 0)), None
                 yield group
+        finally:
+            _close(ahead)
 
     def close(self) -> None:
         """End the reading of an epoch that will not be used."""
         if self._begun is not None:
-            self._begun[1].close()
+            _close(self._begun[1])
             self._begun = None
 
-    def _begin(self, rng: np.random.Generator | None, first: int) -> Prefetch[Window]:
-        """Start to read an epoch, at a window."""
-        layout, size = Layout.draw(self.pieces.sizes, rng), self.pieces.buffer
+    def _skipped(self, start: int) -> tuple[int, int]:
+        """The window in which a batch of a stream begins, and its rows before that."""
+        return divmod(start * self.batch_size, self._window)
 
-        def make() -> Iterator[Window]:
-            return windows(self._parts(layout, first * size), size, first, layout.key)
+    @property
+    def _window(self) -> int:
+        """Rows of a window of one stream."""
+        return max(1, self.pieces.buffer // self._streams)
 
-        return Prefetch(make, ahead=1)
+    def _begin(self, rng: np.random.Generator | None, start: int) -> list[Prefetch[Window]]:
+        """Start to read an epoch, at a batch of each stream."""
+        layout, first = Layout.draw(self.pieces.sizes, rng), self._skipped(start)[0]
+        return [Prefetch(partial(self._windows, layout, k, first), ahead=1) for k in self._read]
 
-    def _parts(self, layout: Layout, row: int) -> Iterator[Part]:
+    def _windows(self, layout: Layout, stream: int, first: int) -> Iterator[Window]:
+        begin, end = self._bounds(stream)
+        key, size = layout.key, self._window
+        if key is not None and self._streams > 1:
+            key = int(np.random.default_rng([key, stream]).integers(2**63))
+        parts = self._parts(layout, min(begin + first * size, end), end)
+        return windows(parts, size, first, key)
+
+    def _bounds(self, stream: int) -> tuple[int, int]:
+        """The rows of a stream, of all rows end to end."""
+        counts = [len(range(k, self.steps, self._streams)) for k in range(stream + 1)]
+        missing = self.steps * self.batch_size - self.rows  # in the last batch
+        rows = [n * self.batch_size for n in counts]
+        last = (self.steps - 1) % self._streams
+        if last <= stream:
+            rows[last] -= missing
+        return sum(rows[:-1]), sum(rows)
+
+    def _parts(self, layout: Layout, row: int, end: int) -> Iterator[Part]:
         first, offset = layout.seek(row)
+        left = end - row
         for piece in layout.pieces[first:].tolist():
-            where, at = self.pieces.place(piece), offset
+            if not left:
+                return
+            where, at, size = self.pieces.place(piece), offset, self.pieces.sizes[piece]
+            stop = min(size, offset + left)  # another stream has the rest of the piece
             for columns in self.pieces.read(piece, offset):
                 rows = columns.rows
-                yield self._making.part(columns, f"{where}, rows {at} to {at + rows - 1}")
+                if at + rows > stop and stop < size:
+                    columns = columns.take(np.arange(stop - at))
+                yield self._making.part(columns, f"{where}, rows {at} to {at + columns.rows - 1}")
                 at += rows
-            if at != self.pieces.sizes[piece]:
-                raise DataError(
-                    f"{where} has {at} rows now, it had {self.pieces.sizes[piece]} when it was opened"
-                )
-            offset = 0
+                if at >= stop and stop < size:
+                    return
+            if at != size:
+                raise DataError(f"{where} has {at} rows now, it had {size} when it was opened")
+            left, offset = left - (size - offset), 0
+
+
+def _in_turn(drawn: Sequence[Iterator[Sequence[Batch]]]) -> Iterator[Sequence[Batch]]:
+    """A batch of each iterator, again and again; it ends with the first that has none left."""
+    if len(drawn) == 1:
+        yield from drawn[0]
+        return
+    while True:
+        for one in drawn:
+            group = next(one, None)
+            if group is None:
+                return
+            yield group
+
+
+def _close(ahead: Sequence[Prefetch[Window]]) -> None:
+    for one in ahead:
+        one.close()

@@ -16,12 +16,14 @@ from ortflex_core.data.batches import ArrayBatches, Batch, Lasting, Source
 from ortflex_core.data.columns import Columns, split
 from ortflex_core.data.iterables import Batches, IterableBatches, gives_batches
 from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, read_if_small, rows_of
+from ortflex_core.data.ranks import RankBatches
 from ortflex_core.data.rows import gives_rows, stacked
 from ortflex_core.engines.scores import chunk_size, slices
 from ortflex_core.errors import DataError
 from ortflex_core.feed.opening import load
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.model.model import Model
+from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import DataSource
 
 _log = logging.getLogger("ortflex")
@@ -53,11 +55,13 @@ class Feed:
         batch_size: int,
         limit: int | None = None,
         labelled: bool = True,
+        peers: Peers | None = None,
     ) -> Feed:
         """Open what a user gave.
 
         ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``, an
-        iterable may give X alone.
+        iterable may give X alone. With ``peers`` it makes the batches of this process, and ``limit`` are
+        those of all.
 
         Raises:
             DataError: it is empty, cannot be read, or has other columns than the model and the losses.
@@ -82,7 +86,10 @@ class Feed:
         # A list may be meant as rows or as batches.
         if gives_batches(X, y) and (labelled or not isinstance(X, Sequence)):
             own = X if isinstance(X, Batches) else Batches(X, prefetch=0)
-            given = IterableBatches(own, convert, limit, batch_size, labelled)
+            ranks = (0, 1) if peers is None else (peers.rank, peers.size)
+            if limit is not None:
+                limit = len(range(ranks[0], limit, ranks[1]))
+            given = IterableBatches(own, convert, limit, batch_size, labelled, ranks)
             buffered = Size(rows=batch_size, epoch_steps=limit)
             size = buffered if own.buffer else Size(rows=given.first.rows, epoch_steps=1)
             return cls(given, given.first, size, convert)
@@ -117,19 +124,35 @@ class Feed:
         rows = self.size.rows
         return Feed.of_columns(train, rows), Feed.of_columns(held, rows)
 
-    def source(self, preparing: Preparation, batch_size: int) -> Source:
-        """Batches to train on.
+    def source(
+        self,
+        preparing: Preparation,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        peers: Peers | None = None,
+        limit: int | None = None,
+    ) -> Source:
+        """Batches to train on; with ``peers``, each of them reads its own where the data allow that.
+
+        ``shuffle`` is whether rows come in another order than the file's, ``limit`` as for :meth:`of`.
 
         Raises:
             DataError: the data do not fit the problem, or the batches a fixed batch dimension.
         """
-        given = self.given
+        given, together = self.given, preparing.problem.updating.accumulate
         source: Source
         if isinstance(given, IterableBatches):
             given.use(_making(preparing))
             source = given
+            if peers is not None:
+                source = RankBatches(source, peers, together, limit, None)
         elif isinstance(given, Pieces):
-            source = PieceBatches(given, _making(preparing, self._convert_columns), batch_size)
+            making, streams = _making(preparing, self._convert_columns), together if shuffle else 1
+            own = (peers.rank, peers.size) if peers is not None and shuffle else (0, 1)
+            source = whole = PieceBatches(given, making, batch_size, streams, own)
+            if peers is not None and shuffle:
+                source = RankBatches(whole, peers, together, whole.steps, whole.rows)
         else:
             prepared = preparing.columns(given)
             denominators = preparing.denominators(prepared)

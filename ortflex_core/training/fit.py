@@ -45,7 +45,8 @@ def fit(
     limit: int | None,
 ) -> History:
     """Train on data as they were given (see :meth:`ortflex_core.Trainer.fit`)."""
-    feed, validation, peers = feed_of(*data, limit=limit), None, trainer.setup.problem.peers
+    peers, validation = trainer.setup.problem.peers, None
+    feed = feed_of(*data, limit=limit, peers=peers)
     if peers is not None:
         process_groups.check_source(feed.given)
     if isinstance(validation_data, float):
@@ -54,7 +55,9 @@ def fit(
         validation = feed_of(*held_out(validation_data))
     preparing = trainer.live.build(feed.first, feed.size)
     announce(trainer)
-    source = feed.source(preparing, trainer.batch_size)
+    source = feed.source(
+        preparing, trainer.batch_size, shuffle=trainer.shuffle, peers=peers, limit=limit
+    )
     alter = partial(_altered, trainer, preparing)
     validate = None if validation is None else trainer.live.scorer(validation, peers)
     if peers is not None and validation is not None:

@@ -23,15 +23,16 @@ _OWN = ("callbacks", "progress", "distributed")
 
 
 def check_source(given: Any) -> None:
-    """Refuse data of which the processes cannot know that they are the same.
+    """Refuse data of which the processes cannot know which rows are whose.
 
     Raises:
-        Unsupported: an iterable of batches.
+        Unsupported: an iterable of batches that does not know of processes.
     """
-    if isinstance(given, IterableBatches):
+    if isinstance(given, IterableBatches) and not given.of_ranks:
         raise Unsupported(
-            "distributed=: every process draws the same rows and computes its share, which an iterable "
-            "of batches cannot promise; give arrays, or a data source that reads a file or folder"
+            "distributed=: an iterable of batches does not say which of them each process computes; "
+            "give a function that has rank and size among its arguments and returns the batches of that "
+            "process, or arrays, or a data source that reads a file or folder"
         )
 
 

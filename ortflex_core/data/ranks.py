@@ -1,0 +1,122 @@
+"""Batches of which every process of a training reads only its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ortflex_core.data.batches import Batch, Following, Source
+from ortflex_core.errors import DataError
+from ortflex_core.process_groups.peers import Peers
+
+_log = logging.getLogger("ortflex")
+
+
+class RankBatches:
+    """The steps of all processes, from the batches that each of them reads.
+
+    Batch number k of a step is that of rank k mod N. Before a step the processes tell each other how many
+    rows their batches have, and their denominators; of the other processes' batches nothing else is known.
+    An epoch ends with the first process that has no batch left.
+
+    Args:
+        own: the batches of this process.
+        peers: the processes.
+        together: the batches a step, of all processes.
+        steps: the batches an epoch, of all processes; None if unknown.
+        rows: the rows an epoch, of all processes; None if unknown.
+    """
+
+    def __init__(
+        self, own: Source, peers: Peers, together: int, steps: int | None, rows: int | None
+    ) -> None:
+        self._own, self._peers = own, peers
+        self._each = together // peers.size
+        self.steps, self.rows = steps, rows
+        self._told = False
+
+    @property
+    def waited(self) -> float:
+        """Seconds that steps of this process waited for data."""
+        return self._own.waited
+
+    def sample(self) -> Batch:
+        """A batch of this process."""
+        return self._own.sample()
+
+    def close(self) -> None:
+        """End the reading."""
+        self._own.close()
+
+    def place(self) -> dict[str, Any]:
+        """The place of this process; the others are as many batches along."""
+        return {**self._own.place(), "ranks": self._peers.size}
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Continue from the place of rank 0.
+
+        Raises:
+            DataError: there were other numbers of processes, each with batches of its own.
+        """
+        was, size = place.get("ranks", 1), self._peers.size
+        if place.get("kind") == "batches" and was != size:
+            raise DataError(
+                f"the training to continue had batches that {was} processes made, now there are {size}: "
+                "the batches would be others; start as many processes"
+            )
+        # The digest of a batch is that of rank 0's.
+        same = self._peers.rank == 0
+        self._own.go_on(place if same else {k: v for k, v in place.items() if k != "check"})
+
+    def epoch(
+        self,
+        rng: np.random.Generator | None,
+        at_once: int = 1,
+        start: int = 0,
+        number: int = 0,
+        more: Following | None = None,
+    ) -> Iterator[Sequence[Batch]]:
+        """The batches of an epoch, those of one step at a time."""
+        size = self._peers.size
+        drawn = self._own.epoch(rng, 1, start // size, number, more)
+        with closing(drawn):  # type: ignore[type-var]  # generators, all of them
+            own = (batch for group in drawn for batch in group)
+            while True:
+                mine = list(islice(own, self._each))
+                step = self._step(mine)
+                if step:
+                    yield step
+                if len(step) < size * self._each:
+                    for _ in own:  # so that the next epoch is another pass
+                        pass
+                    return
+
+    def _step(self, mine: Sequence[Batch]) -> list[Batch]:
+        """The batches of all processes, up to the first that is missing."""
+        facts = [[batch.size, *batch.denominators] for batch in mine]
+        given = self._peers.values("batches", facts)
+        out: list[Batch] = []
+        for k in range(self._each):
+            for rank, batches in enumerate(given):
+                if k >= len(batches):
+                    self._tell(sum(map(len, given)) - len(out))
+                    return out
+                rows, *denominators = batches[k]
+                columns = mine[0].columns if mine else {}
+                other = Batch(columns, None, rows, denominators)
+                out.append(mine[k] if rank == self._peers.rank else other)
+        return out
+
+    def _tell(self, left: int) -> None:
+        if left and not self._told and not self._peers.rank:
+            self._told = True
+            _log.warning(
+                "the processes have different numbers of batches: an epoch ends with the first that has "
+                "none left, and %d or more batches of the others are not trained on",
+                left,
+            )
