@@ -42,7 +42,7 @@ class Batches:
     leaves out the first ``start`` batches; ``epoch`` counts the passes over the data from 0.
 
     In several processes (``distributed=``) it is a function that has ``rank`` and ``size`` among its
-    arguments and returns the batches of that process, of so many: ``(rank, size)``, ``(epoch, rank,
+    arguments and returns the batches of that process of the ``size``: ``(rank, size)``, ``(epoch, rank,
     size)`` or ``(epoch, start, rank, size)``. In one process they are 0 and 1.
 
     Args:
