@@ -1,4 +1,4 @@
-"""The campaign of drawn recipes in several processes: a few of them in threads, and whole as a slow test."""
+"""The campaign of drawn recipes in several processes: a few in threads, and whole as a slow test."""
 
 from __future__ import annotations
 
