@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 
+import attrs
 import numpy as np
 
+from ortflex_core.process_groups.mailbox import Mailbox
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.types import Array
 
@@ -18,7 +21,8 @@ class GradientExchange:
 
     Batch number k of a step is that of rank k mod size. One packet has a batch's gradients and the
     costs that belong to it. ``own`` are the arrays that this process writes its gradients to, by
-    parameter; ``costs`` the float64 numbers that travel with them; ``sums`` what :meth:`add` makes.
+    parameter; ``costs`` the float64 numbers that travel with them; both are others after each :meth:`add`.
+    ``sums`` is what :meth:`add` makes; other arrays of the same shapes may be put in its place.
 
     The running statistics of BatchNormalization travel, too: ``shares`` are (1 − momentum) · batch of this
     process's batch, by the number of the move, and every process moves its ``statistics`` by those of all
@@ -43,16 +47,36 @@ class GradientExchange:
         self.peers = peers
         self.statistics = {name: array.copy() for name, array in (statistics or {}).items()}
         self._moves = moves
-        end = 8 * costs
-        self._places, end = places_of(like, end)
         moved = {k: self.statistics[name] for k, (name, _) in enumerate(moves)}
-        self._shared, end = places_of(moved, end)
-        self._packet = np.zeros(end, np.uint8)
-        self._costs = costs
-        self.costs = self._packet[: 8 * costs].view(np.float64)
-        self.own = arrays_in(self._packet, self._places)
-        self.shares = arrays_in(self._packet, self._shared)
-        self.sums = {name: np.zeros(a.shape, a.dtype) for name, a in like.items()}
+        places, end = places_of(like, 8 * costs)
+        shared, end = places_of(moved, end)
+        self._split, self._size = _Split(costs, places, shared), end
+        self._known: dict[int, Part] = {}
+        self.sums: Mapping[str, Array] = {n: np.zeros(a.shape, a.dtype) for n, a in like.items()}
+
+    @cached_property
+    def mailbox(self) -> Mailbox:
+        """The packets; made at the first step, when it is known that all processes train the same."""
+        return Mailbox(self.peers, self._size)
+
+    @cached_property
+    def _mine(self) -> list[Part]:
+        return [self._split.of(packet) for packet in self.mailbox.packets]
+
+    @property
+    def costs(self) -> Array:
+        """The numbers that travel next."""
+        return self._mine[self.mailbox.turn].costs
+
+    @property
+    def own(self) -> Mapping[str, Array]:
+        """The gradients that travel next, by parameter."""
+        return self._mine[self.mailbox.turn].gradients
+
+    @property
+    def shares(self) -> Mapping[int, Array]:
+        """What this process's batch adds to running statistics."""
+        return self._mine[self.mailbox.turn].shares
 
     def add(self, first: int, present: int) -> list[list[float]]:
         """Add the gradients of one batch of each process; their costs, in the same order.
@@ -61,21 +85,56 @@ class GradientExchange:
             first: the number of rank 0's batch in the step; at 0 a new sum begins.
             present: how many processes have a batch: the last step of an epoch may end early.
         """
-        costs = []
-        for rank, part in enumerate(self.peers.gather("step", self._packet)[:present]):
-            for name, gradient in arrays_in(part, self._places).items():
-                total = self.sums[name]
-                if first + rank == 0:
-                    np.copyto(total, gradient)
-                else:
-                    np.add(total, gradient, out=total)
-            for k, share in arrays_in(part, self._shared).items():
+        parts = [self._part(packet) for packet in self.mailbox.exchange("step")[:present]]
+        for name, total in self.sums.items():
+            gradients = [part.gradients[name] for part in parts]
+            if first:
+                gradients.insert(0, total)
+            if len(gradients) == 1:
+                np.copyto(total, gradients[0])
+                continue
+            np.add(gradients[0], gradients[1], out=total)
+            for gradient in gradients[2:]:
+                np.add(total, gradient, out=total)
+        for part in parts:
+            for k, share in part.shares.items():
                 name, momentum = self._moves[k]
                 moved = self.statistics[name]
                 moved *= moved.dtype.type(momentum)
                 moved += share
-            costs.append(part[: 8 * self._costs].view(np.float64).tolist())
-        return costs
+        return [part.costs.tolist() for part in parts]
+
+    def _part(self, packet: Array) -> Part:
+        """The arrays in a packet; of memory that is always the same, made once."""
+        if not self.mailbox.shared:
+            return self._split.of(packet)
+        address = packet.ctypes.data
+        if address not in self._known:
+            self._known[address] = self._split.of(packet)
+        return self._known[address]
+
+
+@attrs.frozen
+class Part:
+    """What is in the packet of a process."""
+
+    costs: Array
+    gradients: Mapping[str, Array]
+    shares: Mapping[int, Array]
+
+
+@attrs.frozen
+class _Split:
+    """Where costs, gradients and shares are in a packet."""
+
+    costs: int
+    gradients: Places[str]
+    shares: Places[int]
+
+    def of(self, packet: Array) -> Part:
+        """The arrays in a packet, without a copy."""
+        costs = packet[: 8 * self.costs].view(np.float64)
+        return Part(costs, arrays_in(packet, self.gradients), arrays_in(packet, self.shares))
 
 
 Name = TypeVar("Name", str, int)

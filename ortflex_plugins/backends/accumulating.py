@@ -90,6 +90,12 @@ class Accumulator:
                 share_port(k, name): device.empty(running[name].shape, running[name].dtype)
                 for k, (name, _) in enumerate(moves)
             }
+            # Where the host sees the memory of the sums, they are added up there.
+            views = {name: device.view(value) for name, value in self._sums.values.items()}
+            seen = {name: view for name, view in views.items() if view is not None}
+            self._direct = len(seen) == len(views)
+            if self._direct:
+                self._exchange.sums = seen
         self._movers: dict[tuple[int, int], Binder] = {}
         self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
@@ -141,7 +147,8 @@ class Accumulator:
                 shares = dict(enumerate(self._shares.values()))
                 read_into(device, shares, exchange.shares)
             yield from exchange.add(start, present)
-        self._sums.write(exchange.sums, "sum")
+        if not self._direct:
+            self._sums.write(exchange.sums, "sum")
         self._buffers.write(exchange.statistics, "buffer")
 
     def _add(self, into: int) -> None:

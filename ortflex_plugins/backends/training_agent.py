@@ -189,6 +189,12 @@ class TrainingAgentEngine:
         self._exchange: GradientExchange | None = None
         if problem.peers is not None:
             self._exchange = GradientExchange(problem.peers, state, 1)
+            assert self._sum is not None
+            views = {name: device.view(v) for name, v in self._sum.sums.values.items()}
+            seen = {name: view for name, view in views.items() if view is not None}
+            self._direct = len(seen) == len(views)
+            if self._direct:
+                self._exchange.sums = seen
         self._constants = problem.constants()
         self._bind_updates()
         self._plans: dict[tuple[Any, ...], _Plan] = {}
@@ -308,7 +314,8 @@ class TrainingAgentEngine:
                     read_into(self.device, self._gradients, exchange.own)
                 for (cost,) in exchange.add(start, present):
                     loss += cost
-            add.sums.write(exchange.sums, "sum")
+            if not self._direct:
+                add.sums.write(exchange.sums, "sum")
         else:
             for k, batch in enumerate(batches):
                 first = add is not None and k == 0

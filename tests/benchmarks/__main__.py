@@ -11,6 +11,7 @@ import sys
 from tests.benchmarks import (
     backends,
     data,
+    distributed,
     estimators,
     features,
     growth,
@@ -24,6 +25,7 @@ TABLES = {
     "peers": peers_table.main,
     "growth": growth.main,
     "data": data.main,
+    "distributed": distributed.main,
     "estimators": estimators.main,
     "features": features.main,
     "layers": layers.main,

@@ -1,0 +1,128 @@
+"""Packets that processes exchange at every step: in memory that all of them see, if there is any."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ortflex_core.process_groups.peers import Peers
+from ortflex_core.types import Array
+
+_TOKEN = 32
+_ALIGNED = 4096
+_FOLDERS = ("/dev/shm",)  # files there are in memory; elsewhere the system writes them to a disk
+
+
+class Mailbox:
+    """A packet of every process, of the same size each time.
+
+    Where all processes run on one machine, the packets are in a file that all of them map into their
+    memory: a message then has no more than a frame, and nothing is copied. There are two packets of each
+    process, in turn: one may be written while others still read the one before.
+
+    Args:
+        peers: the processes.
+        size: bytes of a packet.
+        shared: whether to look for common memory; by default where packets do not fit into a frame.
+    """
+
+    def __init__(self, peers: Peers, size: int, *, shared: bool | None = None) -> None:
+        self._peers, self.turn = peers, 0
+        self._own: list[Array] = [np.zeros(size, np.uint8)] * 2
+        self._all: list[list[Array]] = []
+        wanted = size > 1000 if shared is None else shared
+        if wanted and peers.neighbours == peers.size:
+            room = -(-size // _ALIGNED) * _ALIGNED
+            memory = _common(peers, 2 * peers.size * room)
+            if memory is not None:
+                starts = [[(2 * k + turn) * room for k in range(peers.size)] for turn in (0, 1)]
+                self._all = [[memory[at : at + size] for at in row] for row in starts]
+                self._own = [self._all[turn][peers.rank] for turn in (0, 1)]
+
+    @property
+    def shared(self) -> bool:
+        """Whether the packets are in memory that all processes see."""
+        return bool(self._all)
+
+    @property
+    def packets(self) -> list[Array]:
+        """The two packets of this process."""
+        return self._own
+
+    def exchange(self, place: str) -> list[Array]:
+        """The packets of all processes by rank, this process's the one at ``turn``; then the other's turn.
+
+        They stay as they are until this process calls the next exchange; its next packet may be written
+        before that.
+        """
+        turn = self.turn
+        if not self._all:
+            return self._peers.gather(place, self._own[turn])
+        self._peers.gather(place, np.zeros(0, np.uint8))
+        self.turn = 1 - turn
+        return self._all[turn]
+
+
+def _common(peers: Peers, size: int) -> Array | None:
+    """Memory that all processes see, as bytes; None if there is none."""
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(_file(size)) if not peers.rank else None
+        given = [path, _token(path)] if path else None
+        place = peers.values("memory", given)[0]
+        memory = _mapped(place[0], size, place[1]) if place else None
+        # The file may have its name no longer once all have it: none is left of a process that is killed.
+        if peers.any("memory", memory is None):
+            return None
+    return memory
+
+
+@contextlib.contextmanager
+def _file(size: int) -> Iterator[str | None]:
+    """A file of that size with a token at its end, removed afterwards; None if there is no room."""
+    folder = next((f for f in _FOLDERS if os.access(f, os.W_OK)), None)
+    if folder is None:
+        yield None
+        return
+    number, path = tempfile.mkstemp(prefix="ortflex-", dir=folder)
+    try:
+        yield path if _filled(number, size) else None
+    finally:
+        with contextlib.suppress(OSError):
+            Path(path).unlink()
+
+
+def _filled(number: int, size: int) -> bool:
+    """Whether there is room; without it, writing to the memory would end the process by a signal."""
+    try:
+        os.posix_fallocate(number, 0, size + _TOKEN)
+        os.pwrite(number, secrets.token_hex(_TOKEN // 2).encode(), size)
+    except (OSError, AttributeError):  # not every system has these functions
+        return False
+    finally:
+        os.close(number)
+    return True
+
+
+def _token(path: str) -> str:
+    with Path(path).open("rb") as file:
+        file.seek(-_TOKEN, os.SEEK_END)
+        return file.read().decode()
+
+
+def _mapped(path: str, size: int, token: str) -> Array | None:
+    """The file's memory, if it is the file that was meant: machines may have the same name."""
+    try:
+        with Path(path).open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), size + _TOKEN)
+    except (OSError, ValueError):
+        return None
+    if memory[size:] != token.encode():
+        return None
+    return np.frombuffer(memory, np.uint8)[:size]
