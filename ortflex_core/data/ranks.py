@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -39,6 +39,8 @@ class RankBatches:
         self._each = together // peers.size
         self.steps, self.rows = steps, rows
         self._told = False
+        self.alter: Callable[[Batch, int, int], Batch] | None = None
+        """Changes a batch of this process, given its epoch and its number among all, before its step."""
 
     @property
     def waited(self) -> float:
@@ -88,7 +90,11 @@ class RankBatches:
             own = (batch for group in drawn for batch in group)
             while True:
                 mine = list(islice(own, self._each))
+                if self.alter is not None:
+                    first = start + self._peers.rank
+                    mine = [self.alter(b, number, first + k * size) for k, b in enumerate(mine)]
                 step = self._step(mine)
+                start += len(step)
                 if step:
                     yield step
                 if len(step) < size * self._each:

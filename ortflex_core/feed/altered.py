@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core.data.batches import Batch, Block, Following, Source
+from ortflex_core.data.ranks import RankBatches
 from ortflex_core.errors import DataError
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.types import Array
@@ -55,6 +56,10 @@ class AlteredBatches:
         more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
         """The batches of the source, changed."""
+        if isinstance(self._source, RankBatches):  # before the others are told of a batch
+            self._source.alter = self._altered
+            yield from self._source.epoch(rng, at_once, start, number, more)
+            return
         drawn = self._source.epoch(rng, at_once, start, number, more)
         with closing(drawn):  # type: ignore[type-var]  # generators, all of them
             for group in drawn:

@@ -137,6 +137,26 @@ def test_pieces_in_order_are_those_of_one_process() -> None:
     equal(2, (Counted(),), shuffle=False, epochs=1)
 
 
+class Augment:
+    """Draws by the number of a batch, and changes what the denominators are made of."""
+
+    every_rank = True
+
+    @hook
+    def batch_drawn(self, batch: Any, rng: np.random.Generator) -> Any:
+        factor = rng.uniform(0.5, 2)
+        return {
+            "X": batch["X"] * np.float32(factor),
+            "sample_weight": batch["sample_weight"] * factor,
+        }
+
+
+@pytest.mark.parametrize("kind", ["pieces", "iterable"])
+def test_batches_that_hooks_change_are_those_of_one_process(kind: str) -> None:
+    source = Counted() if kind == "pieces" else by_epoch
+    equal(3, (source,), 2, epochs=2, callbacks=[Augment()])
+
+
 # ---------------------------------------------------------------------- iterables
 
 
