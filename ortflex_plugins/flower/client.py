@@ -78,8 +78,9 @@ class Client:
     def evaluate(self) -> dict[str, float]:
         """Loss and metrics on the validation data; without them, on the data."""
         rows = self.data if self.validation is None else self.validation
+        count = _count(self.trainer, rows)
         scores = self.trainer.evaluate(*rows)
-        return {**{n: float(v) for n, v in scores.items()}, _ROWS: _count(self.trainer, rows)}
+        return {**{n: float(v) for n, v in scores.items()}, _ROWS: count}
 
 
 def client_app(
@@ -221,10 +222,20 @@ def _arguments(data: Any) -> tuple[Any, ...]:
 
 
 def _count(trainer: Trainer, rows: tuple[Any, ...]) -> int:
-    """Rows of evaluation data."""
+    """Rows of evaluation data.
+
+    Raises:
+        DataError: an iterable of batches, whose rows are not known.
+    """
     X = rows[0].load() if isinstance(rows[0], DataSource) else rows[0]
     if isinstance(X, Pieces):
         return sum(X.sizes)
+    known = isinstance(X, Columns | Mapping) or hasattr(X, "__array__")
+    if isinstance(X, Batches) or (len(rows) == 1 and not known):
+        raise DataError(
+            "the number of rows of an iterable of batches is not known, and strategies weight a client "
+            "by it; give validation data as (X, y) or a data source"
+        )
     return trainer.setup.open(X, *rows[1:], *[None] * (3 - len(rows))).rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,12 +93,12 @@ def _rows(rows: int, number: int, count: int, seed: int) -> np.ndarray[Any, Any]
 def _arrays(part: Any) -> list[Any]:
     if part is None:
         return []
-    return list(part.values()) if isinstance(part, dict) else [part]
+    return list(part.values()) if isinstance(part, Mapping) else [part]
 
 
 def _take(part: Any, rows: np.ndarray[Any, Any]) -> Any:
     if part is None:
         return None
-    if isinstance(part, dict):
+    if isinstance(part, Mapping):
         return {name: np.asarray(array)[rows] for name, array in part.items()}
     return np.asarray(part)[rows]
