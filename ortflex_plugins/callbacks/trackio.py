@@ -1,0 +1,68 @@
+"""The callback ``trackio``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_plugins.callbacks._extras import require
+from ortflex_plugins.callbacks._tracking import Tracker
+
+if TYPE_CHECKING:
+    from ortflex_core import Trainer
+
+
+@attrs.define(kw_only=True)
+class Trackio(Tracker):
+    """Tracks a training as a run of trackio, on this machine: its parameters and its History.
+
+    Metrics are the columns of the History over finished steps. A resumed training continues its run. If
+    entries cannot be written during the training, there is a warning and the training continues.
+    ``trackio show`` is the page; TRACKIO_DIR says where the files are.
+
+    Raises:
+        ConfigError: trackio is not installed (extra ``trackio``), or no run can be opened.
+
+    >>> Trackio(project="digits").project  # doctest: +SKIP
+    'digits'
+
+    Source: trackio.init.
+    """
+
+    project: str = attrs.field(default="ortflex", metadata={"help": "the project"})
+    run: str | None = attrs.field(
+        default=None, metadata={"help": "the run's name; not set: trackio chooses one"}
+    )
+    space: str | None = attrs.field(
+        default=None, metadata={"help": "a Space of Hugging Face to send it to; not set: none"}
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Check that the package is installed."""
+        require("trackio", "trackio", "trackio")
+
+    @property
+    def tracker(self) -> str:
+        """The name of the callback."""
+        return "trackio"
+
+    def open(self, trainer: Trainer, config: dict[str, Any], known: str | None) -> tuple[Any, str]:
+        """A run; its name identifies it."""
+        import trackio
+
+        run = trackio.init(
+            self.project,
+            name=known or self.run,
+            space_id=self.space,
+            config=config,
+            resume="allow" if known else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        return run, str(run.name)
+
+    def close(self, run: Any, *, failed: bool) -> None:
+        """All entries are written."""
+        run.finish()

@@ -1,0 +1,86 @@
+"""The callback ``wandb``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+
+from ortflex_plugins.callbacks._extras import require
+from ortflex_plugins.callbacks._tracking import Tracker
+
+if TYPE_CHECKING:
+    from ortflex_core import Trainer
+
+
+@attrs.define(kw_only=True)
+class Wandb(Tracker):
+    """Tracks a training as a run of Weights & Biases: its parameters, its History, the trained model.
+
+    Metrics are the columns of the History over finished steps. A resumed training continues its run
+    (offline: with another folder of the same run). If entries cannot be written during the training, there
+    is a warning and the training continues. ``wandb sync`` sends runs that were made offline.
+
+    Raises:
+        ConfigError: wandb is not installed (extra ``wandb``), or no run can be opened.
+
+    >>> Wandb(project="digits").project  # doctest: +SKIP
+    'digits'
+
+    Source: wandb.init; the run is an object of its own, wandb.run is not set.
+    """
+
+    project: str = attrs.field(default="ortflex", metadata={"help": "the project"})
+    run: str | None = attrs.field(
+        default=None, metadata={"help": "the run's name; not set: wandb chooses one"}
+    )
+    entity: str | None = attrs.field(default=None, metadata={"help": "the user or team"})
+    mode: Literal["online", "offline", "disabled"] | None = attrs.field(
+        default=None, metadata={"help": "not set: WANDB_MODE, else online"}
+    )
+    model: bool = attrs.field(default=True, metadata={"help": "store the trained model as well"})
+
+    def __attrs_post_init__(self) -> None:
+        """Check that the package is installed."""
+        require("wandb", "wandb", "wandb")
+
+    @property
+    def tracker(self) -> str:
+        """The name of the callback."""
+        return "wandb"
+
+    def open(self, trainer: Trainer, config: dict[str, Any], known: str | None) -> tuple[Any, str]:
+        """A run in the run folder's ``wandb``."""
+        import wandb
+
+        run = wandb.init(
+            project=self.project,
+            name=self.run,
+            entity=self.entity,
+            mode=self.mode,
+            id=known,
+            resume="allow" if known else None,
+            config=config,
+            dir=str(trainer.folder.absolute()),
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        return run, str(run.id)
+
+    @property
+    def stores(self) -> bool:
+        """Whether the trained model is stored."""
+        return self.model
+
+    def store(self, run: Any, file: Path) -> None:
+        """The model as an artifact."""
+        import wandb
+
+        artifact = wandb.Artifact(f"model-{run.id}", type="model")
+        artifact.add_file(str(file))
+        run.log_artifact(artifact)
+
+    def close(self, run: Any, *, failed: bool) -> None:
+        """With the exit code that tells a failed run."""
+        run.finish(exit_code=int(failed))

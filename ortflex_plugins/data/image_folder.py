@@ -1,0 +1,200 @@
+"""The data source ``image_folder``: images in a folder for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import is_count
+from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
+from ortflex_core.errors import DataError, suggest
+from ortflex_core.protocols import DataSource
+from ortflex_core.types import Array
+from ortflex_plugins.data._columns import rows_or_none
+
+_ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+def _size(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if len(value) != 2 or not all(is_count(side) for side in value):
+        raise ValueError(f"ImageFolder.size must be height and width, got {list(value)}")
+
+
+def _channels(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value not in (1, 3):
+        raise ValueError(f"ImageFolder.channels must be 1 (gray) or 3 (colours), got {value!r}")
+
+
+def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    numbers = np.asarray(value, np.float64)
+    if len(numbers) not in (1, instance.channels) or not np.isfinite(numbers).all():
+        raise ValueError(
+            f"ImageFolder.{attribute.name} must be one number, or one for each of {instance.channels} "
+            f"channels, got {list(value)}"
+        )
+    if attribute.name == "std" and (numbers <= 0).any():
+        raise ValueError(f"ImageFolder.std must be > 0, got {list(value)}")
+
+
+@attrs.frozen(kw_only=True)
+class ImageFolder(DataSource):
+    """Images in a folder for each class: ``path/cat/1.jpg``, ``path/dog/2.png``.
+
+    The images become one float32 input of shape [rows, channels, height, width], of values
+    (v / 255 − mean) / std; labels are the numbers of the classes, int64 [rows], in the order of their
+    names or of ``classes``. Folders within a class are read, too. Data that do not fit into the
+    buffer are read while they are trained on, each image by itself, so that all are mixed.
+
+    Raises:
+        DataError: pillow is missing; no such folder, no class or no image in it; a file that is no
+            image: names the file.
+
+    >>> ImageFolder(path="photos", size=[64, 64]).channels
+    3
+
+    Source: the layout of torchvision.datasets.ImageFolder; the resizing of its Resize and CenterCrop.
+    """
+
+    name: ClassVar[str] = "image_folder"
+
+    path: str = attrs.field(metadata={"help": "the folder that has a folder for each class"})
+    size: Sequence[int] = attrs.field(
+        default=(224, 224), validator=_size, metadata={"help": "height and width"}
+    )
+    resize: Literal["crop", "stretch"] = attrs.field(
+        default="crop",
+        validator=attrs.validators.in_(("crop", "stretch")),
+        metadata={"help": "crop: scale, then cut out the centre; stretch: to the size"},
+    )
+    channels: int = attrs.field(
+        default=3, validator=_channels, metadata={"help": "3: red, green, blue; 1: gray"}
+    )
+    mean: Sequence[float] = attrs.field(
+        default=(0.0,), validator=_numbers, metadata={"help": "subtracted, of values from 0 to 1"}
+    )
+    std: Sequence[float] = attrs.field(
+        default=(1.0,), validator=_numbers, metadata={"help": "divides; one, or one a channel"}
+    )
+    classes: Sequence[str] | None = attrs.field(
+        default=None, metadata={"help": "names of the folders in the order of the labels"}
+    )
+    input: str = attrs.field(
+        default="X", metadata={"help": "the input they feed; X fits any model with one input"}
+    )
+    buffer: int | None = attrs.field(
+        default=None,
+        validator=rows_or_none,
+        metadata={"help": "rows that are mixed at a time; by default 64 MiB of them"},
+    )
+
+    def load(self) -> Columns | Pieces:
+        """Read data that fit into the buffer; of larger ones only the names of the files."""
+        return read_if_small(ImagePieces(self))
+
+
+class ImagePieces(Pieces):
+    """Image files, each a piece of one row.
+
+    Raises:
+        DataError: pillow, the folder, classes or images are missing.
+    """
+
+    def __init__(self, source: ImageFolder) -> None:
+        self._pillow = pillow()
+        self._source = source
+        root = Path(source.path)
+        names = _classes(root, source.classes)
+        self._files = [
+            (file, label) for label, name in enumerate(names) for file in _images(root / name)
+        ]
+        self._mean, self._std = (
+            np.asarray(values, np.float32).reshape(-1, 1, 1) for values in (source.mean, source.std)
+        )
+        if source.buffer is not None:
+            self._buffer = source.buffer
+        else:
+            height, width = source.size
+            row = np.broadcast_to(np.float32(0), (1, source.channels, height, width))
+            self._buffer = usual_buffer(
+                Columns(inputs={"X": row}, labels={"y": np.zeros(1, np.int64)})
+            )
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """One row a file."""
+        return [1] * len(self._files)
+
+    @property
+    def buffer(self) -> int:
+        """Rows that are mixed."""
+        return self._buffer
+
+    def place(self, piece: int) -> str:
+        """The file."""
+        return str(self._files[piece][0])
+
+    def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
+        """The image."""
+        if start:
+            return
+        file, label = self._files[piece]
+        inputs = {self._source.input: self._pixels(file)[None]}
+        yield Columns(inputs=inputs, labels={"y": np.array([label])})
+
+    def _pixels(self, file: Path) -> Array:
+        height, width = self._source.size
+        try:
+            with self._pillow.Image.open(file) as image:
+                turned = self._pillow.ImageOps.exif_transpose(image)
+                turned = turned.convert("RGB" if self._source.channels == 3 else "L")
+                if self._source.resize == "crop":
+                    fitted = self._pillow.ImageOps.fit(
+                        turned, (width, height), self._pillow.Image.Resampling.BILINEAR
+                    )
+                else:
+                    fitted = turned.resize((width, height), self._pillow.Image.Resampling.BILINEAR)
+                values = np.asarray(fitted, np.float32) / 255
+        except Exception as error:  # pillow raises errors of many kinds over broken files
+            raise DataError(f"{file}: cannot be read as an image: {error}") from error
+        first = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+        return np.ascontiguousarray((first - self._mean) / self._std)
+
+
+def pillow() -> Any:
+    """The package.
+
+    Raises:
+        DataError: it is not installed, or cannot be imported.
+    """
+    try:
+        import PIL.Image
+        import PIL.ImageOps
+    except ImportError as error:
+        raise DataError(
+            f"images are read by pillow, which cannot be imported ({error}); pip install 'ortflex[images]'"
+        ) from error
+    return PIL
+
+
+def _classes(root: Path, given: Sequence[str] | None) -> list[str]:
+    if not root.is_dir():
+        raise DataError(f"{root}: no such folder")
+    known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not known:
+        raise DataError(f"{root}: expected a folder for each class in this folder, found none")
+    if given is None:
+        return known
+    if lost := [name for name in given if name not in known]:
+        raise DataError(f"{root}: no folder for the class {lost[0]!r}; {suggest(lost[0], known)}")
+    return list(given)
+
+
+def _images(folder: Path) -> list[Path]:
+    files = [p for p in folder.rglob("*") if p.suffix.lower() in _ENDINGS and p.is_file()]
+    if not files:
+        raise DataError(f"{folder}: no image in this folder (of {', '.join(sorted(_ENDINGS))})")
+    return sorted(files)

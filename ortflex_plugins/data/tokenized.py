@@ -1,0 +1,222 @@
+"""The data source ``tokenized``: a column of strings as numbers of tokens."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from ortflex_core.component import expected_count, is_count
+from ortflex_core.data import Columns
+from ortflex_core.errors import DataError, suggest
+from ortflex_core.protocols import DataSource
+from ortflex_core.types import Array
+from ortflex_plugins.data._tables import pyarrow
+
+_MADE = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
+_LONGEST_NAME = 1000
+
+
+def _length(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not is_count(value):
+        raise ValueError(f"Tokenized.length: {expected_count(value)}")
+
+
+def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    odd = [name for name in value if name not in _MADE]
+    if odd or not value:
+        raise ValueError(f"Tokenized.inputs must be some of {', '.join(_MADE)}, got {list(value)}")
+
+
+@attrs.frozen(kw_only=True)
+class Tokenized(DataSource):
+    """Strings of a csv, jsonl or parquet file as numbers of tokens, by a tokenizer.json.
+
+    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]: shorter strings are
+    padded, longer ones cut. ``pair`` is the column of a second string. ``target`` as a name gives
+    labels of shape [rows]: int64 if all are integers, float32 if all are numbers, else strings; a
+    mapping gives several labels by name; None gives none. All rows are kept in memory, 24 bytes a token.
+
+    Raises:
+        DataError: tokenizers (or pyarrow) is missing; no such file; a column is missing; a row
+            has no string: names line or row.
+
+    >>> Tokenized(path="reviews.csv", tokenizer="tokenizer.json").length
+    128
+
+    Source: the ``tokenizers`` package and its file format; ids are those of its ``encode_batch``.
+    """
+
+    name: ClassVar[str] = "tokenized"
+
+    path: str = attrs.field(metadata={"help": "a .csv (with a header), .jsonl or .parquet file"})
+    tokenizer: str = attrs.field(
+        metadata={"help": "the tokenizer.json; a relative path is from the folder of ``path``"}
+    )
+    text: str = attrs.field(default="text", metadata={"help": "column of strings"})
+    pair: str | None = attrs.field(default=None, metadata={"help": "column of second strings"})
+    target: str | Mapping[str, str] | None = attrs.field(
+        default="label", metadata={"help": "column of labels, or {label = column}; None: no labels"}
+    )
+    length: int = attrs.field(default=128, validator=_length, metadata={"help": "tokens a row"})
+    inputs: Sequence[str] = attrs.field(
+        default=tuple(_MADE), validator=_inputs, metadata={"help": "the inputs that are made"}
+    )
+    pad: str | None = attrs.field(
+        default=None,
+        metadata={"help": "the token that pads; None: the tokenizer's, or a usual one"},
+    )
+
+    def load(self) -> Columns:
+        """Read the file and tokenize its strings."""
+        if not Path(self.path).is_file():
+            raise DataError(f"{self.path}: no such file")
+        tokenizer = self._tokenizer()
+        target = self.target if self.target is not None else {}
+        labels = {"y": target} if isinstance(target, str) else dict(target)
+        strings = [self.text] if self.pair is None else [self.text, self.pair]
+        found = _columns(Path(self.path), [*strings, *labels.values()])
+        for name in strings:
+            _check_strings(found[name], f"{self.path}, column {name!r}")
+        rows = (
+            found[self.text]
+            if self.pair is None
+            else list(zip(found[self.text], found[self.pair], strict=True))
+        )
+        encoded = tokenizer.encode_batch(rows)
+        out = {
+            name: np.array([getattr(one, _MADE[name]) for one in encoded], np.int64)
+            for name in self.inputs
+        }
+        return Columns(
+            inputs=out,
+            labels={n: _labels(found[c], f"{self.path}, column {c!r}") for n, c in labels.items()},
+        )
+
+    def _tokenizer(self) -> Any:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise DataError(
+                f"strings are read by tokenizers, which cannot be imported ({error}); "
+                "pip install 'ortflex[text]'"
+            ) from error
+        file = Path(self.path).parent / self.tokenizer
+        if not file.is_file():
+            raise DataError(f"tokenizer: the file {str(file)!r} does not exist")
+        try:
+            made = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the package raises Exception itself
+            raise DataError(f"{file}: cannot be read as a tokenizer: {error}") from error
+        known = made.padding or {}
+        token = self.pad or known.get("pad_token")
+        token = token or next((p for p in _PADS if made.token_to_id(p) is not None), None)
+        if token is None or made.token_to_id(token) is None:
+            what = "it has none of the usual tokens that pad" if token is None else f"no {token!r}"
+            raise DataError(f"{file}: {what}; name a token of its vocabulary: pad = …")
+        made.enable_truncation(self.length)
+        made.enable_padding(
+            length=self.length,
+            pad_id=made.token_to_id(token),
+            pad_token=token,
+            direction=known.get("direction", "right"),
+        )
+        return made
+
+
+def _columns(file: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Some columns of a file, by name."""
+    ending = file.suffix.lower()
+    if ending == ".parquet":
+        pyarrow()
+        import pyarrow.parquet as parquet
+
+        try:
+            there_are = parquet.read_schema(file).names
+            _check_names(file, names, there_are)
+            table = parquet.read_table(file, columns=list(dict.fromkeys(names)))
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{file}: cannot be read: {error}") from error
+        out: dict[str, list[Any]] = {name: table[name].to_pylist() for name in names}
+    else:
+        readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".json": _jsonl_rows}
+        if ending not in readers:
+            raise DataError(f"{file}: expected a .csv, .jsonl or .parquet file")
+        try:
+            out = {name: [] for name in names}
+            for row in readers[ending](file):
+                _check_names(file, names, row)
+                for name in out:
+                    out[name].append(row[name])
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{file}: cannot be read: {error}") from error
+    if names and not out[names[0]]:
+        raise DataError(f"{file}: the data are empty: 0 rows")
+    return out
+
+
+def _check_names(file: Path, names: Sequence[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise DataError(f"{file}: no column {name!r}; {suggest(name, list(known))}")
+
+
+def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines)
+        for row in reader:
+            if None in row or None in row.values():
+                raise DataError(
+                    f"{file}, line {reader.line_num}: expected {len(reader.fieldnames or ())} fields"
+                )
+            yield row
+
+
+def _jsonl_rows(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{file}, line {number}: is not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{file}, line {number}: expected an object, {{…}}")
+            yield row
+
+
+def _check_strings(values: Sequence[Any], where: str) -> None:
+    odd = next((k for k, value in enumerate(values) if not isinstance(value, str)), None)
+    if odd is not None:
+        raise DataError(f"{where}: row {odd} has {values[odd]!r}, expected a string")
+
+
+def _labels(values: Sequence[Any], where: str) -> Array:
+    """int64 if all are integers, float32 if all are numbers, else strings."""
+    missing = next((k for k, value in enumerate(values) if value in (None, "")), None)
+    if missing is not None:
+        raise DataError(f"{where}: row {missing} has no label")
+    for convert, kind in ((int, np.int64), (float, np.float32)):
+        try:
+            if convert is int and any(isinstance(v, float) for v in values):
+                continue
+            return np.array([convert(value) for value in values], kind)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    strings = [str(value) for value in values]
+    longest = max(map(len, strings))
+    if longest > _LONGEST_NAME:
+        raise DataError(
+            f"{where}: row {[len(t) for t in strings].index(longest)} has a label of {longest} characters; "
+            "is this the column of strings?"
+        )
+    return np.array(strings)
