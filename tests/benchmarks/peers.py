@@ -23,7 +23,7 @@ class Absent(Exception):
     """A peer that cannot take part here, and why."""
 
 
-def trainer_of(workload: Workload) -> Any:
+def trainer_of(workload: Workload, backend: str = "fused") -> Any:
     """The Trainer of a workload, on one thread, everything else at its default."""
     from ortflex_core import Trainer
     from tests.benchmarks.onnx_network import network
@@ -36,7 +36,7 @@ def trainer_of(workload: Workload) -> Any:
         reduction=workload.reduction,
         batch_size=workload.batch,
         epochs=1,
-        backend="fused",
+        backend=backend,
         threads=1,
         progress=False,
     )
@@ -44,8 +44,19 @@ def trainer_of(workload: Workload) -> Any:
 
 def ours(workload: Workload) -> Epochs:
     """Trainer.fit as users call it, its History included."""
+    return _fit(workload, "fused")
+
+
+def ours_on_xla(workload: Workload) -> Epochs:
+    """The same on the backend xla, on one processor as JAX is."""
+    # It makes JAX see one processor before the first of its arrays.
+    importlib.import_module("tests.benchmarks.jax_network")
+    return _fit(workload, "xla")
+
+
+def _fit(workload: Workload, backend: str) -> Epochs:
     x, y, weight = data(workload)
-    trainer = trainer_of(workload)
+    trainer = trainer_of(workload, backend)
 
     def epochs(count: int) -> Any:
         trainer.epochs = count
@@ -161,6 +172,7 @@ def on_device(workload: Workload) -> Epochs:
 
 PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
     "ortflex": (ours, ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training")),
+    "ortflex xla": (ours_on_xla, ("jax",)),
     "torch": (torch_eager, ("torch",)),
     "torch fused": (torch_fused, ("torch",)),
     "scikit-learn": (scikit_learn, ("scikit-learn",)),

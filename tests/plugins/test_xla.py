@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ortflex_core import Trainer
+from ortflex_core.errors import TrainingDiverged
+from ortflex_core.hooks import hook
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 
@@ -58,3 +61,57 @@ def test_xla_runs_the_steps_of_an_epoch_at_once() -> None:
     # Eight whole batches and the shorter one, three times.
     assert trainer.engine.steps_per_run == 8
     assert trainer.engine.counters() == {"steps": 27, "runs": 6}
+
+
+def test_xla_restores_the_good_state_of_a_training_that_diverges() -> None:
+    x, y, _ = data(WORKLOADS["W5"])
+    options = {"loss": "squared_error", "batch_size": 15, "reduction": "sum", "progress": False}
+    trainer = Trainer(network(WORKLOADS["W5"]), backend="xla", learning_rate=1e3, **options)
+    before = trainer.get_state()
+    with pytest.raises(TrainingDiverged, match="at the start of epoch 1 is kept"):
+        trainer.fit(x, y)
+    for name, array in trainer.get_state().items():
+        assert np.array_equal(array, before[name])
+
+
+def test_xla_makes_single_steps_for_a_hook_and_ends_in_the_same_weights() -> None:
+    class Counts:
+        steps = 0
+
+        @hook
+        def step_end(self) -> None:
+            self.steps += 1
+
+    counts = Counts()
+    watched = fitted("W1", "xla", callbacks=[counts])
+    assert counts.steps == watched.engine.counters()["runs"] == 8
+    agree(watched, fitted("W1", "xla"), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2, "optimizer": "adam", "learning_rate": 1e-3},
+        {"averaging": "ema", "clip_norm": 0.5, "penalty": "l2"},
+        {"optimizer": "adam", "learning_rate": 1e-3, "schedule": "cosine", "epochs": 3},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_xla_combines_features_as_fused_does(options: dict[str, Any]) -> None:
+    agree(fitted("W1", "xla", **options), fitted("W1", "fused", **options), 2e-4)
+
+
+def test_xla_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    class Saves:
+        @hook
+        def epoch_end(self, trainer: Trainer, record: Any) -> None:
+            if record["epoch"] == 2:
+                trainer.save(tmp_path / "half")
+
+    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3, "epochs": 3}
+    whole = fitted("W1", "xla", callbacks=[Saves()], **options)
+    x, y, _ = data(WORKLOADS["W1"])
+    rest = Trainer.resume(tmp_path / "half")
+    assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
+    for name, array in rest.get_state().items():
+        assert np.array_equal(array, whole.get_state()[name]), name
