@@ -254,6 +254,26 @@ def run_mpi(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", tests, *session.posargs)
 
 
+@session_for("tests", "node", "3.11")
+def run_node(session: nox.Session) -> None:
+    """The portable step in JavaScript; the packages of npm are installed where the tests look for them."""
+    with reported("tests(node)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        if shutil.which("npm") is None:
+            session.skip("npm is not installed")
+        prepare(session, "stock", "dev", with_torch=True)
+        folder = ROOT / ".nox" / "node"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "node_modules" / "onnxruntime-web").is_dir():
+            # Without scripts: the one of onnxruntime-node downloads libraries for CUDA.
+            packages = ("onnxruntime-node", "onnxruntime-web")
+            command = ("npm", "install", "--ignore-scripts", "--prefix", str(folder), *packages)
+            session.run(*command, external=True)
+        tests = "tests/end_to_end/test_portable_javascript.py"
+        session.run("python", "-m", "pytest", tests, *session.posargs)
+
+
 @session_for("tests", "flower", "3.11")
 def run_flower(session: nox.Session) -> None:
     """Federated training; Flower pins protobuf and other packages below the newest versions."""

@@ -105,7 +105,7 @@ class Assembly:
         for value in source.value_info:
             value.name = names[value.name]
             self.graph.value_info.append(value)
-        self.graph.node.extend(_renamed(node, names) for node in source.node)
+        self.graph.node.extend(renamed(node, names) for node in source.node)
         return {spec.name: names[spec.name] for spec in program.outputs}
 
     def output(
@@ -173,7 +173,7 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
     return bodies + [g for a in node.attribute for g in a.graphs]
 
 
-def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+def renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     """A copy of a node that reads and writes the values under other names."""
     out = NodeProto()
     out.CopyFrom(node)

@@ -24,9 +24,10 @@ from ortflex_core.model import buffer_value, onnx_file
 from ortflex_core.portable import manifest as manifests
 from ortflex_core.portable import state_file
 from ortflex_core.portable.assembly import Entry
-from ortflex_core.portable.folder import FILES, FROZEN, PREDICT, STEP
+from ortflex_core.portable.folder import FILES, FROZEN, PREDICT, STEP, TRAINING
 from ortflex_core.portable.manifest import Item, Manifest, Missing
 from ortflex_core.portable.step_graph import STATE, PortableGraph, predict_graph, step_graph
+from ortflex_core.portable.training_info import training_info
 from ortflex_core.problem.problem import Problem
 from ortflex_core.types import Array
 
@@ -100,7 +101,7 @@ def export_step(
     target = folders.resolve(folder)
     try:
         with folders.replacing(target, _foreign) as fresh:
-            _write_graphs(fresh, problem, {STEP: step, PREDICT: predict})
+            _write_graphs(fresh, problem, {STEP: step, PREDICT: predict}, arrays)
             state_file.write(fresh / state_file.NAME, manifest.model, tensors, arrays)
             write_flushed(fresh / manifests.NAME, manifest.text().encode())
             folders.flush(fresh / state_file.NAME, fresh)
@@ -152,10 +153,22 @@ def _manifest(
     )
 
 
-def _write_graphs(folder: Path, problem: Problem, graphs: Mapping[str, PortableGraph]) -> None:
-    """Write the graphs; tensors of the model that both read are in one file where they are large."""
+def _write_graphs(
+    folder: Path,
+    problem: Problem,
+    graphs: Mapping[str, PortableGraph],
+    state: Mapping[str, Array],
+) -> None:
+    """Write the graphs; tensors of the model that both read are in one file where they are large.
+
+    The training information is one message, and left out where that would be too large.
+    """
     used = sorted({name for graph in graphs.values() for name in graph.frozen.values()})
     arrays = {name: buffer_value(problem, name) for name in used}
+    whole = {**arrays, **state}
+    if sum(array.nbytes for array in whole.values()) <= onnx_file.HUGE:
+        made = training_info(graphs[STEP], graphs[PREDICT], whole)
+        write_flushed(folder / TRAINING, made.SerializeToString(deterministic=True))
     outside: dict[str, tuple[int, int]] = {}
     if sum(array.nbytes for array in arrays.values()) > onnx_file.HUGE:
         with open(folder / FROZEN, "wb") as out:

@@ -20,7 +20,7 @@ from ortflex_core.types import shape_text
 
 STEP, PREDICT, FROZEN = "step.onnx", "predict.onnx", "frozen.data"
 TRAINING = "training_info.onnx"
-FILES = (STEP, PREDICT, TRAINING, FROZEN, f"{TRAINING}.data", manifests.NAME, state_file.NAME)
+FILES = (STEP, PREDICT, TRAINING, FROZEN, manifests.NAME, state_file.NAME)
 """Every file that an export may write."""
 
 
