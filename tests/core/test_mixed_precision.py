@@ -151,6 +151,18 @@ def test_short_types_on_xla(name: str, precision: Any) -> None:
     assert 0.3 * rounding < distance(mine, true) < 3 * rounding
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", [FP16, STATIC, BF16])
+def test_short_types_on_cuda(precision: Any) -> None:
+    """As the emulation; skipped with the reason where there is no CUDA device."""
+    model = models.mlp((6, 8, 4))
+    x, y = regression(rows=16, features=6, outputs=4)
+    settings: dict[str, Any] = {"precision": precision, "learning_rate": 0.05}
+    emulated = moved(train(model, x, y, **settings), model)
+    mine = moved(train(model, x, y, backend="fused", device="cuda", **settings), model)
+    assert distance(mine, emulated) < 4 * STEP[BF16 if precision == BF16 else FP16]
+
+
 def test_small_gradients_need_the_loss_scale() -> None:
     """A loss of 1e-8 has gradients below what float16 holds."""
     model = models.mlp((6, 8, 4))
