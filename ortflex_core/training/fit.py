@@ -113,6 +113,7 @@ def train(
         )
     if (peers := live.problem.peers) is not None:
         peers.agree("start", process_groups.facts(trainer, source))
+        process_groups.check_rows(peers, source)
     seed = (trainer.seed, standing.fits) if start is None else start.seed
     plan = Plan(
         engine=trainer.engine,

@@ -36,6 +36,19 @@ def check_source(given: Any) -> None:
         )
 
 
+def check_rows(peers: Peers, source: Source) -> None:
+    """Refuse fewer rows than processes.
+
+    Raises:
+        Unsupported: some process would never have a row.
+    """
+    if source.rows is not None and source.rows < peers.size:
+        raise Unsupported(
+            f"{source.rows} rows cannot be divided among {peers.size} processes: start as many processes "
+            "as there are rows at most"
+        )
+
+
 def batches_of_all(peers: Peers, own: Batch) -> list[Batch]:
     """A batch of every process by rank; of the others the sizes and denominators alone."""
     given = peers.values("batch", [own.size, *own.denominators])
