@@ -17,7 +17,7 @@ _SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"
 def fused_conv(op: Ops, node: Call) -> Sequence[Tensor]:
     """Conv, then a sum with input 3 where there is one, then an activation by its name."""
     settings = {name: node.setting(name) for name in _SETTINGS}
-    y = op.Conv(node.required(0), node.required(1), node.input(2), **settings)
+    y = op.Conv(node.input(0), node.input(1), node.input(2), **settings)
     added = node.input(3)
     if added is not None:
         y = y + added
