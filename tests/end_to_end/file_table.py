@@ -5,6 +5,7 @@ It needs transformers next to torch, onnxscript and onnxruntime, and takes about
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -82,7 +83,7 @@ def _cell(found: Outcome | None) -> str:
 
 
 def _plain(text: str) -> str:
-    words = " ".join(text.split())
+    words = " ".join(re.sub(r"\x1b\[\d*m", "", text).split())
     return (words[:300] + " …" if len(words) > 300 else words).replace("<", "‹").replace(">", "›")
 
 
