@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ortflex_core.errors import NotDecomposed
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Call, Decompositions
 from ortflex_plugins.decompositions._activations import activated
@@ -17,7 +18,10 @@ _SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"
 def fused_conv(op: Ops, node: Call) -> Sequence[Tensor]:
     """Conv, then a sum with input 3 where there is one, then an activation by its name."""
     settings = {name: node.setting(name) for name in _SETTINGS}
-    y = op.Conv(node.input(0), node.input(1), node.input(2), **settings)
+    x, weight = node.input(0), node.input(1)  # their rank need not be known
+    if x is None or weight is None:
+        raise NotDecomposed("without an input or a weight")
+    y = op.Conv(x, weight, node.input(2), **settings)
     added = node.input(3)
     if added is not None:
         y = y + added
