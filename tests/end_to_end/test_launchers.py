@@ -102,7 +102,7 @@ def check_weights(folder: Path) -> None:
 
 def test_torchrun_on_one_machine(folder: Path) -> None:
     pytest.importorskip("torch.distributed")
-    command = [*RUN, "--standalone", "--nproc-per-node", "2", SCRIPTS / "train.py", *FILES]
+    command = [*RUN, "--standalone", "--nproc-per-node", "2", SCRIPTS / "torchrun_train.py", *FILES]
     finish(start(folder, command))
     check_weights(folder)
 
@@ -111,7 +111,7 @@ def test_torchrun_on_two_machines(folder: Path) -> None:
     """Two machines are two calls of torchrun, which here meet on this one."""
     pytest.importorskip("torch.distributed")
     place = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    script = ["--nproc-per-node", "1", SCRIPTS / "train.py", *FILES]
+    script = ["--nproc-per-node", "1", SCRIPTS / "torchrun_train.py", *FILES]
     machines = [
         start(folder, [*RUN, "--nnodes", "2", "--node-rank", str(rank), *place, *script])
         for rank in range(2)
@@ -138,7 +138,7 @@ def test_the_script_of_slurm(folder: Path) -> None:
     for old, new in (
         ("--nproc-per-node 4", "--nproc-per-node 1"),
         ("29500", str(free_port())),
-        ("train.py", str(SCRIPTS / "train.py")),
+        ("torchrun_train.py", str(SCRIPTS / "torchrun_train.py")),
     ):
         assert old in script
         script = script.replace(old, new)
