@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
@@ -136,6 +136,24 @@ class AdaptedModel(Model):
             for n, spec in attached.tensors.items()
         }
 
+    def run_time_values(
+        self, state: Mapping[str, Array], only: Sequence[Attached] | None = None
+    ) -> dict[str, Array]:
+        """The inputs of a base that takes adapters, for one adapter.
+
+        Raises:
+            Unsupported: adapters of this kind cannot be given at run time.
+        """
+        out = {}
+        for attached in self.attachments if only is None else only:
+            adapter, product = attached.adapter, attached.product
+            with calls.calling(adapter, "at_run_time"):
+                given = adapter.at_run_time(self.values_of(attached, state), product)
+            for tensor, array in given.items():
+                dtype = numpy_dtype(attached.places[0].dtype)
+                out[initializer_name(product, tensor, "")] = np.asarray(array, dtype, order="C")
+        return out
+
     def merged(self, state: Mapping[str, Array]) -> dict[str, Array]:
         """The weights of the file that have the adapters in them.
 
@@ -205,6 +223,7 @@ class AdaptedModel(Model):
         *,
         free_batch: bool = False,
         inferring: bool = False,
+        edit: Callable[[ModelProto], None] | None = None,
     ) -> ModelProto:
         """The user's file with the adapters merged into its weights.
 
@@ -214,4 +233,4 @@ class AdaptedModel(Model):
         """
         rest = {n: a for n, a in state.items() if n not in self.attached}
         whole = {**rest, **self.merged(state)}
-        return super().export(whole, path, free_batch=free_batch, inferring=inferring)
+        return super().export(whole, path, free_batch=free_batch, inferring=inferring, edit=edit)

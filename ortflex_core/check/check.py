@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 from onnx import ModelProto, NodeProto, TensorProto
 
+from ortflex_core.adapters import find_products
 from ortflex_core.autodiff.families import load_rules
 from ortflex_core.autodiff.reverse import RuleTable, gradients
 from ortflex_core.check.report import ModelReport, NodeReport, Status
@@ -101,6 +102,7 @@ def check_model(
         choices=choices,
         nodes=tuple(nodes),
         backends=_backends(source, requests, choices, rules, found),
+        products=tuple(place.product for place in find_products(source)),
         notes=tuple(_notes(source)),
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from ortflex_core.parameters.selection import Choice, shared
+from ortflex_core.protocols import Product
 
 Status = Literal["trainable", "passes", "frozen", "not differentiable", "no rule"]
 
@@ -48,6 +49,8 @@ class ModelReport:
     nodes: tuple[NodeReport, ...]
     backends: Mapping[str, tuple[str, ...]]
     """Each backend's reasons against the model; empty if it can train it."""
+    products: tuple[Product, ...] = ()
+    """The products that adapters may be attached to."""
     notes: tuple[str, ...] = ()
     """What else a training of the model has to know."""
 
@@ -96,6 +99,7 @@ class ModelReport:
                 {"name": c.name, "trained": c.trained, "reason": c.reason} for c in self.choices
             ],
             "nodes": [attrs.asdict(node) for node in self.nodes],
+            "adapter_targets": [attrs.asdict(product) for product in self.products],
             "backends": {
                 name: {"can_train": not reasons, "reasons": list(reasons)}
                 for name, reasons in self.backends.items()

@@ -389,6 +389,7 @@ class Model:
         *,
         free_batch: bool = False,
         inferring: bool = False,
+        edit: Callable[[ModelProto], None] | None = None,
     ) -> ModelProto:
         """The user's model with new values of some initializers, otherwise unchanged.
 
@@ -397,7 +398,7 @@ class Model:
         ``<name>.<hash>.data`` if a model is replaced; the ModelProto then refers to them there.
         Exporting over the file that this model was read from changes nothing here. ``free_batch``
         writes the dynamic batch dimension that the training used, and ``inferring`` switches nodes
-        that are in training mode.
+        that are in training mode; ``edit`` changes the copy before it is written.
 
         Raises:
             ModelError: ``free_batch`` and the model was not made with it, or has functions; or a file
@@ -412,13 +413,11 @@ class Model:
         onnx_file.own_values(out, state)
         if inferring:
             inference_mode.inferring(out)
+        if edit is not None:
+            edit(out)
         if path is None:
             return export.inline_tensors(out, self.files, state)
         return export.write(out, Path(path), self.files, state)
-
-    def export_source(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
-        """The user's model as it was read, written as by :meth:`export`."""
-        return Model.export(self, {}, path)
 
     def _dynamic(self) -> ModelProto:
         if not self.free_batch:

@@ -27,6 +27,7 @@ except ImportError as error:
         "ortflex_core.testing needs pytest: pip install 'ortflex[testing]'"
     ) from error
 
+from ortflex_core.testing.adapter import AdapterKit
 from ortflex_core.testing.average import AverageKit
 from ortflex_core.testing.backend import BackendKit
 from ortflex_core.testing.callback import CallbackKit
@@ -47,6 +48,7 @@ from ortflex_core.testing.threads import ThreadGroup, run_ranks
 from ortflex_core.testing.transform import TransformKit
 
 __all__ = [
+    "AdapterKit",
     "AverageKit",
     "BackendKit",
     "CallbackKit",

@@ -15,6 +15,7 @@ from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
 from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
+from ortflex_core.model.model import Model
 from ortflex_core.process_groups import joining
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
@@ -95,7 +96,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         record,
         parts,
         saved,
-        trainer.model.export_source,
+        lambda path: Model.export(trainer.model, {}, path),  # as read, whatever is merged
         before=standing.written,
     )
     return folder

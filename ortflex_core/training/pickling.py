@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ortflex_core.checkpoints.checkpoint import Saved
+from ortflex_core.model.model import Model
 from ortflex_core.training.checkpointing import Standing
 from ortflex_core.types import Array
 
@@ -44,7 +45,7 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
     if tell is not None:
         tell(progress=now, saved=saved)
     packed = Packed(
-        model=trainer.model.export_source().SerializeToString(),
+        model=Model.export(trainer.model, {}).SerializeToString(),
         arguments=trainer.arguments,
         weights=live.state(),
         standing=attrs.evolve(

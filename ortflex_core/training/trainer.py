@@ -14,6 +14,7 @@ from typing import Any, Literal
 import attrs
 import onnx
 
+from ortflex_core.adapters import write_adapter, write_base
 from ortflex_core.config.arguments import Arguments
 from ortflex_core.config.checks import names
 from ortflex_core.config.recipe import Recipe
@@ -444,6 +445,35 @@ class Trainer:
         return portable_step.export(
             self, Path(folder), feed, rows, steps_per_run, optional_inputs=optional_inputs
         )
+
+    def export_adapter(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,
+        label: str | None = None,
+    ) -> None:
+        """Write an adapter alone: ``.onnx_adapter`` for onnxruntime, or a format of its plugin.
+
+        Args:
+            path: the file, or the folder.
+            format: by default that of the path's ending.
+            label: which of several adapters; by default the one that is trained.
+
+        Raises:
+            ConfigError: an unknown format or label.
+            OutputError: it cannot be written; an old file is untouched.
+        """
+        write_adapter(self.model, self.live.inferring(), Path(path), format, label)
+
+    def export_base(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
+        """The model without its adapters, which takes such adapters when it runs.
+
+        Raises:
+            Unsupported: the adapters cannot be given at run time, or not to this file.
+            OutputError: the file cannot be written; an old one of that name is untouched.
+        """
+        return write_base(self.model, self.live.inferring(), path)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
 
 from ortflex_core.component import expected_count, is_count, number
 from ortflex_core.graph import Ops, Tensor
-from ortflex_core.protocols import Adapter, Product
+from ortflex_core.protocols import Adapter, Product, match_products
 from ortflex_core.types import Array
+from ortflex_plugins.adapters._peft import match_modules, read_config, read_pair, write_peft
 
 
 def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
@@ -38,6 +41,7 @@ class Lora(Adapter):
     """
 
     name: ClassVar[str] = "lora"
+    formats: ClassVar[Mapping[str, str]] = {"": "peft"}
 
     rank: int = attrs.field(
         default=8, validator=_rank, metadata={"help": "the columns of A and the rows of B"}
@@ -54,13 +58,59 @@ class Lora(Adapter):
     )
     rslora: bool = attrs.field(default=False, metadata={"help": "divide alpha by √rank"})
 
+    source: str = attrs.field(
+        default="", metadata={"help": "a folder of PEFT with the values it starts with"}
+    )
+    prefix: str = attrs.field(
+        default="",
+        metadata={
+            "help": "what the paths of modules begin with, and PEFT's names do not: `model.`"
+        },
+    )
+
+    @classmethod
+    def from_peft(cls, folder: str | os.PathLike[str], **changes: Any) -> Lora:
+        """The adapter that PEFT saved, with its values.
+
+        Args:
+            folder: what ``PeftModel.save_pretrained`` wrote.
+            changes: other fields, such as ``frozen=True`` or ``label="style"``.
+
+        Raises:
+            ConfigError: the folder is no adapter of PEFT, or of a kind that is not low-rank alone.
+        """
+        config = read_config(Path(folder))
+        return cls(**{**config.fields(), "source": str(folder), **changes})
+
     @property
     def scale(self) -> float:
         """The factor of the branch."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.scale_of(self.rank)
+
+    def scale_of(self, rank: int) -> float:
+        """The factor of a branch of another rank, as a file may have for some modules."""
+        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
+
+    def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:
+        """The products that targets mean; with ``source`` those that the folder has.
+
+        Raises:
+            ModelError: a target or a module of the folder means nothing.
+            ConfigError: the folder was written with another rank or factor.
+        """
+        if not self.source:
+            return super().select(products, where)
+        read_config(Path(self.source)).check(self, where)
+        chosen = match_modules(Path(self.source), products, where)
+        if not self.targets:
+            return chosen
+        return match_products(chosen, self.targets, f"{where}.targets")
 
     def initial(self, product: Product, generator: np.random.Generator) -> Mapping[str, Array]:
         """A uniform in ±1/√inputs, B = 0."""
+        if self.source:
+            down, up = read_pair(Path(self.source), product)
+            return {"lora_A": down, "lora_B": up}
         bound = 1 / math.sqrt(product.inputs)
         down = generator.uniform(-bound, bound, (product.inputs, self.rank))
         return {"lora_A": down, "lora_B": np.zeros((self.rank, product.outputs))}
@@ -71,14 +121,48 @@ class Lora(Adapter):
         """``y + s · drop(x)·A·B``."""
         if self.dropout:
             x = op.Dropout(x, self.dropout, True)
-        thin = product.times(op, x, tensors["lora_A"])
-        if self.scale != 1:
-            thin = thin * self.scale
+        down = tensors["lora_A"]
+        rank = down.shape[1] if down.shape else None
+        # The rank of a base that takes adapters is unknown, and the factor is in B.
+        scale = self.scale_of(rank) if isinstance(rank, int) else self.scale
+        thin = product.times(op, x, down)
+        if scale != 1:
+            thin = thin * scale
         return y + product.times(op, thin, tensors["lora_B"])
 
     def merge(self, matrix: Array, tensors: Mapping[str, Array], product: Product) -> Array:
         """``M + s · A·B``."""
-        return np.asarray(matrix + self.scale * (tensors["lora_A"] @ tensors["lora_B"]))
+        down, up = tensors["lora_A"], tensors["lora_B"]
+        return np.asarray(matrix + self.scale_of(down.shape[1]) * (down @ up))
+
+    def portable(self) -> Lora:
+        """Without dropout, and with a factor of 1: the factor is in B."""
+        return attrs.evolve(self, dropout=0.0, alpha=float(self.rank), rslora=False)
+
+    def at_run_time(self, tensors: Mapping[str, Array], product: Product) -> Mapping[str, Array]:
+        """A, and B times the factor of the branch."""
+        return {
+            "lora_A": tensors["lora_A"],
+            "lora_B": tensors["lora_B"] * self.scale_of(tensors["lora_A"].shape[1]),
+        }
+
+    def empty(self, product: Product) -> Mapping[str, Array]:
+        """A [inputs, 0] and B [0, outputs]."""
+        return {
+            "lora_A": np.zeros((product.inputs, 0)),
+            "lora_B": np.zeros((0, product.outputs)),
+        }
+
+    def write(
+        self, path: Path, format: str, tensors: Mapping[Product, Mapping[str, Array]]
+    ) -> None:
+        """Write the folder that PEFT reads: adapter_model.safetensors and adapter_config.json.
+
+        Raises:
+            ConfigError: ``prefix`` is not the beginning of every module.
+            OutputError: it cannot be written.
+        """
+        write_peft(path, self, tensors)
 
     def warnings(self, product: Product) -> Iterator[str]:
         """A rank that a matrix of this size cannot have."""

@@ -36,8 +36,9 @@ def check(
     """Show which nodes of MODEL can be trained, and by which backends.
 
     The summary comes first, then what is not trained and why, and the nodes that stop a gradient;
-    --all adds every node and every tensor. Exits with 1 if no backend can train the model here, or
-    if MODEL cannot be checked; --json then prints the reason as "error".
+    --all adds every node, every tensor, and where adapters may be attached. Exits with 1 if no
+    backend can train the model here, or if MODEL cannot be checked; --json then prints the reason as
+    "error".
     """
     try:
         refuse_recipe(model, "check")
@@ -82,6 +83,12 @@ def _show(report: ModelReport, everything: bool) -> None:
     for name, readers in report.shared.items():
         few = ", ".join(readers[:4]) + (", …" if len(readers) > 4 else "")
         lines.append(f"one parameter, read by {len(readers)} nodes: {name} ({few})")
+    if everything:
+        lines += [
+            f"adapter target: {p.module} ({p.operator} [{p.inputs}, {p.outputs}]"
+            + (f", weight {p.weight})" if p.weight else ")")
+            for p in report.products
+        ]
     if lines:
         console.print()
     for line in lines:

@@ -16,6 +16,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "penalty": ("penalties", 'Train with it: `penalty = "{name}"`.'),
     "schedule": ("schedules", 'Train with it: `schedule = "{name}"`.'),
     "optimizer": ("optimizers", 'Train with it: `optimizer = "{name}"`.'),
+    "adapter": ("adapters", 'Train with it: `adapters = ["{name}"]`.'),
     "transform": ("transforms", 'Train with it: `transforms = ["{name}"]`.'),
     "constraint": ("constraints", 'Train with it: `constraint = "{name}"`.'),
     "average": ("averages", 'Train with it: `averaging = "{name}"`.'),
@@ -55,9 +56,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.
 
-    KIND is loss, penalty, schedule, optimizer, transform, constraint, average, precision, metric, data,
-    callback, device, backend, process_group, gradient or decomposition. The plugin works as it is:
-    replace its formula with yours.
+    KIND is loss, penalty, schedule, optimizer, adapter, transform, constraint, average, precision,
+    metric, data, callback, device, backend, process_group, gradient or decomposition. The plugin works
+    as it is: replace its formula with yours.
     """
     from ortflex_core.files import make_folder, write_bytes
 

@@ -55,6 +55,7 @@ def test_rates_and_weights_are_no_part_of_a_graph(options: dict[str, Any]) -> No
         {"params": "W*"},
         {"clip_norm": 1.0},
         {"transforms": "centralize"},
+        {"adapters": "lora"},
         {"transforms": ["noise"], "seed": 1},
         {"averaging": "ema"},
         {"constraint": "non_negative"},

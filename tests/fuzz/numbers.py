@@ -58,6 +58,7 @@ _KINDS = {
     "penalties": "penalty",
     "optimizers": "optimizer",
     "schedules": "schedule",
+    "adapters": "adapters",
     "transforms": "transforms",
     "constraints": "constraint",
     "averages": "averaging",
@@ -112,7 +113,9 @@ def options(place: Place, value: Any, folder: Path) -> dict[str, Any]:
     spec: dict[str, Any] = {"name": name, field: value}
     spec |= {"path": str(folder / "log.csv")} if name == "csv_log" else {}
     spec |= {"folder": str(folder / "written")} if name in ("checkpoint", "tensorboard") else {}
-    return {_KINDS[kind]: [spec] if kind in ("transforms", "metrics", "callbacks") else spec}
+    return {
+        _KINDS[kind]: [spec] if kind in ("adapters", "transforms", "metrics", "callbacks") else spec
+    }
 
 
 def train(place: Place, value: Any, folder: Path) -> None:

@@ -37,7 +37,7 @@ from ortflex_core.hooks import hook
 from ortflex_core.protocols import Decompositions, ProcessGroup
 from ortflex_core.protocols.kinds import *
 from ortflex_core.protocols.kinds import (
-    Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule,
+    Adapter, Average, Backend, Constraint, DataSource, Device, Loss, Metric, Optimizer, Penalty, Schedule,
     Transform,
 )
 
@@ -65,6 +65,13 @@ CLASSES = {
     "optimizers": (
         "class Plugin(Optimizer):\n"
         "    def update(self, op, weight, gradient, rate, step, slots):\n        {body}"
+    ),
+    "adapters": (
+        "class Plugin(Adapter):\n"
+        "    def initial(self, product, generator):\n"
+        "        return {{'change': generator.normal(size=(product.inputs, product.outputs))}}\n"
+        "    def merge(self, matrix, tensors, product):\n        return matrix\n"
+        "    def apply(self, op, x, y, tensors, product):\n        {body}"
     ),
     "transforms": (
         "class Plugin(Transform):\n    def apply(self, op, gradients, context):\n        {body}"
@@ -139,6 +146,7 @@ SHAPES = {
     "losses": "return op.ReduceMean(predicted - expected, keepdims=0)",
     "penalties": "return op.ReduceSum(weight, keepdims=0)",
     "optimizers": "return op.Reshape(weight, [-1]), {{}}",
+    "adapters": "return op.ReduceSum(y, keepdims=0)",
     "transforms": ("return {{n: op.ReduceSum(g, keepdims=0) for n, g in gradients.items()}}"),
     "constraints": "return op.Reshape(weight, [1, -1, 1])",
     "averages": "return op.ReduceSum(weight, keepdims=0)",
@@ -298,6 +306,7 @@ _ASKS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "penalties": lambda name: {"penalty": name},
     "schedules": lambda name: {"schedule": name},
     "optimizers": lambda name: {"optimizer": name},
+    "adapters": lambda name: {"adapters": [name]},
     "transforms": lambda name: {"transforms": [name]},
     "constraints": lambda name: {"constraint": name},
     "averages": lambda name: {"averaging": name},

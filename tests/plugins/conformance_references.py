@@ -91,6 +91,20 @@ CONSTRAINTS: dict[str, Reference] = {
 }
 
 
+# Adapters: (x, matrix, tensors) -> x·M with the adapter ---------------------------------------------
+
+
+def lora(x: Array, matrix: Array, tensors: Slots) -> Array:
+    return np.asarray(x @ matrix + 2.0 * (x @ tensors["lora_A"]) @ tensors["lora_B"])
+
+
+def example_column(x: Array, matrix: Array, tensors: Slots) -> Array:
+    return np.asarray(x @ (matrix + tensors["column"] * tensors["row"]))
+
+
+ADAPTERS: dict[str, Reference] = {"lora": lora, "example_column": example_column}
+
+
 # Transforms: (gradients, given) -> gradients ------------------------------------------------------
 
 
@@ -397,6 +411,7 @@ METRICS: dict[str, Reference] = {
 ALL: dict[str, dict[str, Reference]] = {
     "losses": LOSSES,
     "penalties": PENALTIES,
+    "adapters": ADAPTERS,
     "transforms": TRANSFORMS,
     "constraints": CONSTRAINTS,
     "averages": AVERAGES,

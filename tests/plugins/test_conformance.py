@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.testing import (
+    AdapterKit,
     AverageKit,
     BackendKit,
     ConstraintKit,
@@ -147,6 +148,16 @@ class TestSchedules(ScheduleKit):
     @pytest.fixture
     def reference(self, component: Any) -> Any:
         return reference_of(component, "schedules")
+
+
+class TestAdapters(AdapterKit):
+    @pytest.fixture(params=ours("adapters"))
+    def component(self, request: Any) -> Any:
+        return made(request.param)
+
+    @pytest.fixture
+    def reference(self, component: Any) -> Any:
+        return reference_of(component, "adapters")
 
 
 class TestTransforms(TransformKit):

@@ -1,0 +1,176 @@
+"""Adapters outside a training: their files, and a model that takes them when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from ortflex_core.adapters.adapted_model import AdaptedModel
+from ortflex_core.adapters.branches import Attached, initializer_name, insert_branches
+from ortflex_core.errors import ConfigError, OrtflexError, Unsupported, suggest
+from ortflex_core.files import OutputError, staging
+from ortflex_core.model.model import OLDEST_OPSET, Model
+from ortflex_core.model.nodes import plain_domain
+from ortflex_core.protocols import Adapter, calls
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
+
+ENDING = ".onnx_adapter"
+"""Of the files that onnxruntime reads."""
+
+
+def _adapted(model: Model, what: str) -> AdaptedModel:
+    if not isinstance(model, AdaptedModel):
+        raise OrtflexError(f"{what}: the Trainer has no adapters; make it with adapters=…")
+    return model
+
+
+def write_adapter(
+    model: Model,
+    state: Mapping[str, Array],
+    path: Path,
+    format: str | None = None,
+    label: str | None = None,
+) -> None:
+    """Write one adapter of a model in a format of files, by default that of the path's ending.
+
+    Raises:
+        OrtflexError: the model has no adapters.
+        ConfigError: an unknown label or format.
+        Unsupported: the installed onnxruntime has no files of adapters.
+        OutputError: the file cannot be written; an old one is untouched.
+    """
+    adapted = _adapted(model, "export_adapter")
+    adapter = _chosen(adapted, label)
+    own = [a for a in adapted.attachments if a.adapter is adapter]
+    formats = {ENDING: ENDING[1:], **adapter.formats}
+    ending = path.suffix
+    known = sorted({*formats.values()})
+    if format is None and ending not in formats:
+        endings = ", ".join(f"{e or 'a folder'} ({f})" for e, f in formats.items())
+        raise ConfigError(
+            f"export_adapter: the ending {ending!r} names no format; known: {endings}; or give format="
+        )
+    format = formats[ending] if format is None else format
+    if format not in known:
+        raise ConfigError(f"export_adapter: unknown format {format!r}; {suggest(format, known)}")
+    if format == ENDING[1:]:
+        _write_onnx_adapter(path, adapted.run_time_values(state, own))
+        return
+    tensors = {a.product: adapted.values_of(a, state) for a in own}
+    with calls.calling(adapter, "write"):
+        adapter.write(path, format, tensors)
+
+
+def _chosen(model: AdaptedModel, label: str | None) -> Adapter:
+    adapters = {a.adapter.label: a.adapter for a in model.attachments}
+    if label is not None:
+        if label not in adapters:
+            raise ConfigError(f"label: no adapter is called {label!r}; {suggest(label, adapters)}")
+        return adapters[label]
+    trained = [a for a in adapters.values() if not a.frozen] or list(adapters.values())
+    if len(trained) > 1:
+        names = ", ".join(repr(a.label) for a in trained)
+        raise ConfigError(
+            f"export_adapter: the model has the adapters {names}; choose one: label=…"
+        )
+    return trained[0]
+
+
+def _write_onnx_adapter(path: Path, tensors: Mapping[str, Array]) -> None:
+    import onnxruntime
+
+    if not hasattr(onnxruntime, "AdapterFormat"):
+        raise Unsupported(
+            f"onnxruntime {onnxruntime.__version__} has no files of adapters; versions from 1.20 on have"
+        )
+    file: Any = onnxruntime.AdapterFormat()
+    file.set_adapter_version(1)
+    file.set_model_version(1)
+    file.set_parameters(
+        {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in tensors.items()}
+    )
+    try:
+        with staging(path) as folder:
+            file.export_adapter(str(folder / "content"))
+            os.replace(folder / "content", path)
+    except (OSError, ValueError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError | ValueError) else OSError(str(error))
+        raise OutputError.of(f"write {str(path)!r}", cause, "Nothing was changed.") from error
+
+
+def write_base(
+    model: Model, state: Mapping[str, Array], path: str | os.PathLike[str] | None = None
+) -> ModelProto:
+    """The user's file with the tensors of adapters as inputs that need not be given.
+
+    Without them it computes what the base does; it has what was trained besides the adapters.
+
+    Raises:
+        OrtflexError: the model has no adapters.
+        Unsupported: they cannot be given at run time, or a product is inside a function.
+        OutputError: the file cannot be written; an old one is untouched.
+    """
+    adapted = _adapted(model, "export_base")
+    rest = {n: a for n, a in state.items() if n not in adapted.attached}
+    slots = _slots(adapted)
+    return Model.export(adapted, rest, path, edit=lambda proto: _take(adapted, proto, slots))
+
+
+def _slots(model: AdaptedModel) -> dict[str, tuple[Attached, dict[str, Array]]]:
+    """For each module and kind of adapter the inputs, by the names of the first."""
+    out: dict[str, tuple[Attached, dict[str, Array]]] = {}
+    for attached in model.attachments:
+        product, dtype = attached.product, attached.places[0].dtype
+        with calls.calling(attached.adapter, "portable"):
+            adapter = attached.adapter.portable()
+            empty = adapter.empty(product)
+        names = {n: initializer_name(product, n, "") for n in empty}
+        tensors = {}
+        for tensor, array in empty.items():
+            shape = tuple(d or f"{product.module}.rank" for d in array.shape)
+            tensors[tensor] = TensorSpec(names[tensor], dtype, shape)
+        arrays = {names[n]: np.asarray(a, numpy_dtype(dtype)) for n, a in empty.items()}
+        made = attrs.evolve(attached, adapter=adapter, tensors=tensors)
+        out.setdefault(next(iter(names.values())), (made, arrays))
+    return out
+
+
+def _take(
+    model: AdaptedModel, proto: ModelProto, slots: Mapping[str, tuple[Attached, dict[str, Array]]]
+) -> None:
+    """Put the branches and their inputs into a copy of the user's file."""
+    opsets = {plain_domain(o.domain): o.version for o in proto.opset_import}
+    if opsets[""] < OLDEST_OPSET:
+        raise Unsupported(
+            f"{model.label} has opset {opsets['']}; a base that takes adapters needs {OLDEST_OPSET} or "
+            "later: convert it with onnx.version_converter"
+        )
+    outer = {o for node in proto.graph.node for o in node.output}
+    attachments = [attached for attached, _ in slots.values()]
+    inside = [
+        p.product.module for a in attachments for p in a.places if p.node.output[0] not in outer
+    ]
+    if inside:
+        raise Unsupported(
+            f"{model.label}: the product of {inside[0]!r} is inside a function, and cannot take adapters "
+            "in the file as it was"
+        )
+    graph = proto.graph
+    taken = outer | {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    nodes = insert_branches(graph.node, attachments, opsets, model.base.value, taken)
+    kept = [type(n).FromString(n.SerializeToString()) for n in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    for attached, arrays in slots.values():
+        for spec in attached.tensors.values():
+            graph.input.append(
+                helper.make_tensor_value_info(spec.name, spec.dtype, list(spec.shape or ()))
+            )
+        for name, array in arrays.items():
+            graph.initializer.append(numpy_helper.from_array(array, name))

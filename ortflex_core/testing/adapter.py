@@ -1,0 +1,232 @@
+"""The kit of adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ortflex_core.errors import Unsupported
+from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.graph.program import Program
+from ortflex_core.protocols import Adapter, Product, calls
+from ortflex_core.testing import running
+from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.running import close, require
+from ortflex_core.training.trainer import Trainer
+from ortflex_core.types import Array
+
+Arrays = Mapping[str, Array]
+Reference = Callable[[Array, Array, Arrays], Array]
+RATE = 0.05
+PRODUCTS = (
+    Product(module="block.0.proj", operator="MatMul", inputs=5, outputs=7),
+    Product(module="head", operator="Gemm", inputs=6, outputs=2),
+    Product(module="conv", operator="Conv", inputs=4, outputs=3, axes=1),
+)
+
+
+class AdapterKit(ComponentKit):
+    """Override ``component`` and ``reference``.
+
+    ``reference(x, matrix, tensors)`` is the product x·M with the adapter in it, in numpy and float64;
+    x is [rows, inputs]. Give the component without dropout, and without targets.
+    """
+
+    kind: ClassVar[str] = "adapters"
+
+    @pytest.fixture
+    def reference(self) -> Reference:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+    def test_value(self, component: Adapter, reference: Reference) -> None:
+        """``apply`` is the reference's value, before any product and with x of any rank."""
+        for product in PRODUCTS:
+            x, matrix, tensors = given(component, product)
+            flat = np.moveaxis(x, 1, -1) if product.axes else x
+            wanted = reference(flat.reshape(-1, product.inputs), matrix, tensors)
+            wanted = wanted.reshape(*flat.shape[:-1], product.outputs)
+            wanted = np.moveaxis(wanted, -1, 1) if product.axes else wanted
+            close(applied(component, product, x, matrix, tensors), wanted, 1e-9, product.module)
+
+    def test_start(self, component: Adapter) -> None:
+        """The first values change nothing, and are those of their generator."""
+        for product in PRODUCTS:
+            x, matrix, _ = given(component, product)
+            start = first(component, product)
+            y = times(x, matrix, product)
+            close(applied(component, product, x, matrix, start), y, 1e-12, "y at the start")
+            running.same_bits(start, first(component, product), "the first values of one seed")
+
+    def test_merge(self, component: Adapter) -> None:
+        """``merge`` gives the matrix whose product is that of ``apply``."""
+        for product in PRODUCTS:
+            x, matrix, tensors = given(component, product)
+            merged = calls.merged(component, matrix, tensors, product)
+            wanted = applied(component, product, x, matrix, tensors)
+            close(times(x, merged, product), wanted, 1e-9, f"the merged {product.module}")
+
+    def test_float64(self, component: Adapter) -> None:
+        """Float64 stays float64, with its accuracy; float32 stays float32."""
+        product = PRODUCTS[0]
+        x, matrix, tensors = given(component, product)
+        for dtype in (np.float64, np.float32):
+            cast = {n: a.astype(dtype) for n, a in tensors.items()}
+            y = applied(component, product, x.astype(dtype), matrix.astype(dtype), cast)
+            require(y.dtype == dtype, f"y of {dtype.__name__} is {y.dtype}")
+
+    def test_determinism(self, component: Adapter) -> None:
+        """The same formula gives the same graph and the same bits, without numbers of a step."""
+        product = PRODUCTS[0]
+        x, matrix, tensors = given(component, product)
+        one, other = ({"y": applied(component, product, x, matrix, tensors)} for _ in "ab")
+        running.same_bits(one, other, component.name)
+        made = [program(component, product, x, matrix, tensors) for _ in range(2)]
+        require(made[0].key == made[1].key, f"{component.name}: two traces, two graphs")
+        require(not made[0].hosts, f"{component.name}: fields of adapters are not made by hyper()")
+
+    def test_backends(self, component: Adapter, reference: Reference) -> None:
+        """On every backend a step goes down the slope of the reference, by finite differences."""
+        x, y = running.regression(rows=4)
+        model = running.linear_model()
+        weights = running.weights_of(model)
+        start = moved(_trainer(model, component))
+        names = {n.rpartition(".")[2]: n for n in start} if not component.label else {}
+        names = names or {n.split(".")[-2]: n for n in start}
+
+        def loss(state: Arrays) -> float:
+            tensors = {short: state[name] for short, name in names.items()}
+            predicted = reference(x.astype(np.float64), weights["coef"], tensors)
+            return float(((predicted + weights["intercept"] - y) ** 2).mean())
+
+        slopes = {name: _slope(loss, start, name) for name in start}
+
+        def train(backend: str) -> None:
+            made = _trainer(model, component, backend=backend)
+            made.set_state(start)
+            made.step((x, y))
+            for name, after in made.get_state().items():
+                close((start[name] - after) / RATE, slopes[name], 2e-3, f"{name} on {backend}")
+
+        running.on_every_backend(train, f"the adapter {component.name}")
+
+    def test_export(self, component: Adapter) -> None:
+        """The exported model has the nodes of the file, and predicts what the trained one does."""
+        x, y = running.regression(rows=12)
+        model = running.network_model()
+        made = _trainer(model, component)
+        made.set_state(moved(made))
+        made.fit(x, y)
+        out = made.export()
+        require(list(out.graph.node) == list(model.graph.node), "the export has other nodes")
+        merged = running.trainer(out).predict(x)
+        close(merged, made.predict(x), 1e-5, "predictions of the exported model")
+
+    def test_resume(self, component: Adapter) -> None:
+        """A training that continues from a state ends in the bits of one that did not stop."""
+        x, y = running.regression(rows=16)
+
+        def steps(made: Trainer, first: int, last: int) -> Trainer:
+            for k in range(first, last):
+                made.step((x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]))
+            return made
+
+        model = running.network_model()
+        whole = steps(_trainer(model, component), 0, 4)
+        half = steps(_trainer(model, component), 0, 2)
+        rest = steps(_trainer(model, component, seed=1), 0, 1)
+        rest.set_state(half.get_state())
+        steps(rest, 2, 4)
+        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name} gone on")
+
+    def test_run_time(self, component: Adapter, tmp_path: Path) -> None:
+        """Given to its base when it runs, the adapter predicts what the Trainer does."""
+        import onnxruntime
+
+        x, _ = running.regression(rows=12)
+        model = running.network_model()
+        made = _trainer(model, component)
+        made.set_state(moved(made))
+        try:
+            made.export_base(tmp_path / "base.onnx")
+        except Unsupported as refused:
+            pytest.skip(str(refused))
+        session = onnxruntime.InferenceSession(
+            str(tmp_path / "base.onnx"), providers=["CPUExecutionProvider"]
+        )
+        plain = running.trainer(model).predict(x)
+        close(session.run(None, {"X": x})[0], plain, 1e-6, "the base without an adapter")
+        feeds = dict(made.model.run_time_values(made.get_state()))  # type: ignore[attr-defined]
+        got = session.run(None, {"X": x, **feeds})[0]
+        close(got, made.predict(x), 1e-5, "the base with the adapter")
+
+
+def given(adapter: Adapter, product: Product) -> tuple[Array, Array, dict[str, Array]]:
+    """Data, a matrix and tensors of an adapter, all drawn."""
+    rng = np.random.default_rng(11)
+    shapes = {"MatMul": (2, 3), "Gemm": (4,), "Conv": (2, 3)}
+    x = np.asarray(rng.normal(size=(*shapes[product.operator], product.inputs)))
+    x = np.moveaxis(x, -1, 1) if product.axes else x
+    start = first(adapter, product)
+    tensors = {n: np.asarray(rng.normal(size=a.shape)) for n, a in start.items()}
+    return x, np.asarray(rng.normal(size=(product.inputs, product.outputs))), tensors
+
+
+def first(adapter: Adapter, product: Product) -> dict[str, Array]:
+    """The first values of an adapter's tensors."""
+    drawn = calls.first_values(adapter, product, np.random.default_rng(12))
+    return {n: a.astype(np.float64) for n, a in drawn.items()}
+
+
+def times(x: Array, matrix: Array, product: Product) -> Array:
+    """x·M in the layout of a product."""
+    return np.asarray(np.einsum("nip,io->nop", x, matrix) if product.axes else x @ matrix)
+
+
+def program(
+    adapter: Adapter, product: Product, x: Array, matrix: Array, tensors: Arrays
+) -> Program:
+    """The formula of an adapter as a graph."""
+
+    def formula(op: Ops, **values: Tensor) -> Mapping[str, Tensor]:
+        own = {n: values[n] for n in tensors}
+        return {"new": calls.adapted(adapter, op, values["x"], values["y"], own, product)}
+
+    return running.traced(formula, {"x": x, "y": times(x, matrix, product), **tensors})
+
+
+def applied(adapter: Adapter, product: Product, x: Array, matrix: Array, tensors: Arrays) -> Array:
+    """The value of a product with an adapter."""
+    made = program(adapter, product, x, matrix, tensors)
+    known = {"x": x, "y": times(x, matrix, product), **tensors}
+    return running.run(made, {s.name: known[s.name] for s in made.inputs})["new"]
+
+
+def moved(made: Trainer) -> dict[str, Array]:
+    """Values of the trained tensors at which none is 0."""
+    rng = np.random.default_rng(13)
+    drawn = {n: np.asarray(rng.normal(size=a.shape)) for n, a in made.get_state().items()}
+    return {n: a + drawn[n].astype(a.dtype) for n, a in made.get_state().items()}
+
+
+def _trainer(model: Any, adapter: Adapter, **options: Any) -> Trainer:
+    given = {"adapters": [adapter], "optimizer": "sgd", "learning_rate": RATE, **options}
+    return running.trainer(model, **given)
+
+
+def _slope(loss: Callable[[Arrays], float], start: Arrays, name: str) -> Array:
+    """The slope of a loss by central differences."""
+    slope = np.zeros(start[name].shape)
+    wide = {n: a.astype(np.float64) for n, a in start.items()}
+    for place in np.ndindex(slope.shape):
+        ends = []
+        for size in (1e-5, -1e-5):
+            other = {**wide, name: wide[name].copy()}
+            other[name][place] += size
+            ends.append(loss(other))
+        slope[place] = (ends[0] - ends[1]) / 2e-5
+    return slope

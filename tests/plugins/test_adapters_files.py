@@ -1,0 +1,295 @@
+"""Adapters in files: onnxruntime's, PEFT's, and the base that takes them when it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflex_core.errors import ConfigError, ModelError, OrtflexError, Unsupported
+from ortflex_core.files import OutputError
+from ortflex_core.training.trainer import Trainer
+from ortflex_plugins.adapters.lora import Lora
+from tests.plugins.test_adapters import LORA, RNG, data, network, trainer, values
+
+needs_adapters = pytest.mark.skipif(
+    not hasattr(onnxruntime, "AdapterFormat"), reason="onnxruntime has no files of adapters"
+)
+
+
+def fitted(model: Any = None, **options: Any) -> Trainer:
+    made = trainer(model, **options)
+    made.fit(*data())
+    return made
+
+
+def session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def run(opened: Any, x: Any, adapter: Path | None = None) -> Any:
+    """The first output, with an adapter as users of onnxruntime activate it."""
+    options = onnxruntime.RunOptions()
+    if adapter is not None:
+        loaded = onnxruntime.LoraAdapter()
+        loaded.Load(str(adapter))
+        options.add_active_adapter(loaded)
+    return opened.run(None, {"X": x}, options)[0]
+
+
+def quantized(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with W1 and W2 as int8 and a scale a column."""
+    out = onnx.ModelProto.FromString(model.SerializeToString())
+    nodes = []
+    for tensor in [t for t in out.graph.initializer if t.name in ("W1", "W2")]:
+        array, name = numpy_helper.to_array(tensor), tensor.name
+        axis = 1 if name == "W1" else 0
+        scale = (np.abs(array).max(1 - axis) / 127).astype(np.float32)
+        whole = np.round(array / np.expand_dims(scale, 1 - axis)).astype(np.int8)
+        out.graph.initializer.remove(tensor)
+        out.graph.initializer.append(numpy_helper.from_array(whole, f"{name}_q"))
+        out.graph.initializer.append(numpy_helper.from_array(scale, f"{name}_scale"))
+        zero = numpy_helper.from_array(np.zeros(len(scale), np.int8), f"{name}_zero")
+        out.graph.initializer.append(zero)
+        inputs = [f"{name}_q", f"{name}_scale", f"{name}_zero"]
+        nodes.append(helper.make_node("DequantizeLinear", inputs, [name], axis=axis))
+    whole_graph = [*nodes, *out.graph.node]
+    del out.graph.node[:]
+    out.graph.node.extend(whole_graph)
+    return out
+
+
+@needs_adapters
+@pytest.mark.parametrize("base", [network, lambda: quantized(network())], ids=["float", "int8"])
+def test_a_base_takes_adapters_of_several_ranks(base: Any, tmp_path: Path) -> None:
+    x, _ = data()
+    plain = trainer(base(), adapters=()).predict(x) if base is network else None
+    made: dict[int, Trainer] = {}
+    for rank in (4, 8):
+        made[rank] = fitted(base(), adapters={**LORA, "rank": rank}, seed=rank, dropout="off")
+        made[rank].export_adapter(tmp_path / f"{rank}.onnx_adapter")
+    made[4].export_base(tmp_path / "base.onnx")
+    onnx.checker.check_model(onnx.load(tmp_path / "base.onnx"), full_check=True)
+    opened = session(tmp_path / "base.onnx")
+    before = run(opened, x)
+    if plain is not None:
+        np.testing.assert_array_equal(before, plain)
+    for rank in (4, 8, 4):
+        got = run(opened, x, tmp_path / f"{rank}.onnx_adapter")
+        np.testing.assert_allclose(got, made[rank].predict(x), rtol=1e-5, atol=1e-5)
+        assert np.abs(got - before).max() > 0.05
+    np.testing.assert_array_equal(run(opened, x), before)
+
+
+@needs_adapters
+def test_the_base_has_what_was_trained_besides(tmp_path: Path) -> None:
+    x, _ = data()
+    made = fitted(params=["b"], adapters={**LORA, "targets": ["q_proj", "fc"]})
+    made.export_base(tmp_path / "base.onnx")
+    made.export_adapter(tmp_path / "one.onnx_adapter")
+    opened = session(tmp_path / "base.onnx")
+    got = run(opened, x, tmp_path / "one.onnx_adapter")
+    np.testing.assert_allclose(got, made.predict(x), rtol=1e-5, atol=1e-5)
+    inputs = {i.name: i.shape for i in opened.get_inputs()}
+    assert set(inputs) == {"X"}, "inputs with defaults need not be given"
+    assert {i.name for i in opened.get_overridable_initializers()} == {
+        f"net.{m}.lora_{k}" for m in ("layers.0.q_proj", "fc") for k in "AB"
+    }
+
+
+def test_a_quantized_base_is_frozen_trained_and_not_merged(tmp_path: Path) -> None:
+    x, y = data()
+    model = quantized(network())
+    made = trainer(model, epochs=6)
+    losses = made.fit(x, y).losses
+    assert losses[-1] < losses[0]
+    assert made.get_state()["net.layers.0.q_proj.lora_A"].shape == (6, 2)
+    with pytest.raises(Unsupported, match=r"its matrix is quantized.*export_adapter.*export_base"):
+        made.export(tmp_path / "merged.onnx")
+    assert not list(tmp_path.iterdir())
+    # Steps are those of the float network with the rounded weights. onnxruntime multiplies int8 weights
+    # with activations that it rounds as well (MatMulNBits), and its own predictions differ by 1 %.
+    inside = values(model)
+    rounded = onnx.ModelProto.FromString(network().SerializeToString())
+    for tensor in rounded.graph.initializer:
+        if tensor.name in ("W1", "W2"):
+            axis = 1 if tensor.name == "W1" else 0
+            scale = np.expand_dims(inside[f"{tensor.name}_scale"], 1 - axis)
+            array = inside[f"{tensor.name}_q"].astype(np.float32) * scale
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    options = {"optimizer": "sgd", "learning_rate": 0.05, "epochs": 6}
+    made, other = trainer(model, **options), trainer(rounded, **options)
+    start = made.get_state()
+    for one in (made, other):
+        one.fit(x, y)
+    for name, array in other.get_state().items():
+        moved = np.abs(array - start[name]).max()
+        np.testing.assert_allclose(made.get_state()[name], array, atol=0.06 * moved)
+
+
+def test_a_folder_of_peft_has_its_layout(tmp_path: Path) -> None:
+    """A and B are transposed, and of a convolution kernels, as PEFT's documentation has them."""
+    from safetensors.numpy import load_file
+
+    made = fitted(adapters={**LORA, "alpha": 3.5, "prefix": "net."})
+    made.export_adapter(tmp_path / "peft")
+    assert sorted(p.name for p in (tmp_path / "peft").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    tensors = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    state = made.get_state()
+    for module, axes in (("layers.0.q_proj", 0), ("conv", 1), ("fc", 0)):
+        for letter in "AB":
+            stored = tensors[f"base_model.model.{module}.lora_{letter}.weight"]
+            wanted = state[f"net.{module}.lora_{letter}"].T
+            np.testing.assert_array_equal(stored, wanted.reshape(wanted.shape + (1,) * axes))
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["r"] == 2
+    assert config["lora_alpha"] == 3.5
+    assert config["target_modules"] == ["conv", "fc", "layers.0.q_proj"]
+
+
+def folder(path: Path, pairs: dict[str, Any], **config: Any) -> Path:
+    """A folder as PEFT writes it."""
+    from safetensors.numpy import save_file
+
+    path.mkdir()
+    entries = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "lora_dropout": 0.0, "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps({**entries, **config}))
+    save_file(pairs, path / "adapter_model.safetensors")
+    return path
+
+
+def pairs(seed: int = 7, prefix: str = "base_model.model.net.") -> dict[str, Any]:
+    rng = RNG(seed)
+    shapes = {"layers.0.q_proj": (6, 8), "fc": (10, 3)}
+    out = {}
+    for module, (inputs, outputs) in shapes.items():
+        out[f"{prefix}{module}.lora_A.weight"] = rng.normal(size=(2, inputs)).astype("f")
+        out[f"{prefix}{module}.lora_B.weight"] = rng.normal(size=(outputs, 2)).astype("f")
+    return out
+
+
+@pytest.mark.parametrize("prefix", ["base_model.model.net.", "base_model.model."])
+def test_a_folder_in_pefts_layout_is_read(prefix: str, tmp_path: Path) -> None:
+    x, _ = data()
+    tensors = pairs(prefix=prefix)
+    made = trainer(adapters=Lora.from_peft(folder(tmp_path / "peft", tensors)))
+    merged = onnx.ModelProto.FromString(network().SerializeToString())
+    for tensor in merged.graph.initializer:
+        module = {"W1": "layers.0.q_proj", "W2": "fc"}.get(tensor.name)
+        if module is not None:
+            down, up = (tensors[f"{prefix}{module}.lora_{k}.weight"] for k in "AB")
+            change = 3.0 * (up @ down)
+            change = change.T if tensor.name == "W1" else change / 0.5  # the Gemm has alpha = 0.5
+            array = numpy_helper.to_array(tensor) + change
+            tensor.CopyFrom(numpy_helper.from_array(array.astype("f"), tensor.name))
+    wanted = trainer(merged, adapters=()).predict(x)
+    np.testing.assert_allclose(made.predict(x), wanted, rtol=1e-5, atol=1e-5)
+    table = {"name": "lora", "rank": 2, "alpha": 6, "source": str(tmp_path / "peft")}
+    np.testing.assert_array_equal(trainer(adapters=table).predict(x), made.predict(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"peft_type": "IA3"}, "of the kind IA3, not LORA"),
+        ({"bias": "all"}, "more than A·B: bias is 'all'"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"r": "two"}, "no configuration of a LoRA adapter"),
+        ({"modules_to_save": ["head"]}, "modules_to_save"),
+    ],
+)
+def test_what_is_no_low_rank_adapter_is_refused(change: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Lora.from_peft(folder(tmp_path / "peft", pairs(), **change))
+
+
+def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no folder of PEFT"):
+        Lora.from_peft(tmp_path / "none")
+    half = folder(tmp_path / "half", dict(list(pairs().items())[:3]))
+    with pytest.raises(ConfigError, match=r"of 'net\.fc' only A; A and B are needed"):
+        trainer(adapters=Lora.from_peft(half))
+    cut = folder(tmp_path / "cut", pairs())
+    content = (cut / "adapter_model.safetensors").read_bytes()
+    (cut / "adapter_model.safetensors").write_bytes(content[:100])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        trainer(adapters=Lora.from_peft(cut))
+    foreign = folder(tmp_path / "foreign", pairs(prefix="base_model.model.decoder."))
+    with pytest.raises(ModelError, match=r"another base: its module 'decoder\.\S+' fits no"):
+        trainer(adapters=Lora.from_peft(foreign))
+    with pytest.raises(ConfigError, match="made with other fields: give rank = 2, alpha = 6"):
+        trainer(adapters={"name": "lora", "source": str(cut)})
+
+
+def test_files_that_cannot_be_written_are_said_before_anything_is_changed(tmp_path: Path) -> None:
+    made = trainer()
+    with pytest.raises(
+        ConfigError, match=r"the ending '.zip' names no format; known: .onnx_adapter"
+    ):
+        made.export_adapter(tmp_path / "a.zip")
+    with pytest.raises(ConfigError, match="unknown format 'pft'; did you mean 'peft'"):
+        made.export_adapter(tmp_path / "a", format="pft")
+    with pytest.raises(ConfigError, match="no adapter is called 'style'"):
+        made.export_adapter(tmp_path / "a", label="style")
+    with pytest.raises(ConfigError, match="no beginning of the module"):
+        trainer(adapters={**LORA, "prefix": "x."}).export_adapter(tmp_path / "a")
+    with pytest.raises(OrtflexError, match="has no adapters"):
+        trainer(adapters=()).export_base(tmp_path / "a.onnx")
+    with pytest.raises(OutputError):
+        made.export_base(tmp_path / "no" / "a.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def many_bits(k: int = 32, n: int = 8) -> onnx.ModelProto | None:
+    """A MatMulNBits between two layers, as onnxruntime's quantizer writes it."""
+    rng = RNG(2)
+    packed = rng.integers(0, 256, (n, k // 32, 16), dtype=np.uint8)
+    tensors = {
+        "W1": rng.normal(size=(6, k)).astype("f"),
+        "Q": packed,
+        "S": rng.uniform(0.02, 0.05, n * (k // 32)).astype("f"),
+        "W2": rng.normal(size=(n, 3)).astype("f"),
+    }
+    quantized = helper.make_node(
+        *("MatMulNBits", ["t", "Q", "S"], ["q"]),
+        **{"name": "/mid/MatMul_Q4", "domain": "com.microsoft", "K": k, "N": n, "bits": 4},
+        block_size=32,
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["X", "W1"], ["h"], name="/first/MatMul"),
+            helper.make_node("Tanh", ["h"], ["t"]),
+            quantized,
+            helper.make_node("MatMul", ["q", "W2"], ["Y"], name="/last/MatMul"),
+        ],
+        "bits",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, ["N", 6])],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(a, n) for n, a in tensors.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@needs_adapters
+def test_a_base_of_four_bits_is_trained(tmp_path: Path) -> None:
+    x, y = data()
+    made = trainer(many_bits(), adapters={**LORA, "targets": ["mid", "last"]}, epochs=6)
+    losses = made.fit(x, y).losses
+    assert losses[-1] < losses[0]
+    assert made.get_state()["mid.lora_A"].shape == (32, 2)
+    with pytest.raises(Unsupported, match="cannot be merged"):
+        made.export()
+    made.export_base(tmp_path / "base.onnx")
+    made.export_adapter(tmp_path / "one.onnx_adapter")
+    got = run(session(tmp_path / "base.onnx"), x, tmp_path / "one.onnx_adapter")
+    np.testing.assert_allclose(got, made.predict(x), rtol=1e-4, atol=1e-4)
