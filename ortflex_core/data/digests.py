@@ -65,7 +65,7 @@ def of_columns(columns: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
 
 
 def of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]:
-    """A digest of every initializer of a model's file that is not trained.
+    """A digest of every initializer of a model's file, and of its adapters, that is not trained.
 
     Raises:
         ModelError: one that is in another file, which was changed in place.
@@ -76,6 +76,8 @@ def of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]:
         for tensor in graph.initializer
         if tensor.name not in trained
     }
+    frozen = (name for name in model.attached if name not in trained)
+    out |= {name: of_array(model.initializer(name)) for name in frozen}
     for sparse in graph.sparse_initializer:
         content = sparse.SerializeToString(deterministic=True)
         out[sparse.values.name] = hashlib.sha256(content).hexdigest()[:32]

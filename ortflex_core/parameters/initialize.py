@@ -45,7 +45,8 @@ def reinitialize(
     """
     if which is False or which is None:
         return {}
-    trained = [c for c in choices if c.trained]
+    # The tensors of adapters have first values of their own.
+    trained = [c for c in choices if c.trained and c.name not in model.attached]
     names = [c.name for c in trained]
     patterns = ["*"] if which is True else [which] if isinstance(which, str) else list(which)
     chosen: set[str] = set()

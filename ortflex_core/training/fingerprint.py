@@ -131,6 +131,7 @@ def _entries(trainer: Trainer) -> Iterator[Entry]:
     parts: list[tuple[str, Any]] = [
         ("optimizers", setup.optimizer),
         *(("optimizers", group.optimizer) for group in updating.groups),
+        *(("adapters", a.adapter) for a in getattr(setup.model, "attachments", ())),
         *(("transforms", term.transform) for term in updating.transforms),
         *(("constraints", term.constraint) for term in updating.constraints),
         *(("averages", average) for average in (updating.average,) if average is not None),

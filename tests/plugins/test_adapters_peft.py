@@ -181,3 +181,89 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
         Lora.from_peft(tmp_path / "dora")
     with pytest.raises(ConfigError, match=r"it has no adapter_config\.json"):
         Lora.from_peft(tmp_path)
+
+
+class Logits(nn.Module):  # type: ignore[misc, name-defined]
+    """The logits alone, as people export a language model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Any) -> Any:
+        # A mask of four axes is taken as it is; the one that transformers makes cannot be traced.
+        length = ids.shape[1]
+        mask = torch.triu(torch.full((length, length), -1e9), 1)[None, None]
+        return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+
+
+def language_model(**sizes: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(**sizes, attn_implementation="eager")
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def export_language_model(model: Any, path: Path) -> Path:
+    ids = torch.zeros(2, 6, dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            *(Logits(model), (ids,), path),
+            **{"input_names": ["ids"], "output_names": ["logits"], "dynamo": False},
+            dynamic_axes={"ids": {0: "N", 1: "T"}},
+        )
+    return path
+
+
+TINY = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+EVERY = ["c_attn", "c_proj", "c_fc"]
+
+
+def test_a_language_model_of_transformers_has_the_same_logits(tmp_path: Path) -> None:
+    """GPT-2's weights are [inputs, outputs]; a wrapper adds a prefix to the paths of modules."""
+    path = export_language_model(language_model(**TINY), tmp_path / "gpt2.onnx")
+    net = adapted(language_model(**TINY), target_modules=EVERY, fan_in_fan_out=True)
+    net.save_pretrained(tmp_path / "peft")
+    ids = np.random.default_rng(0).integers(0, 50, (5, 6))
+    with torch.no_grad():
+        wanted = net(input_ids=torch.from_numpy(ids)).logits.numpy()
+    ours = trainer(
+        path,
+        adapters=Lora.from_peft(tmp_path / "peft"),
+        loss={"logits": "softmax_cross_entropy"},
+        optimizer="adam",
+        learning_rate=0.01,
+        epochs=2,
+    )
+    np.testing.assert_allclose(ours.predict(ids), wanted, rtol=1e-5, atol=1e-5)
+    assert len(ours.get_state()) == 2 * 4 * 2
+    ours.fit(ids, np.roll(ids, -1, axis=1))
+    prefixed = Lora(rank=4, alpha=8.0, targets=tuple(EVERY), prefix="model.")
+    other = trainer(path, adapters=prefixed, loss={"logits": "softmax_cross_entropy"})
+    other.set_state(ours.get_state())
+    other.export_adapter(tmp_path / "ours")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = peft.PeftModel.from_pretrained(language_model(**TINY), tmp_path / "ours").eval()
+    with torch.no_grad():
+        theirs = again(input_ids=torch.from_numpy(ids)).logits.numpy()
+    np.testing.assert_allclose(theirs, ours.predict(ids), rtol=1e-5, atol=1e-5)
+    merged = trainer(ours.export(), loss={"logits": "softmax_cross_entropy"})
+    np.testing.assert_allclose(merged.predict(ids), ours.predict(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_state_is_under_two_percent_of_a_file_of_twelve_layers(tmp_path: Path) -> None:
+    path = export_language_model(language_model(), tmp_path / "gpt2.onnx")
+    ours = trainer(
+        path,
+        adapters={"name": "lora", "rank": 8, "targets": ["*/h.*"]},
+        loss={"logits": "softmax_cross_entropy"},
+    )
+    size = sum(array.nbytes for array in ours.get_state().values())
+    assert len(ours.get_state()) == 2 * 4 * 12
+    assert size < 0.02 * path.stat().st_size
+    ours.export_adapter(tmp_path / "peft")
+    written = sum(p.stat().st_size for p in (tmp_path / "peft").iterdir())
+    assert written < 0.02 * path.stat().st_size

@@ -1,0 +1,215 @@
+"""Trainings with adapters: dropout, checkpoints, copies, accumulation, several adapters on one base."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core.errors import CheckpointError, ConfigError, ModelError
+from ortflex_core.training.trainer import Trainer
+from ortflex_plugins.adapters.lora import Lora
+from tests.plugins.test_adapters import LORA, RNG, data, network, trainer
+from tests.plugins.test_adapters_files import fitted, folder, pairs
+from tests.training import plugins
+
+DROPPING = {**LORA, "dropout": 0.3}
+
+
+def same(first: Any, second: Any) -> None:
+    assert set(first) == set(second)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name], err_msg=name)
+
+
+def test_dropout_is_on_the_branch_and_in_steps_alone() -> None:
+    x, y = data()
+    made = trainer(adapters=DROPPING)
+    plain = trainer(adapters=())
+    np.testing.assert_array_equal(made.predict(x), plain.predict(x))
+    # At B = 0 the branch is 0 whatever is dropped: the cost of the first step is that of the base.
+    first = trainer(adapters=LORA).step((x, y))
+    assert made.step((x, y)) == pytest.approx(first, rel=1e-6)
+    off = trainer(adapters=DROPPING, dropout="off")
+    off.fit(x, y)
+    same(off.get_state(), fitted().get_state())
+    moved = fitted(adapters=DROPPING).get_state()
+    assert any(not np.array_equal(a, moved[n]) for n, a in off.get_state().items())
+
+
+def test_dropout_keeps_the_expected_value() -> None:
+    """Of 6,000 equal rows the mean of the branch is what it is without dropout."""
+    x, y = (np.repeat(a[:1], 6000, axis=0) for a in data())
+    options = {"optimizer": "sgd", "learning_rate": 0.1, "batch_size": 6000}
+    steps = []
+    for ratio in (0.0, 0.4):
+        made = trainer(adapters={**LORA, "dropout": ratio, "targets": ["fc"]}, **options)
+        made.step((x, y))
+        steps.append(made.get_state()["net.fc.lora_B"])
+    np.testing.assert_allclose(steps[1], steps[0], atol=0.05 * np.abs(steps[0]).max())
+
+
+def test_a_training_is_resumed_to_the_bit(tmp_path: Path) -> None:
+    x, y = data()
+    whole = trainer(adapters=DROPPING)
+    for k in range(6):
+        if k == 3:
+            whole.save(tmp_path / "saved")
+        whole.step((x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]))
+    rest = Trainer.resume(tmp_path / "saved", plugins=plugins())
+    for k in range(3, 6):
+        rest.step((x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]))
+    same(whole.get_state(), rest.get_state())
+    from safetensors.numpy import load_file
+
+    kept = load_file(tmp_path / "saved" / "state.safetensors")
+    assert not any("W1" in n or "K" in n.split("/") for n in kept)
+    # The checkpoint has the model as it was, to which the adapters are attached again.
+    inside = next((tmp_path / "saved" / "model").glob("*.onnx"))
+    assert onnx.load(inside).graph == network().graph
+
+
+def test_a_checkpoint_of_other_adapters_is_refused(tmp_path: Path) -> None:
+    made = fitted()
+    made.save(tmp_path / "saved")
+    for other in ({**LORA, "alpha": 9.0}, {**LORA, "rank": 3}, {**LORA, "targets": ["fc"]}):
+        with pytest.raises(CheckpointError):
+            trainer(adapters=other).restore(tmp_path / "saved")
+    with pytest.raises(CheckpointError):
+        trainer(adapters=()).restore(tmp_path / "saved")
+
+
+def test_a_frozen_adapter_of_other_values_is_another_training(tmp_path: Path) -> None:
+    style = Lora.from_peft(folder(tmp_path / "style", pairs()), label="style", frozen=True)
+    made = fitted(adapters=[style, {**LORA, "label": "task"}])
+    made.save(tmp_path / "saved")
+    rest = Trainer.resume(tmp_path / "saved", plugins=plugins())
+    np.testing.assert_array_equal(rest.predict(data()[0]), made.predict(data()[0]))
+    from safetensors.numpy import save_file
+
+    save_file(pairs(seed=8), tmp_path / "style" / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lora_.\.style"):
+        Trainer.resume(tmp_path / "saved", plugins=plugins())
+
+
+def test_copies_have_the_adapters() -> None:
+    x, _ = data()
+    made = fitted()
+    again = pickle.loads(pickle.dumps(made))
+    same(made.get_state(), again.get_state())
+    np.testing.assert_array_equal(again.predict(x), made.predict(x))
+
+
+def test_accumulated_batches_are_one_large_batch() -> None:
+    x, y = data()
+    options = {"optimizer": "sgd", "learning_rate": 0.05, "shuffle": False}
+    one = trainer(batch_size=16, **options)
+    two = trainer(batch_size=8, accumulate=2, **options)
+    for made in (one, two):
+        made.fit(x, y)
+    for name, array in one.get_state().items():
+        np.testing.assert_allclose(two.get_state()[name], array, rtol=1e-4, atol=1e-6)
+
+
+def test_reinitialize_leaves_adapters_alone() -> None:
+    made = trainer(params=["b"], reinitialize=True)
+    same(
+        {n: a for n, a in made.get_state().items() if "lora" in n},
+        trainer().get_state(),
+    )
+    assert (made.get_state()["b"] == 0).all()
+
+
+def test_first_values_depend_on_the_seed_and_the_module_alone() -> None:
+    one, other = trainer(), trainer(adapters={**LORA, "targets": ["fc"]})
+    names = other.get_state()
+    same(names, {n: a for n, a in one.get_state().items() if n in names})
+    assert not np.array_equal(trainer(seed=1).get_state()["net.fc.lora_A"], names["net.fc.lora_A"])
+
+
+def test_several_adapters_are_added_and_one_is_trained(tmp_path: Path) -> None:
+    x, y = data()
+    path = folder(tmp_path / "style", pairs())
+    style = Lora.from_peft(path, label="style", frozen=True)
+    task = {**LORA, "rank": 4, "label": "task", "targets": ["fc", "conv"]}
+    made = trainer(adapters=[style, task])
+    assert {n.rpartition(".")[2] for n in made.get_state()} == {"task"}
+    made.fit(x, y)
+    # Merged one after the other, the two are what they are together.
+    first = trainer(adapters=Lora.from_peft(path)).export()
+    made.export_adapter(tmp_path / "task")
+    both = trainer(first, adapters=Lora.from_peft(tmp_path / "task"))
+    np.testing.assert_allclose(both.predict(x), made.predict(x), rtol=1e-5, atol=1e-5)
+    merged = trainer(made.export(), adapters=())
+    np.testing.assert_allclose(merged.predict(x), made.predict(x), rtol=1e-5, atol=1e-5)
+    made.export_adapter(tmp_path / "again", label="style")
+    config = json.loads((tmp_path / "again" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["net.fc", "net.layers.0.q_proj"]
+    with pytest.raises(ConfigError, match=r"the adapters 'a', 'b'; choose one: label="):
+        trainer(adapters=[{**LORA, "label": n} for n in "ab"]).export_adapter(tmp_path / "x")
+    with pytest.raises(ModelError, match="no float parameter to train"):
+        trainer(adapters=style)
+
+
+def test_a_recipe_has_adapters(tmp_path: Path) -> None:
+    from ortflex_core.config import Recipe
+
+    x, y = data()
+    onnx.save(network(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", X=x, y=y)
+    (tmp_path / "train.toml").write_text(
+        f"model = '{tmp_path}/model.onnx'\ndata = '{tmp_path}/data.npz'\nloss = 'squared_error'\n"
+        "progress = false\n[[adapters]]\nname = 'lora'\nrank = 2\ntargets = ['*/fc/*']\n"
+    )
+    made = Trainer.from_recipe(Recipe.load(tmp_path / "train.toml", plugins=plugins()), plugins())
+    assert set(made.get_state()) == {"net.fc.lora_A", "net.fc.lora_B"}
+
+
+def test_check_lists_where_adapters_may_be_attached() -> None:
+    from ortflex_core import check_model
+
+    report = check_model(network(), plugins=plugins())
+    found = [(p.module, p.operator, p.inputs, p.outputs, p.weight) for p in report.products]
+    assert found == [
+        ("net.layers.0.q_proj", "MatMul", 6, 8, "W1"),
+        ("net.conv", "Conv", 2, 5, "K"),
+        ("net.fc", "Gemm", 10, 3, "W2"),
+    ]
+    assert report.to_dict()["adapter_targets"][2]["module"] == "net.fc"
+
+
+def test_a_module_that_is_called_twice_has_one_adapter() -> None:
+    """Its merged weight serves both calls; two modules of one weight are not merged."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    def twice(second: str) -> onnx.ModelProto:
+        nodes = [
+            helper.make_node("MatMul", ["X", "W"], ["h"], name="/fc/MatMul"),
+            helper.make_node("Tanh", ["h"], ["t"]),
+            helper.make_node("MatMul", ["t", "W"], ["Y"], name=second),
+        ]
+        info = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            nodes,
+            "twice",
+            [info("X", TensorProto.FLOAT, ["N", 3])],
+            [info("Y", TensorProto.FLOAT, ["N", 3])],
+            [numpy_helper.from_array(RNG(4).normal(size=(3, 3)).astype("f"), "W")],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    x, y = RNG(6).normal(size=(24, 3)).astype("f"), RNG(7).normal(size=(24, 3)).astype("f")
+    made = trainer(twice("/fc/MatMul_1"))
+    assert set(made.get_state()) == {"fc.lora_A", "fc.lora_B"}
+    made.fit(x, y)
+    merged = trainer(made.export(), adapters=())
+    np.testing.assert_allclose(merged.predict(x), made.predict(x), rtol=1e-5, atol=1e-5)
+    apart = trainer(twice("/other/MatMul"))
+    assert len(apart.get_state()) == 4
+    with pytest.raises(Exception, match="'W' is read by the MatMul '/other/MatMul', too"):
+        apart.export()
