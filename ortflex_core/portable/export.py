@@ -102,7 +102,10 @@ def export_step(
     try:
         with folders.replacing(target, _foreign) as fresh:
             _write_graphs(fresh, problem, {STEP: step, PREDICT: predict}, arrays)
-            state_file.write(fresh / state_file.NAME, manifest.model, tensors, arrays)
+            attached = getattr(problem.model, "attachments", ())
+            adapters = [a.describe() for a in dict.fromkeys(a.adapter for a in attached)]
+            place = fresh / state_file.NAME
+            state_file.write(place, manifest.model, tensors, arrays, adapters, problem.seed)
             write_flushed(fresh / manifests.NAME, manifest.text().encode())
             folders.flush(fresh / state_file.NAME, fresh)
     except OSError as error:

@@ -7,7 +7,7 @@ runner that writes the header back as it was keeps them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,25 @@ class State:
         model: a hash of what the model computes; None if the file does not say it.
         tensors: what each tensor is, by its name.
         arrays: the values.
+        adapters: the settings of the adapters whose tensors are in the state.
+        seed: of the training.
     """
 
     label: str
     model: str | None
     tensors: Mapping[str, Tensor]
     arrays: Mapping[str, Array]
+    adapters: Sequence[Mapping[str, Any]] = ()
+    seed: int = 0
 
 
 def write(
-    path: Path, model: str, tensors: Mapping[str, Tensor], arrays: Mapping[str, Array]
+    path: Path,
+    model: str,
+    tensors: Mapping[str, Tensor],
+    arrays: Mapping[str, Array],
+    adapters: Sequence[Mapping[str, Any]] = (),
+    seed: int = 0,
 ) -> None:
     """Write a state file.
 
@@ -60,7 +69,10 @@ def write(
     from safetensors.numpy import save_file
 
     table = {name: attrs.asdict(tensor) for name, tensor in tensors.items()}
-    metadata = {_KEY: json.dumps({"model": model, "tensors": table}, sort_keys=True)}
+    content: dict[str, Any] = {"model": model, "tensors": table}
+    if adapters:
+        content |= {"adapters": [dict(adapter) for adapter in adapters], "seed": seed}
+    metadata = {_KEY: json.dumps(content, sort_keys=True)}
     try:
         contiguous = {n: np.asarray(a, order="C") for n, a in arrays.items()}
         save_file(contiguous, path, metadata=metadata)
@@ -90,10 +102,18 @@ def read(path: Path) -> State:
         table: dict[str, Any] = json.loads(metadata[_KEY])
         tensors = {str(n): Tensor(**given) for n, given in table["tensors"].items()}
         model = str(table["model"])
+        adapters, seed = list(table.get("adapters", ())), int(table.get("seed", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{str(path)!r} does not say what its tensors are: the metadata of its header lack "
             f"{_KEY!r}. A runner has to write the header that it read back unchanged, as those "
             "under docs/examples/portable do"
         ) from error
-    return State(label=str(path), model=model, tensors=tensors, arrays=arrays)
+    return State(
+        label=str(path),
+        model=model,
+        tensors=tensors,
+        arrays=arrays,
+        adapters=adapters,
+        seed=seed,
+    )

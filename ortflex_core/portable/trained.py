@@ -7,12 +7,14 @@ from pathlib import Path
 
 import onnx
 
+from ortflex_core.adapters import adapt
 from ortflex_core.errors import CheckpointError, suggest
 from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
 from ortflex_core.portable import manifest, state_file
 from ortflex_core.portable.folder import open_step
 from ortflex_core.portable.state_file import State
+from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, TensorSpec, dtype_name, shape_text
 
 _WEIGHTS = ("frozen", "parameter", "buffer", "average")
@@ -25,6 +27,7 @@ def apply_state(
     path: str | os.PathLike[str] | None = None,
     *,
     strict: bool = True,
+    plugins: Plugins | None = None,
 ) -> onnx.ModelProto:
     """The model with the weights of a state file: what :meth:`ortflex_core.Trainer.export` writes.
 
@@ -34,6 +37,7 @@ def apply_state(
             other files are checked, too.
         path: where the model is written to, completely or not at all; by default nowhere.
         strict: refuse a model that computes something else than the one that was exported.
+        plugins: where the adapters of the training are found; by default all plugins that are installed.
 
     Raises:
         CheckpointError: the state is damaged, or is that of another model; names the tensor.
@@ -46,6 +50,10 @@ def apply_state(
     given = Path(state)
     found = open_step(given).state if given.is_dir() else state_file.read(given)
     target = model if isinstance(model, Model) else Model(model)
+    if found.adapters:
+        known = plugins or Plugins.discover()
+        made = [known.component("adapters", table, "adapters") for table in found.adapters]
+        target = adapt(target, made, found.seed)
     weights = _weights(target, found)
     if strict and found.model != onnx_file.structure(target.proto):
         raise CheckpointError(

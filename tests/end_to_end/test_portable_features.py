@@ -171,6 +171,13 @@ def test_float64_models(tmp_path: Path) -> None:
     compare_steps(trainer, tmp_path / "step", wide_batches, 8, fixed=True)
 
 
+@BOTH
+def test_adapters_and_half_precision(tmp_path: Path, fixed: bool) -> None:
+    adapters = {"name": "lora", "rank": 1, "dropout": 0.3}
+    trainer = fused(models.mlp(), adapters=adapters, precision="fp16_mixed", optimizer="adam")
+    compare_steps(trainer, tmp_path / "step", batches(X, Y, None, 12), 8, fixed=fixed)
+
+
 def test_several_inputs_and_names_that_the_step_uses_itself(tmp_path: Path) -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> '
