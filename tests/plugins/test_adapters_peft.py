@@ -217,6 +217,7 @@ def export_language_model(model: Any, path: Path) -> Path:
 
 
 TINY = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+CROSS_ENTROPY = {"name": "softmax_cross_entropy", "axis": -1}
 EVERY = ["c_attn", "c_proj", "c_fc"]
 
 
@@ -231,7 +232,7 @@ def test_a_language_model_of_transformers_has_the_same_logits(tmp_path: Path) ->
     ours = trainer(
         path,
         adapters=Lora.from_peft(tmp_path / "peft"),
-        loss={"logits": "softmax_cross_entropy"},
+        loss=CROSS_ENTROPY,
         optimizer="adam",
         learning_rate=0.01,
         epochs=2,
@@ -240,7 +241,7 @@ def test_a_language_model_of_transformers_has_the_same_logits(tmp_path: Path) ->
     assert len(ours.get_state()) == 2 * 4 * 2
     ours.fit(ids, np.roll(ids, -1, axis=1))
     prefixed = Lora(rank=4, alpha=8.0, targets=tuple(EVERY), prefix="model.")
-    other = trainer(path, adapters=prefixed, loss={"logits": "softmax_cross_entropy"})
+    other = trainer(path, adapters=prefixed, loss=CROSS_ENTROPY)
     other.set_state(ours.get_state())
     other.export_adapter(tmp_path / "ours")
     with warnings.catch_warnings():
@@ -249,7 +250,7 @@ def test_a_language_model_of_transformers_has_the_same_logits(tmp_path: Path) ->
     with torch.no_grad():
         theirs = again(input_ids=torch.from_numpy(ids)).logits.numpy()
     np.testing.assert_allclose(theirs, ours.predict(ids), rtol=1e-5, atol=1e-5)
-    merged = trainer(ours.export(), loss={"logits": "softmax_cross_entropy"})
+    merged = trainer(ours.export(), loss=CROSS_ENTROPY)
     np.testing.assert_allclose(merged.predict(ids), ours.predict(ids), rtol=1e-5, atol=1e-5)
 
 
@@ -259,7 +260,7 @@ def test_the_state_is_under_two_percent_of_a_file_of_twelve_layers(tmp_path: Pat
     ours = trainer(
         path,
         adapters={"name": "lora", "rank": 8, "targets": ["*/h.*"]},
-        loss={"logits": "softmax_cross_entropy"},
+        loss=CROSS_ENTROPY,
     )
     size = sum(array.nbytes for array in ours.get_state().values())
     assert len(ours.get_state()) == 2 * 4 * 12
