@@ -7,7 +7,8 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ortflex_core.types import Progress
 
 _log = logging.getLogger("ortflex")
+_LARGEST = 1 << 30  # bytes of a model in one file
 _LONGEST = 500  # the longest parameter of older stores
 
 
@@ -33,8 +35,9 @@ class Mlflow:
     """Tracks a training as a run of MLflow: its parameters, its History, the trained model.
 
     Metrics are the columns of the History over finished steps. The model is an artifact of a
-    training that did not fail. A resumed training continues its run. If the store cannot be reached
-    during the training, its entries are lost and the training continues.
+    training that did not fail, with its signature, as ``mlflow.onnx`` writes it. A resumed training
+    continues its run. If the store cannot be reached during the training, its entries are lost and the
+    training continues.
 
     Raises:
         ConfigError: mlflow is not installed (extra ``mlflow``), or the store cannot be opened.
@@ -139,9 +142,10 @@ class Mlflow:
             return
         with _tolerant("the end of the run"):
             if self.model and self._outcome != "FAILED":
-                with tempfile.TemporaryDirectory() as folder:
-                    trainer.export(Path(folder) / "model.onnx")
-                    self._client.log_artifacts(self._id, folder, "model")
+                with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of MLflow about itself
+                    _write_model(trainer, Path(folder) / "model")
+                    self._client.log_artifacts(self._id, str(Path(folder) / "model"), "model")
             self._client.set_terminated(self._id, self._outcome)
         self._client = None
 
@@ -156,6 +160,35 @@ class Mlflow:
         values = saved.get("mlflow", {"run": str | None})
         if values is not None:
             self._id = values["run"]
+
+
+def _write_model(trainer: Trainer, folder: Path) -> None:
+    """The model with its signature, as ``mlflow.onnx`` writes it; where that is missing, the file alone.
+
+    ``mlflow.onnx.load_model`` and ``mlflow.pyfunc.load_model`` read it from the run's artifacts.
+    """
+    try:
+        import mlflow.onnx as flavor
+        from mlflow.models import ModelSignature
+        from mlflow.types import Schema, TensorSpec
+    except ImportError:  # pandas, which mlflow-skinny does not ask for
+        folder.mkdir()
+        trainer.export(folder / "model.onnx")
+        return
+
+    def schema(specs: Iterable[Any]) -> Any:
+        known = [s for s in specs if s.shape is not None]
+        shapes = {s.name: [d if isinstance(d, int) else -1 for d in s.shape] for s in known}
+        return Schema([TensorSpec(s.numpy, shapes[s.name], s.name) for s in known])
+
+    proto = trainer.export()
+    flavor.save_model(
+        proto,
+        str(folder),
+        signature=ModelSignature(schema(trainer.model.inputs), schema(trainer.model.outputs)),
+        pip_requirements=["onnx", "onnxruntime"],  # else it runs the model to find them out
+        save_as_external_data=proto.ByteSize() > _LARGEST,
+    )
 
 
 def _local(folder: Path) -> str:

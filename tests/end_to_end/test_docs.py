@@ -73,7 +73,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def needs(page: Path) -> None:
     text = "".join(blocks(page, "python"))
-    for module in ("sklearn", "skl2onnx", "torch", "onnxruntime_extensions"):
+    for module in ("sklearn", "skl2onnx", "torch", "onnxruntime_extensions", "optuna"):
         if re.search(rf"^(import|from) {module}\b", text, re.M):
             pytest.importorskip(module)
     if "ortflex_plugins.flower" in text:

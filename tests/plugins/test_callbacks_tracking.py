@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import sys
+import warnings
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,21 @@ def runs(uri: str, experiment: str) -> tuple[Any, list[Any]]:
     return client, client.search_runs([found.experiment_id])
 
 
+def check_flavor(folder: Path, trainer: Trainer) -> None:
+    """MLflow reads the model by itself, with its signature."""
+    pytest.importorskip("mlflow.onnx", exc_type=ImportError)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import pyfunc
+
+        loaded = pyfunc.load_model(str(folder))
+    [given] = loaded.metadata.signature.inputs
+    assert (given.name, given.shape, given.type) == ("X", (-1, 6), np.dtype("float32"))
+    assert [spec.name for spec in loaded.metadata.signature.outputs] == ["Y"]
+    x, _ = regression(rows=5, features=6)
+    np.testing.assert_allclose(loaded.predict({"X": x})["Y"], trainer.predict(x), rtol=1e-5)
+
+
 @quiet
 def test_mlflow_has_parameters_history_and_model(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -244,6 +260,9 @@ def test_mlflow_has_parameters_history_and_model(
         lines = client.get_metric_history(run.info.run_id, name)
         assert [(m.step, m.value) for m in lines] == list(zip([3, 6], history[column], strict=True))
     path = client.download_artifacts(run.info.run_id, "model/model.onnx", str(tmp_path))
+    whole = tmp_path / "downloaded"
+    whole.mkdir()
+    check_flavor(Path(client.download_artifacts(run.info.run_id, "model", str(whole))), trainer)
     kept = models.weights_of(onnx.load(path))
     for name, array in trainer.get_state().items():  # those of the first epoch, the best
         np.testing.assert_array_equal(kept[name], array)

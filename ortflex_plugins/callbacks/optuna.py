@@ -1,0 +1,59 @@
+"""The callback ``optuna``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from ortflex_core.errors import ConfigError
+from ortflex_core.hooks import hook
+from ortflex_core.types import Progress
+from ortflex_plugins.callbacks._extras import require
+
+
+@attrs.define(kw_only=True)
+class Optuna:
+    """Reports a column of the History to a trial of Optuna, and ends the training if the trial is pruned.
+
+    ``fit`` then raises ``optuna.TrialPruned``, which the study expects of its objective. It needs an
+    object, the trial, so it is made in Python and not named in a recipe.
+
+    Raises:
+        ConfigError: optuna is not installed (extra ``optuna``), the trial is no trial, or the History
+            has no such column.
+
+    >>> Optuna(trial=trial, metric="validation_loss").metric  # doctest: +SKIP
+    'validation_loss'
+
+    Source: optuna.trial.Trial.report and should_prune.
+    """
+
+    trial: Any = attrs.field(default=None, metadata={"help": "the trial of the objective"})
+    metric: str = attrs.field(
+        default="validation_loss", metadata={"help": "column of the History that is reported"}
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """Check that the package is installed, and the trial."""
+        require("optuna", "optuna", "optuna")
+        if not all(hasattr(self.trial, name) for name in ("report", "should_prune")):
+            raise ConfigError(
+                f"optuna: trial must be the trial that the study gives its objective, got {self.trial!r}: "
+                "callbacks=[Optuna(trial=trial)]"
+            )
+
+    @hook(trylast=True)
+    def epoch_end(self, progress: Progress, record: Mapping[str, float]) -> None:
+        """Report the value of the epoch; the steps of the trial are finished epochs."""
+        if self.metric not in record:
+            raise ConfigError(
+                f"optuna: the History has no column {self.metric!r}; it has {', '.join(record)}"
+            )
+        value = float(record[self.metric])
+        self.trial.report(value, progress.epoch)
+        if self.trial.should_prune():
+            from optuna import TrialPruned
+
+            raise TrialPruned(f"pruned after epoch {progress.epoch} with {self.metric} {value:.4g}")
