@@ -15,6 +15,7 @@ from ortflex_core import check_model
 from ortflex_core.errors import BrokenPlugin, ModelError, NotDecomposed, Unsupported
 from ortflex_core.model import Model
 from ortflex_core.protocols import Decompositions
+from ortflex_core.runtime import require_runtime
 from ortflex_core.testing import DecompositionKit
 from ortflex_core.testing.running import plugins
 from tests.plugins.decomposition_cases import FAMILIES, Case, draw
@@ -23,6 +24,9 @@ from tests.plugins.decomposition_cases import FAMILIES, Case, draw
 def test_every_family_of_ours_has_cases() -> None:
     entries = [e.name for e in plugins()["decompositions"] if e.distribution == "ortflex"]
     assert sorted(entries) == sorted(FAMILIES)
+
+
+NEWER = ("attention", "quantization", "normalization")
 
 
 class TestFamilies(DecompositionKit):
@@ -36,6 +40,10 @@ class TestFamilies(DecompositionKit):
 
     @pytest.fixture
     def cases(self, family: str) -> Sequence[Case]:
+        if require_runtime().version_info < (1, 22) and family in NEWER:
+            pytest.skip(
+                "some of these forms are newer than this runtime, whose kernels crash on them"
+            )
         return FAMILIES[family]
 
 
