@@ -93,6 +93,8 @@ OTHERS: list[tuple[str, Any]] = [
     ("prefer", ["ortflex-example"]),
     ("free_batch", True),
     ("sync_every", 2),
+    ("precision", {"name": "fp16_mixed", "dynamic": False}),
+    ("adapters", [{"name": "lora", "alpha": 8.0, "targets": ["W2"]}]),
 ]
 
 # Values that do not change the training, of every argument that may differ.
@@ -191,6 +193,10 @@ def test_another_argument_is_refused_and_named(
         if not folder.exists():
             begun(folder, model, batch_size=4)
     options = {**BASE, name: usual(name, value)}
+    if name == "adapters":  # of the same tensors, on another scale
+        folder, options["params"] = folder.with_name("adapted"), ["W1"]
+        if not folder.exists():
+            begun(folder, params=["W1"], adapters=[{"name": "lora", "targets": ["W2"]}])
     if name == "sync_every":
         options["distributed"] = ThreadGroup()
     trainer = make(model, **options)

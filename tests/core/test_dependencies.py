@@ -14,6 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 IMPORTED_AS = {
     "scikit-learn": "sklearn",
     "mlflow-skinny": "mlflow",
+    "pillow": "PIL",
     "onnxruntime-training": "onnxruntime",
     "onnxruntime-training-cpu": "onnxruntime",
     "onnxruntime-gpu": "onnxruntime",
