@@ -370,8 +370,13 @@ class _StepGraph(_Graph):
         weight = self.column(moved.weight_port, moved.weight)
         wide = node("Cast", weight, to=DOUBLE)
         share = elements
-        for axis in range(1, len(moved.weight.shape or ())):
-            share = node("Div", share, self._size(weight, axis))
+        for axis, size in enumerate((moved.weight.shape or ())[1:], 1):
+            if isinstance(size, int):
+                # onnxruntime 1.16 and 1.19 crash while they fold Shape of an axis whose size is known.
+                counted = self.assembly.constant(float(size))
+            else:
+                counted = self._size(weight, axis)
+            share = node("Div", share, counted)
         return node("ReduceSum", node("Mul", wide, share), keepdims=0)
 
     def _elements(self, term: LossTerm, label: str) -> str:

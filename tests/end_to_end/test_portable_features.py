@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
 from ortflex_core.portable import apply_state, open_step
+from ortflex_core.runtime.installation import version_tuple
 from tests import models
 from tests.core.test_statistics import COPIES, LAYERS, network
 from tests.end_to_end.portable_cases import (
@@ -160,6 +162,8 @@ def test_several_steps_a_run_are_those_of_fused(tmp_path: Path, accumulate: int)
 
 
 def test_float64_models(tmp_path: Path) -> None:
+    if version_tuple(ort.__version__) < (1, 17):
+        pytest.skip("1.16 fuses Gemm and Tanh of float64, for which it has no kernel")
     model = models.mlp()
     for k, tensor in enumerate(model.graph.initializer):
         wide = numpy_helper.to_array(tensor).astype(np.float64)
@@ -217,8 +221,6 @@ def compare_exports_of_named(trainer: Any, folder: Path, given: Any) -> None:
 
 
 def test_prediction_graph_predicts_with_averages_and_statistics(tmp_path: Path) -> None:
-    import onnxruntime as ort
-
     trainer = fused(network(), batch_norm="train", averaging="ema")
     x = RNG.standard_normal((24, 3)).astype(np.float32)
     y = RNG.standard_normal((24, 1)).astype(np.float32)
