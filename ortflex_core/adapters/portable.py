@@ -13,6 +13,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from ortflex_core.adapters.adapted_model import AdaptedModel
 from ortflex_core.adapters.branches import Attached, initializer_name, insert_branches
+from ortflex_core.adapters.products import Place
 from ortflex_core.errors import ConfigError, OrtflexError, Unsupported, suggest
 from ortflex_core.files import OutputError, staging
 from ortflex_core.model.model import OLDEST_OPSET, Model
@@ -151,18 +152,13 @@ def _take(
             f"{model.label} has opset {opsets['']}; a base that takes adapters needs {OLDEST_OPSET} or "
             "later: convert it with onnx.version_converter"
         )
-    outer = {o for node in proto.graph.node for o in node.output}
-    attachments = [attached for attached, _ in slots.values()]
-    inside = [
-        p.product.module for a in attachments for p in a.places if p.node.output[0] not in outer
-    ]
-    if inside:
-        raise Unsupported(
-            f"{model.label}: the product of {inside[0]!r} is inside a function, and cannot take adapters "
-            "in the file as it was"
-        )
     graph = proto.graph
-    taken = outer | {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    attachments = [
+        attrs.evolve(attached, places=tuple(_in_file(model, proto, p) for p in attached.places))
+        for attached, _ in slots.values()
+    ]
+    taken = {o for node in graph.node for o in node.output}
+    taken |= {v.name for v in graph.input} | {t.name for t in graph.initializer}
     nodes = insert_branches(graph.node, attachments, opsets, model.base.value, taken)
     kept = [type(n).FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
@@ -174,3 +170,21 @@ def _take(
             )
         for name, array in arrays.items():
             graph.initializer.append(numpy_helper.from_array(array, name))
+
+
+def _in_file(model: AdaptedModel, proto: ModelProto, place: Place) -> Place:
+    """The place with the node of the file, where that computes the product of the same data.
+
+    Raises:
+        Unsupported: the product is inside a function, or in the middle of an operator.
+    """
+    name, output = place.product.node, place.node.output[0]
+    for node in proto.graph.node:
+        # The bias of a MatMulNBits may come before the adapter or after it.
+        same = output in node.output or (node.op_type == "MatMulNBits" and name == node.name != "")
+        if same and node.input[:1] == place.node.input[:1]:
+            return attrs.evolve(place, node=node)
+    raise Unsupported(
+        f"{model.label}: the product of {place.product.module!r} is inside a function or an operator, "
+        "and cannot take adapters in the file as it was"
+    )

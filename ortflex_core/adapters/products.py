@@ -16,6 +16,8 @@ from ortflex_core.types import Array
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
 _SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")
+_INNER = re.compile(r"(.*)/\d+~[^/]*")
+"""Names of nodes that a decomposition made: that of the file's node, a number, an operator."""
 _WEIGHT = re.compile(r"\.(weight|kernel|W)(_orig)?(_quantized|_scale)?$")
 
 
@@ -136,24 +138,26 @@ def _first(model: Model, name: str) -> str:
 
 
 def _product(node: NodeProto, inputs: int, outputs: int, weight: str, axes: int = 0) -> Product:
+    inner = _INNER.fullmatch(node.name)
+    name = node.name if inner is None else inner[1]
     return Product(
-        module=_module(node, weight),
+        module=_module(node, name, weight),
         operator=node.op_type,
         inputs=int(inputs),
         outputs=int(outputs),
-        node=node.name,
+        node=name,
         weight=weight,
         axes=axes,
     )
 
 
-def _module(node: NodeProto, weight: str) -> str:
+def _module(node: NodeProto, name: str, weight: str) -> str:
     """The path of a node's module: from its name, from what the exporter noted, or the weight's name.
 
     torch's exporters write ``/layers/layers.0/q_proj/MatMul``, or note the scopes of the node in its
     metadata and keep the names of weights.
     """
-    parts = [p for p in node.name.split("/") if p]
+    parts = [p for p in name.split("/") if p]
     if len(parts) > 1:
         return ".".join(_joined(parts[:-1]))
     if "." in weight and _WEIGHT.search(weight):
@@ -163,7 +167,7 @@ def _module(node: NodeProto, weight: str) -> str:
             scopes = re.findall(r"'([^']*)'", entry.value)
             if len(scopes) > 1 and scopes[-2]:
                 return str(scopes[-2])
-    return weight or node.name or node.output[0]
+    return weight or name or node.output[0]
 
 
 def _joined(parts: list[str]) -> list[str]:
@@ -186,7 +190,7 @@ def _unambiguous(places: list[Place]) -> list[Place]:
     for place in places:
         module, keys = place.product.module, list(weights[place.product.module])
         if len(keys) > 1:
-            own = place.node.name.rpartition("/")[2] or str(keys.index(place.node.input[1]))
+            own = place.product.node.rpartition("/")[2] or str(keys.index(place.node.input[1]))
             module = f"{module}.{own}"
         product = attrs.evolve(place.product, module=module)
         out.append(attrs.evolve(place, product=product))

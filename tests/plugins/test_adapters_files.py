@@ -249,7 +249,7 @@ def test_files_that_cannot_be_written_are_said_before_anything_is_changed(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def many_bits(k: int = 32, n: int = 8) -> onnx.ModelProto | None:
+def many_bits(bias: bool = False, k: int = 32, n: int = 8) -> onnx.ModelProto:
     """A MatMulNBits between two layers, as onnxruntime's quantizer writes it."""
     rng = RNG(2)
     packed = rng.integers(0, 256, (n, k // 32, 16), dtype=np.uint8)
@@ -259,8 +259,9 @@ def many_bits(k: int = 32, n: int = 8) -> onnx.ModelProto | None:
         "S": rng.uniform(0.02, 0.05, n * (k // 32)).astype("f"),
         "W2": rng.normal(size=(n, 3)).astype("f"),
     }
+    tensors |= {"c": rng.normal(size=n).astype("f")} if bias else {}
     quantized = helper.make_node(
-        *("MatMulNBits", ["t", "Q", "S"], ["q"]),
+        *("MatMulNBits", ["t", "Q", "S", *(["", "", "c"] if bias else [])], ["q"]),
         **{"name": "/mid/MatMul_Q4", "domain": "com.microsoft", "K": k, "N": n, "bits": 4},
         block_size=32,
     )
@@ -281,9 +282,10 @@ def many_bits(k: int = 32, n: int = 8) -> onnx.ModelProto | None:
 
 
 @needs_adapters
-def test_a_base_of_four_bits_is_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_base_of_four_bits_is_trained(bias: bool, tmp_path: Path) -> None:
     x, y = data()
-    made = trainer(many_bits(), adapters={**LORA, "targets": ["mid", "last"]}, epochs=6)
+    made = trainer(many_bits(bias), adapters={**LORA, "targets": ["mid", "last"]}, epochs=6)
     losses = made.fit(x, y).losses
     assert losses[-1] < losses[0]
     assert made.get_state()["mid.lora_A"].shape == (32, 2)
