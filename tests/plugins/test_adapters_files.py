@@ -103,6 +103,10 @@ def test_the_base_has_what_was_trained_besides(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.skipif(
+    onnxruntime.__version__.startswith("1.16."),
+    reason="onnxruntime 1.16 transposes a DequantizeLinear and keeps its axis, with adapters or without",
+)
 def test_a_quantized_base_is_frozen_trained_and_not_merged(tmp_path: Path) -> None:
     x, y = data()
     model = quantized(network())
