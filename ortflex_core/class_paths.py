@@ -95,18 +95,24 @@ def map_files(spec: Any, change: Callable[[str], str]) -> Any:
     return f"{change(module)}:{name}"
 
 
-def files(spec: Any) -> Iterator[Path]:
-    """The files of class paths at any depth of ``spec``."""
+def modules(spec: Any) -> Iterator[str]:
+    """The modules and files of class paths at any depth of ``spec``."""
     if isinstance(spec, Mapping | list | tuple):
         for value in spec.values() if isinstance(spec, Mapping) else spec:
-            yield from files(value)
-    elif is_class_path(spec) and (module := spec.rpartition(":")[0]).endswith(".py"):
-        yield Path(module)
+            yield from modules(value)
+    elif is_class_path(spec):
+        yield spec.rpartition(":")[0]
 
 
-def is_imported(file: Path) -> bool:
-    """Whether a file's code has been run in this process."""
-    return _module_name(file.resolve()) in sys.modules
+def files(spec: Any) -> Iterator[Path]:
+    """The files of class paths at any depth of ``spec``."""
+    return (Path(module) for module in modules(spec) if module.endswith(".py"))
+
+
+def is_imported(module: str) -> bool:
+    """Whether the code of a module or file has been run in this process."""
+    is_file = module.endswith(".py")
+    return (_module_name(Path(module).resolve()) if is_file else module) in sys.modules
 
 
 def of_class(cls: type) -> str | None:

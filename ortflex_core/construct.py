@@ -18,7 +18,7 @@ import cattrs
 import numpy as np
 
 from ortflex_core.component import Component
-from ortflex_core.errors import ConfigError, OrtflexError, PluginError, suggest
+from ortflex_core.errors import ConfigError, OrtflexError, PluginError, short_repr, suggest
 
 if TYPE_CHECKING:
     from ortflex_core.registry import Plugins
@@ -118,7 +118,7 @@ def _each(
 ) -> list[str]:
     """A sequence of components."""
     if not isinstance(value, list | tuple):
-        return [f"{path}: expected {expected(annotation)}, got {value!r}"]
+        return [f"{path}: expected {expected(annotation)}, got {short_repr(value)}"]
     items: dict[str, Any] = {}
     problems = []
     for k, inner in enumerate(value):
@@ -219,13 +219,13 @@ def _plural(annotation: Any) -> str:
 
 def _number(value: Any) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, got {value!r}")
+        raise TypeError(f"expected a number, got {short_repr(value)}")
     return value
 
 
 def _exactly(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"expected {expected(kind)}, got {value!r}")
+        raise TypeError(f"expected {expected(kind)}, got {short_repr(value)}")
     return value
 
 
@@ -243,7 +243,7 @@ def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
                 return _CONVERTER.structure(value, member)
             except Exception:  # of any kind: the next member may fit
                 continue
-        raise TypeError(f"expected {expected(annotation)}, got {value!r}")
+        raise TypeError(f"expected {expected(annotation)}, got {short_repr(value)}")
 
     return structure_union
 
@@ -254,7 +254,7 @@ def _literal(annotation: Any) -> Callable[[Any, Any], Any]:
     def structure_literal(value: Any, _: Any) -> Any:
         if not any(value == c and type(value) is type(c) for c in choices):
             hint = f"; {suggest(value, map(str, choices))}" if isinstance(value, str) else ""
-            raise ValueError(f"expected {expected(annotation)}, got {value!r}{hint}")
+            raise ValueError(f"expected {expected(annotation)}, got {short_repr(value)}{hint}")
         return value
 
     return structure_literal
@@ -268,7 +268,7 @@ def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
     def structure_sequence(value: Any, _: Any) -> Any:
         given = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(given, list | tuple):
-            raise TypeError(f"expected {expected(annotation)}, got {value!r}")
+            raise TypeError(f"expected {expected(annotation)}, got {short_repr(value)}")
         return _TUPLES.structure(given, wanted)
 
     return structure_sequence

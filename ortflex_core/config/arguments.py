@@ -327,8 +327,10 @@ def device_spec(spec: Any) -> Any:
     >>> device_spec("cuda:1")
     {'name': 'cuda', 'index': 1}
     """
-    if isinstance(spec, str) and ":" in spec and not is_class_path(spec):
+    if isinstance(spec, str) and ":" in spec:
         name, _, index = spec.partition(":")
+        if is_class_path(spec) and not ("." not in name and index.islower()):
+            return spec
         if not index.isdigit():
             raise ConfigError(f"device: expected a number after the colon, got {spec!r}")
         return {"name": name, "index": int(index)}

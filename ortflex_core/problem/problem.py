@@ -238,7 +238,7 @@ class Problem:
             for s in self.optimizer_of(members[0]).shared:
                 key = s if group is None else group.key(s)
                 specs[shared_port(s, group)] = TensorSpec(key, types[members[0]].dtype, ())
-        if self.is_lowered and self.precision is not None and self.precision.growth is not None:
+        if self.is_lowered and self.precision and calls.loss_scale(self.precision)[1] is not None:
             for port in (LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS):
                 specs[port] = TensorSpec(port.label, TensorProto.FLOAT, ())
         return specs
@@ -307,7 +307,7 @@ class Problem:
             for port, spec in self.slot_specs.items()
         }
         if LOSS_SCALE in self.slot_specs and self.precision is not None:
-            values[LOSS_SCALE.label] = np.asarray(self.precision.scale, np.float32)
+            values[LOSS_SCALE.label] = np.asarray(calls.loss_scale(self.precision)[0], np.float32)
         return values
 
     def trace(self) -> Trace:

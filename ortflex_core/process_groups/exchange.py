@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TypeVar
 
 import attrs
@@ -52,16 +51,24 @@ class GradientExchange:
         shared, end = places_of(moved, end)
         self._split, self._size = _Split(costs, places, shared), end
         self._known: dict[int, Part] = {}
+        self._mailbox: Mailbox | None = None
+        self._parts: list[Part] = []
         self.sums: Mapping[str, Array] = {n: np.zeros(a.shape, a.dtype) for n, a in like.items()}
 
-    @cached_property
+    @property
     def mailbox(self) -> Mailbox:
         """The packets; made at the first step, when it is known that all processes train the same."""
-        return Mailbox(self.peers, self._size)
+        # Not a cached_property: before Python 3.12 all instances share its lock, so that ranks in
+        # threads would wait for one another here.
+        if self._mailbox is None:
+            self._mailbox = Mailbox(self.peers, self._size)
+        return self._mailbox
 
-    @cached_property
+    @property
     def _mine(self) -> list[Part]:
-        return [self._split.of(packet) for packet in self.mailbox.packets]
+        if not self._parts:
+            self._parts = [self._split.of(packet) for packet in self.mailbox.packets]
+        return self._parts
 
     @property
     def costs(self) -> Array:

@@ -18,7 +18,7 @@ from ortflex_core.graph.ops import Node, Tensor, Trace
 from ortflex_core.graph.ports import Port
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.updating import FINITE_STEPS, LOSS_SCALE, PRECISION, SKIPPED_STEPS
-from ortflex_core.protocols import Precision
+from ortflex_core.protocols import Precision, calls
 from ortflex_core.types import numpy_dtype
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class _Lowering:
             return False
         if any(old.dtype != _FLOAT for old, _ in floats):
             return False
-        place = self._precision.place(node.op_type)
+        place = calls.place(self._precision, node.op_type)
         if place == "short":
             return True
         fixed = [new for old, new in floats if not self._is_flexible(old)]
@@ -204,7 +204,7 @@ def grow(
 ) -> dict[Port, Tensor]:
     """The loss scale and its counters after a step."""
     assert problem.precision is not None
-    growth = problem.precision.growth
+    _, growth = calls.loss_scale(problem.precision)
     assert growth is not None
     op = trace.op
     scale, count, skipped = (state[p] for p in (LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS))

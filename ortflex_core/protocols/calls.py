@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from ortflex_core.protocols import (
     Adapter,
     Average,
     Constraint,
+    Growth,
     Loss,
     Metric,
     MetricState,
     Optimizer,
     Penalty,
+    Place,
+    Precision,
     Product,
     Schedule,
     Transform,
@@ -228,6 +231,28 @@ def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None
 
 
 # Updates -----------------------------------------------------------------------------------------
+
+
+def place(precision: Precision, op_type: str) -> Place:
+    """Where an operator computes."""
+    with calling(precision, "place"):
+        given: Any = precision.place(op_type)
+    if not isinstance(given, str) or given not in get_args(Place):
+        raise wrong(precision, "place", given, " or ".join(map(repr, get_args(Place))))
+    return cast("Place", given)
+
+
+def loss_scale(precision: Precision) -> tuple[Any, Growth | None]:
+    """The scale of a precision and its growth."""
+    with calling(precision, "scale"):
+        scale: Any = precision.scale
+    with calling(precision, "growth"):
+        growth: Any = precision.growth
+    if scale is not None and not isinstance(scale, int | float | np.number | Host):
+        raise wrong(precision, "scale", scale, "a number or None")
+    if growth is not None and not isinstance(growth, Growth):
+        raise wrong(precision, "growth", growth, "a Growth or None")
+    return scale, growth
 
 
 def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

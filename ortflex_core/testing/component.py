@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import pytest
 
+from ortflex_core.class_paths import is_class_path
 from ortflex_core.component import Component
 from ortflex_core.config.parts import to_plain
 from ortflex_core.config.toml import to_toml
@@ -40,7 +41,7 @@ class ComponentKit:
         group = f"ortflex.{self.kind}"
         name = plugins()[self.kind].name_of(component)
         require(
-            name is not None,
+            name is not None and not is_class_path(name),
             f"{type(component).__name__} is not registered; pyproject.toml needs, under "
             f'[project.entry-points."{group}"]: {getattr(component, "name", "") or "my_name"} = '
             f'"{type(component).__module__}:{type(component).__qualname__}", and the package '

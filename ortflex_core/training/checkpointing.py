@@ -152,16 +152,17 @@ def _resumed(
 
 
 def _refuse_files(arguments: Mapping[str, Any], folder: Path) -> None:
-    """A checkpoint is data: it does not have files executed that nobody in this process has named.
+    """A checkpoint is data: it does not have modules imported that this process has not imported.
 
     Raises:
-        CheckpointError: an argument names a class in such a file.
+        CheckpointError: an argument names a class in such a module or file.
     """
     for name, value in arguments.items():
-        if new := [file for file in class_paths.files(value) if not class_paths.is_imported(file)]:
+        if new := [m for m in class_paths.modules(value) if not class_paths.is_imported(m)]:
+            what = "file" if new[0].endswith(".py") else "module"
             raise CheckpointError(
-                f"the {name} of the training of {str(folder)!r} is a class in the file {str(new[0])!r}, "
-                "which a checkpoint does not execute. If you trust the file, pass it: "
+                f"the {name} of the training of {str(folder)!r} is a class in the {what} {new[0]!r}, "
+                f"which a checkpoint does not execute. If you trust the {what}, pass the class: "
                 f"Trainer.resume(folder, {name}={value!r})"
             )
 

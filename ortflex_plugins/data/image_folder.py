@@ -11,7 +11,7 @@ import numpy as np
 
 from ortflex_core.component import is_count
 from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
-from ortflex_core.errors import DataError, suggest
+from ortflex_core.errors import DataError, short_repr, suggest
 from ortflex_core.protocols import DataSource
 from ortflex_core.types import Array
 from ortflex_plugins.data._columns import rows_or_none
@@ -21,12 +21,16 @@ _ENDINGS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 
 def _size(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if len(value) != 2 or not all(is_count(side) for side in value):
-        raise ValueError(f"ImageFolder.size must be height and width, got {list(value)}")
+        raise ValueError(
+            f"ImageFolder.size must be height and width, got {short_repr(list(value))}"
+        )
 
 
 def _channels(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value not in (1, 3):
-        raise ValueError(f"ImageFolder.channels must be 1 (gray) or 3 (colours), got {value!r}")
+        raise ValueError(
+            f"ImageFolder.channels must be 1 (gray) or 3 (colours), got {short_repr(value)}"
+        )
 
 
 def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -34,10 +38,10 @@ def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
     if len(numbers) not in (1, instance.channels) or not np.isfinite(numbers).all():
         raise ValueError(
             f"ImageFolder.{attribute.name} must be one number, or one for each of {instance.channels} "
-            f"channels, got {list(value)}"
+            f"channels, got {short_repr(list(value))}"
         )
     if attribute.name == "std" and (numbers <= 0).any():
-        raise ValueError(f"ImageFolder.std must be > 0, got {list(value)}")
+        raise ValueError(f"ImageFolder.std must be > 0, got {short_repr(list(value))}")
 
 
 @attrs.frozen(kw_only=True)

@@ -85,7 +85,7 @@ backend = "trainig_agent"
         assert any(re.fullmatch(line, f) for f in found), f"{line}\nis not in\n{found}"
 
     known = "Known: .*"
-    expect(r"epocs: unknown key; did you mean 'epochs'\? Known: accumulate, averaging, backend, .*")
+    expect(r"epocs: unknown key; did you mean 'epochs'\? Known: accumulate, adapters, .*")
     expect("batch_size: expected an integer, got '32'")
     expect("seed: expected an integer >= 0, got -1")
     expect("reduction: expected 'mean' or 'sum', got 'avg'; Known: mean, sum")

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.engines.array_engine import HostEngine
 from ortflex_core.protocols.kinds import Backend
 from ortflex_core.runtime.session import run_arrays
-from ortflex_core.testing import BackendKit
+from ortflex_core.testing import BackendKit, step_programs
 from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import cpu
 from tests.core.planted import Planted, all_planted, called, checks, rejected
@@ -246,7 +246,7 @@ PLANTED = [
     Planted("test_what_it_refuses", TakesAll(), "DID NOT RAISE"),
     Planted("test_graphs_and_counters", NoGraphs(), r"programs\(\) is empty"),
 ]
-KNOWN = {"reduction": "mean", "feature": "penalty"}
+KNOWN = {"reduction": "mean", "feature": "penalty", "program": step_programs.sample(17)[0]}
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.label)
@@ -255,7 +255,8 @@ def test_a_planted_mistake_is_rejected(planted: Planted) -> None:
 
 
 def test_every_check_has_a_planted_mistake() -> None:
-    all_planted(BackendKit, PLANTED, SHARED)
+    # Mistakes in step programs: test_testing_step_programs.py.
+    all_planted(BackendKit, PLANTED, SHARED | {BackendKit.test_step_program})
 
 
 @pytest.mark.parametrize("check", sorted(f.__name__ for f in checks(BackendKit) - SHARED))

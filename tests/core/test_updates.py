@@ -319,7 +319,7 @@ def test_accumulated_batches_are_one_large_batch(backend: str, batches: int) -> 
     w = np.linspace(0.2, 2.0, len(x))
     options: dict[str, Any] = {"penalty": {"name": "l2", "l2": 0.01}, "epochs": 2, "clip_norm": 1.0}
     many = trainer(backend, accumulate=batches, **options)
-    if backend not in ("fused", "training_agent"):
+    if backend == "training_session":
         with pytest.raises(Unsupported, match="accumulate"):
             many.fit(x, y, w)
         return

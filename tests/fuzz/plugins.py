@@ -244,6 +244,8 @@ def every() -> Iterator[Broken]:
             if how == "has another constructor":
                 code = code.replace("@whole", "")
             yield Broken(kind=kind, how=how, code=code)
+        if kind == "precisions":
+            continue  # its base class is complete: float32
         yield Broken(
             kind=kind,
             how="is abstract",

@@ -162,4 +162,5 @@ def test_every_form_of_a_kernel_gradient(
 
 
 def test_every_operator_with_a_gradient_is_drawn() -> None:
-    assert set(DRAWS) == set(RULED)
+    # Gradients of whole numbers are straight-through, and have no differences to compare with.
+    assert set(DRAWS) | {"MatMulInteger", "ConvInteger"} == set(RULED)
