@@ -57,7 +57,7 @@ class HostEngine:
     def __init__(self, problem: Problem, execute: Execute) -> None:
         model = problem.model
         self.problem, self._execute = problem, execute
-        self._gradient = gradient_program(problem)
+        self._gradient = gradient_program(problem, relu_mask="Sign")
         self._update = update_program(problem)
         self._inference: dict[tuple[str, tuple[str, ...]], Program] = {}
         self._weights = {n: model.initializer(n) for n in problem.parameters}

@@ -26,14 +26,15 @@ def test_the_package_of_rules_lists_every_family() -> None:
     assert families - listed == set()
 
 
-def test_all_144_differentiable_operators_can_be_trained_through() -> None:
+def test_all_differentiable_operators_can_be_trained_through() -> None:
+    """144 that have a derivative, and two products of whole numbers, straight through."""
     rules = load_rules(plugins())
     kinds = {name: kind(rules, name) for name in standard()}
     counts = Counter(kinds.values())
     if not {"BitCast", "CumProd"} <= set(kinds):
         pytest.skip(f"this onnx does not know opset {NEWEST}")
     assert {n for n, found in kinds.items() if found == "no rule"} == set()
-    assert counts["rule"] + counts["resolved"] == 144
+    assert counts["rule"] + counts["resolved"] == 144 + 2
 
 
 @pytest.mark.parametrize("opset", range(OLDEST, NEWEST + 1))
