@@ -175,6 +175,15 @@ def test_every_example_has_its_place_and_says_its_versions() -> None:
         assert "plt." in text, name
 
 
+def test_every_how_to_guide_is_in_the_table_and_in_the_navigation() -> None:
+    index = (ROOT / "docs" / "howto" / "index.md").read_text("utf-8")
+    tables, trees = re.sub(r"```.*?```", "", index, flags=re.S), re.findall(r"```.*?```", index, re.S)
+    navigation = {line for tree in trees for line in tree.splitlines()}
+    pages = {p.stem for p in (ROOT / "docs" / "howto").glob("*.md")} - {"index"}
+    assert {p for p in pages if f"({p}.md)" not in tables} == set()
+    assert {p for p in pages if p not in navigation and not p.startswith("write-a")} == set()
+
+
 def test_readme_names_what_there_is() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     ours = [
