@@ -293,7 +293,7 @@ def prediction_program(problem: Problem, outputs: Sequence[str]) -> Program:
 def per_sample_program(problem: Problem, term: LossTerm) -> Program:
     """The per-sample values of one loss term, before weights and reduction: output ``per_sample``."""
     trace = problem.trace()
-    values = _forward(trace, problem, (term.predicted.name,), None)
+    values = _forward(trace, problem, (term.predicted.name,), rewrite_for_inference)
     predicted = values[term.predicted.name]
     predicted.shape = term.predicted.shape
     traced = TracedLoss(trace, term, predicted)

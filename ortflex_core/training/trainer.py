@@ -347,7 +347,7 @@ class Trainer:
         return self.live.scorer(self._feed(X, y, sample_weight))()
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
-        """The value of the loss for every sample, before weights and reduction.
+        """The value of the loss for every sample, before weights and reduction, in inference mode.
 
         With several losses, a mapping from the tensor each one is on.
         """

@@ -189,3 +189,25 @@ def test_predictions_drop_nothing() -> None:
     ours = trainer()
     ours.fit(X, Y)
     np.testing.assert_allclose(ours.predict(X), X @ ours.get_state()["W"], rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_samples_are_those_of_the_evaluation() -> None:
+    """In inference mode, of a file in training mode, too."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> net (float[N, 3] x) => (float[N, 1] y)
+        { n, m, v = BatchNormalization<training_mode = 1>(x, scale, shift, mean, var)
+          d = Dropout(n, ratio, training)
+          y = MatMul(d, w) }"""
+    )
+    for name, array in {
+        **{"scale": np.ones(3), "shift": np.zeros(3), "mean": np.ones(3), "var": np.ones(3)},
+        **{"w": np.ones((3, 1)), "ratio": np.array(0.5)},
+    }.items():
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "training"))
+    x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    trainer = Trainer(model, loss="squared_error", params="w", progress=False)
+    expected = ((x - 1) / np.sqrt(1 + 1e-5)).sum(axis=1, keepdims=True) ** 2
+    got = trainer.per_sample_losses(x, np.zeros((40, 1), np.float32))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+    assert abs(trainer.evaluate(x, np.zeros((40, 1), np.float32))["loss"] - got.mean()) < 1e-4

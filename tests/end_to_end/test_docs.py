@@ -177,7 +177,10 @@ def test_every_example_has_its_place_and_says_its_versions() -> None:
 
 def test_every_how_to_guide_is_in_the_table_and_in_the_navigation() -> None:
     index = (ROOT / "docs" / "howto" / "index.md").read_text("utf-8")
-    tables, trees = re.sub(r"```.*?```", "", index, flags=re.S), re.findall(r"```.*?```", index, re.S)
+    tables, trees = (
+        re.sub(r"```.*?```", "", index, flags=re.S),
+        re.findall(r"```.*?```", index, re.S),
+    )
     navigation = {line for tree in trees for line in tree.splitlines()}
     pages = {p.stem for p in (ROOT / "docs" / "howto").glob("*.md")} - {"index"}
     assert {p for p in pages if f"({p}.md)" not in tables} == set()
