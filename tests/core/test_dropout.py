@@ -200,8 +200,12 @@ def test_losses_of_samples_are_those_of_the_evaluation() -> None:
           y = MatMul(d, w) }"""
     )
     for name, array in {
-        **{"scale": np.ones(3), "shift": np.zeros(3), "mean": np.ones(3), "var": np.ones(3)},
-        **{"w": np.ones((3, 1)), "ratio": np.array(0.5)},
+        "scale": np.ones(3),
+        "shift": np.zeros(3),
+        "mean": np.ones(3),
+        "var": np.ones(3),
+        "w": np.ones((3, 1)),
+        "ratio": np.array(0.5),
     }.items():
         model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), name))
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "training"))
