@@ -271,7 +271,7 @@ def run_node(session: nox.Session) -> None:
             command = ("npm", "install", "--ignore-scripts", "--prefix", str(folder), *packages)
             session.run(*command, external=True)
         tests = "tests/end_to_end/test_portable_javascript.py"
-        session.run("python", "-m", "pytest", tests, *session.posargs)
+        session.run("python", "-m", "pytest", tests, "-m", "not slow", *session.posargs)
 
 
 @session_for("tests", "flower", "3.11")
@@ -284,7 +284,7 @@ def run_flower(session: nox.Session) -> None:
         tests = sorted(
             str(path.relative_to(ROOT)) for path in ROOT.glob("tests/plugins/test_flower*")
         )
-        session.run("python", "-m", "pytest", *tests, *session.posargs)
+        session.run("python", "-m", "pytest", *tests, "-m", "not slow", *session.posargs)
 
 
 @session_for("tests", "xla", "3.11")
@@ -295,10 +295,11 @@ def run_xla(session: nox.Session) -> None:
             session.skip("no Python 3.11 was found")
         prepare(session, "stock", "xla", "dev")
         environment = {"OMP_NUM_THREADS": "1"}
+        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
         tests = ("tests/plugins/test_xla.py", "tests/plugins/test_xla_operators.py")
-        session.run("python", "-m", "pytest", *tests, *session.posargs, env=environment)
+        session.run(*pytest, *tests, env=environment)
         kit = ("tests/plugins/test_conformance.py", "-k", "Backends and xla")
-        session.run("python", "-m", "pytest", *kit, *session.posargs, env=environment)
+        session.run(*pytest, *kit, env=environment)
 
 
 @session_for("tests", "launchers", "3.11")

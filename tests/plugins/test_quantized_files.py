@@ -121,6 +121,8 @@ def test_dynamic_quantization_passes_the_gradient_straight_through(
     per_channel: bool, tmp_path: Path
 ) -> None:
     """onnxruntime's own tool quantizes the file; the reference rounds forward alone."""
+    if require_runtime().version_info < (1, 19):
+        pytest.skip("the quantizer of onnxruntime 1.16 needs an onnx before 1.19")
     quantization = pytest.importorskip("onnxruntime.quantization")
     model = models.mlp((4, 6, 3), "Tanh")
     onnx.save(model, tmp_path / "float.onnx")
