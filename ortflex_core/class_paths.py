@@ -118,8 +118,9 @@ def is_imported(module: str) -> bool:
 def of_class(cls: type) -> str | None:
     """The path of a class; None if another process could not find it there.
 
-    >>> of_class(Path)
-    'pathlib:Path'
+    >>> from fractions import Fraction
+    >>> of_class(Fraction)
+    'fractions:Fraction'
     """
     module, name = sys.modules.get(cls.__module__), cls.__qualname__
     found: Any = module

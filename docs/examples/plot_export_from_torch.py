@@ -113,7 +113,7 @@ np.testing.assert_allclose(history["loss"], torch_losses, rtol=2e-3)
 #
 # ``inference=True`` switches BatchNormalization to its trained statistics.
 
-trained = trainer.export("trained.onnx", inference=True)
+trained = trainer.export(inference=True)  # with a path, it is written there
 network.eval()
 with torch.no_grad():
     expected = network(torch.tensor(X[:5])).numpy()
