@@ -329,7 +329,7 @@ def device_spec(spec: Any) -> Any:
     """
     if isinstance(spec, str) and ":" in spec:
         name, _, index = spec.partition(":")
-        if is_class_path(spec) and not ("." not in name and index.islower()):
+        if is_class_path(spec) and ("." in name or not index.islower()):
             return spec
         if not index.isdigit():
             raise ConfigError(f"device: expected a number after the colon, got {spec!r}")
