@@ -205,6 +205,8 @@ def prepared(name: str, peer: str) -> tuple[Any, Any]:
     peers: Peers | None = join(plugins(), group)
 
     def hear(line: str) -> str:
+        if group == "mpi":
+            wait_asleep()
         return line if peers is None else str(peers.values("line", line)[0])
 
     if name == "messages":
@@ -217,6 +219,18 @@ def prepared(name: str, peer: str) -> tuple[Any, Any]:
         trainer.fit(x, y)
 
     return run, hear
+
+
+def wait_asleep() -> None:
+    """Wait for all ranks of MPI without the processor, which the peer whose turn it is has for itself.
+
+    MPI's own calls wait in a loop that occupies a processor.
+    """
+    from mpi4py import MPI
+
+    request = MPI.COMM_WORLD.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
 
 
 def trainer_of(workload: Workload, group: str | None, peer: str = "") -> Any:
