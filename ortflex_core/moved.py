@@ -26,10 +26,12 @@ _PLACES = {
         "shapes=shape_inference equality=equivalence"
     ),
     "autodiff": "rules cotangents families",
+    "onnx_files": (
+        "modelfile=model_file vetting external=external_data attributes functions exporting=export "
+        "loops=loop_bounds"
+    ),
     "model": (
-        "modelfile=onnx_file vetting external=external_data probe=shape_probe "
-        "freeing=free_batch inference=inference_mode modes=training_mode targets attributes "
-        "functions exporting=export loops=loop_bounds"
+        "probe=shape_probe freeing=free_batch inference=inference_mode modes=training_mode targets"
     ),
     "parameters": "uses evidence classical=classical_nodes initialize",
     "data": "batches labels pieces prefetch iterables items windows=shuffle_buffer digests",

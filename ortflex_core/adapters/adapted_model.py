@@ -19,7 +19,7 @@ from ortflex_core.adapters.branches import Attached, initializer_name, insert_br
 from ortflex_core.adapters.products import Place, find_products
 from ortflex_core.errors import ModelError, Unsupported
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.opsets import shape_inference
 from ortflex_core.protocols import Adapter, calls
 from ortflex_core.types import Array, TensorSpec, numpy_dtype

@@ -17,7 +17,7 @@ from ortflex_core.adapters.products import Place
 from ortflex_core.errors import ConfigError, OrtflexError, Unsupported, suggest
 from ortflex_core.files import OutputError, staging
 from ortflex_core.model.model import OLDEST_OPSET, Model
-from ortflex_core.model.nodes import plain_domain
+from ortflex_core.onnx_files.nodes import plain_domain
 from ortflex_core.protocols import Adapter, calls
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 

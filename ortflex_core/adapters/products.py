@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import plain_domain, reads
+from ortflex_core.onnx_files.nodes import plain_domain, reads
 from ortflex_core.protocols import Product
 from ortflex_core.types import Array
 

@@ -28,7 +28,7 @@ from ortflex_core.graph import sequences
 from ortflex_core.graph.ops import FLOATS, Trace
 from ortflex_core.model import shape_probe
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.opsets import decompositions, function_bodies, kernels
 from ortflex_core.parameters import quantized
 from ortflex_core.parameters import selection as parameters

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortflex_core.model import onnx_file
+from ortflex_core.onnx_files import model_file
 from ortflex_core.types import Array
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]:
     """
     graph = model.proto.graph
     out = {
-        tensor.name: of_array(onnx_file.array_of(tensor, model.files))
+        tensor.name: of_array(model_file.array_of(tensor, model.files))
         for tensor in graph.initializer
         if tensor.name not in trained
     }

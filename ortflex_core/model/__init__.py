@@ -1,16 +1,16 @@
-"""The user's file: read, vetted, completed and exported.
+"""What a user's file means: its tensors, modes and shapes, and the graphs that are made of it.
 
-Owns: everything between a path and the internal graph, and the way back to a file.
+Owns: the analysed model, its training mode and its inference mode, the shapes that the file does not
+say, the tensors that losses read.
 
-May import: the packages above it in the order of the core: graph, protocols, runtime, opsets, autodiff.
+May import: the packages before it in the order of the core: graph, protocols, runtime, opsets, autodiff,
+onnx_files.
 
-Add here: a check of untrusted files (:mod:`~ortflex_core.model.vetting`), a mode of BatchNormalization or
-Dropout (:mod:`~ortflex_core.model.training_mode`), the export (:mod:`~ortflex_core.model.export`).
+Add here: a mode of BatchNormalization or Dropout (:mod:`~ortflex_core.model.training_mode`). Reading,
+vetting and writing files is in :mod:`ortflex_core.onnx_files`.
 """
 
 from ortflex_core.model.model import OLDEST_OPSET, Model, Rewrite, as_model
-from ortflex_core.model.nodes import ancestor_nodes, find_nodes, reads
-from ortflex_core.model.onnx_file import read_model
 from ortflex_core.model.shape_probe import complete_shapes, explain_unknown
 from ortflex_core.model.targets import check_tensor, default_output, file_classes, raw_scores
 from ortflex_core.model.training_mode import (
@@ -24,6 +24,8 @@ from ortflex_core.model.training_mode import (
     statistics_moves,
     trains_statistics,
 )
+from ortflex_core.onnx_files.model_file import read_model
+from ortflex_core.onnx_files.nodes import ancestor_nodes, find_nodes, reads
 
 __all__ = [
     "OLDEST_OPSET",

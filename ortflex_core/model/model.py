@@ -22,17 +22,10 @@ from ortflex_core.graph.control_flow import trace_node
 from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port
 from ortflex_core.graph.subgraphs import subgraphs_of
-from ortflex_core.model import (
-    attributes,
-    export,
-    functions,
-    inference_mode,
-    loop_bounds,
-    onnx_file,
-    vetting,
-)
 from ortflex_core.model import free_batch as freeing
-from ortflex_core.model.nodes import ancestor_nodes, plain_domain, reads, tensor_name
+from ortflex_core.model import inference_mode
+from ortflex_core.onnx_files import attributes, export, functions, loop_bounds, model_file, vetting
+from ortflex_core.onnx_files.nodes import ancestor_nodes, plain_domain, reads, tensor_name
 from ortflex_core.opsets import (
     decompositions,
     downgrade,
@@ -91,8 +84,8 @@ class Model:
         self._raise_half = raise_half
         self.unlearned = ""
         """Why a run of the model did not show the shapes that inference lacks (see ``shape_probe``)."""
-        self.proto, self.files = onnx_file.load(source, self.label)
-        onnx_file.import_standard(self.proto, OLDEST_OPSET)
+        self.proto, self.files = model_file.load(source, self.label)
+        model_file.import_standard(self.proto, OLDEST_OPSET)
         self.opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import}
         self.opset = self.opsets.get("", 0)
         self._check()
@@ -121,7 +114,7 @@ class Model:
 
         ``apart`` has the reasons why operators were expanded, by the name of their first output.
         """
-        bare = onnx_file.skeleton(self.proto)
+        bare = model_file.skeleton(self.proto)
         inlined = functions.inlined(decompositions.mark(bare, self._plugins), self.label)
         if self.proto.functions:
             attributes.check_all(inlined.graph, self.label)
@@ -180,7 +173,7 @@ class Model:
 
     def _most(self, proto: ModelProto, values: Mapping[str, TensorSpec]) -> tuple[int, int]:
         """The most bytes that a tensor may have, and those of all weights and inputs."""
-        weights = sum(map(onnx_file.size_of, self._initializers.values()))
+        weights = sum(map(model_file.size_of, self._initializers.values()))
         inputs = [values[i.name] for i in proto.graph.input if i.name in values]
         weights += sum(vetting.spec_bytes(i) for i in inputs if i.name not in self._initializers)
         return vetting.most_bytes(weights), weights
@@ -198,7 +191,7 @@ class Model:
                     f"{self.label} has no initializer {name!r}; {suggest(name, self._initializers)}"
                 )
             tensor = self._initializers[name]
-            array = onnx_file.array_of(tensor, self.files)
+            array = model_file.array_of(tensor, self.files)
             self._arrays[name] = half_floats.raised_array(array, tensor.data_type, self.half)
         return self._arrays[name]
 
@@ -409,8 +402,8 @@ class Model:
         out.CopyFrom(self._dynamic() if free_batch else self.proto)
         for tensor in out.graph.initializer:
             if tensor.name in state:
-                onnx_file.replace(tensor, state[tensor.name])
-        onnx_file.own_values(out, state)
+                model_file.replace(tensor, state[tensor.name])
+        model_file.own_values(out, state)
         if inferring:
             inference_mode.inferring(out)
         if edit is not None:
@@ -431,7 +424,7 @@ class Model:
                 "without free_batch=True"
             )
         freed = decompositions.unmark(self._freed)
-        return onnx_file.with_tensors(loop_bounds.unbounded(freed), self.proto)
+        return model_file.with_tensors(loop_bounds.unbounded(freed), self.proto)
 
 
 def as_model(source: Source | Model, free_batch: bool, plugins: Plugins | None = None) -> Model:

@@ -18,9 +18,9 @@ import onnx
 from onnx import ModelProto, TensorProto
 
 from ortflex_core.errors import MALFORMED, GraphError, NoGradientRule, OrtflexError, Unsupported
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files import model_file
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.opsets.equivalence import Runner, check_size
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.types import Array, TensorSpec, dtype_name, numpy_dtype, onnx_dtype, shape_text
@@ -208,7 +208,7 @@ class _Run:
         part.graph.initializer.extend(t for t in internal.graph.initializer if t.name in read)
         given = {n: model.initializer(n) for n, s in large.items() if s.dtype not in _NOT_FED}
         copied = [n for n in large if n not in given]
-        if sum(model.initializer(n).nbytes for n in copied) > onnx_file.HUGE:
+        if sum(model.initializer(n).nbytes for n in copied) > model_file.HUGE:
             raise GraphError(
                 f"{copied[0]!r} is {dtype_name(large[copied[0]].dtype)}, which onnxruntime takes only "
                 "inside a model, and such tensors are too large for that"

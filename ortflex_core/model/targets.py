@@ -12,7 +12,7 @@ from onnx import NodeProto
 from ortflex_core.errors import ModelError, suggest
 from ortflex_core.graph.ops import FLOATS
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import find_nodes
+from ortflex_core.onnx_files.nodes import find_nodes
 from ortflex_core.types import Array
 
 _TRANSPARENT = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze"})

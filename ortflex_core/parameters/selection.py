@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from ortflex_core.errors import ModelError, suggest
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.parameters import classical_nodes, evidence, quantized
 from ortflex_core.parameters.evidence import POINTS, Fact
 from ortflex_core.parameters.uses import BIASED, FLOATS, Use, Uses, find_uses

@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto
 
 from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.parameters import quantized
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)

@@ -20,7 +20,8 @@ from ortflex_core.component import expected_count, is_count
 from ortflex_core.errors import ConfigError, GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.files import OutputError, write_flushed
 from ortflex_core.graph.ports import Port
-from ortflex_core.model import buffer_value, onnx_file
+from ortflex_core.model import buffer_value
+from ortflex_core.onnx_files import model_file
 from ortflex_core.portable import manifest as manifests
 from ortflex_core.portable import state_file
 from ortflex_core.portable.assembly import Entry
@@ -144,7 +145,7 @@ def _manifest(
     return Manifest(
         format=1,
         ortflex=__version__,
-        model=onnx_file.structure(problem.model.proto),
+        model=model_file.structure(problem.model.proto),
         rows=rows,
         steps_per_run=steps,
         batches_per_run=steps * problem.updating.accumulate,
@@ -169,11 +170,11 @@ def _write_graphs(
     used = sorted({name for graph in graphs.values() for name in graph.frozen.values()})
     arrays = {name: buffer_value(problem, name) for name in used}
     whole = {**arrays, **state}
-    if sum(array.nbytes for array in whole.values()) <= onnx_file.HUGE:
+    if sum(array.nbytes for array in whole.values()) <= model_file.HUGE:
         made = training_info(graphs[STEP], graphs[PREDICT], whole)
         write_flushed(folder / TRAINING, made.SerializeToString(deterministic=True))
     outside: dict[str, tuple[int, int]] = {}
-    if sum(array.nbytes for array in arrays.values()) > onnx_file.HUGE:
+    if sum(array.nbytes for array in arrays.values()) > model_file.HUGE:
         with open(folder / FROZEN, "wb") as out:
             for name, array in arrays.items():
                 start = out.tell()

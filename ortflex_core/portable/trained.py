@@ -9,8 +9,8 @@ import onnx
 
 from ortflex_core.adapters import adapt
 from ortflex_core.errors import CheckpointError, suggest
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
+from ortflex_core.onnx_files import model_file
 from ortflex_core.portable import manifest, state_file
 from ortflex_core.portable.folder import open_step
 from ortflex_core.portable.state_file import State
@@ -55,7 +55,7 @@ def apply_state(
         made = [known.component("adapters", table, "adapters") for table in found.adapters]
         target = adapt(target, made, found.seed)
     weights = _weights(target, found)
-    if strict and found.model != onnx_file.structure(target.proto):
+    if strict and found.model != model_file.structure(target.proto):
         raise CheckpointError(
             f"{found.label!r} was exported from another model than {target.label}: the names and shapes "
             f"of its {len(weights)} tensors fit, but the graphs differ. Give the model that "

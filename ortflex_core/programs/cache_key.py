@@ -14,8 +14,8 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import Component
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import LARGE
+from ortflex_core.onnx_files import model_file
 
 if TYPE_CHECKING:
     from ortflex_core.problem.problem import Problem
@@ -94,7 +94,7 @@ def _value(value: Any) -> Hashable:
 def _model_key(problem: Problem) -> str:
     """The graph, and the values that are constants of it."""
     model = problem.model
-    digest = hashlib.sha256(onnx_file.structure(model.internal).encode())
+    digest = hashlib.sha256(model_file.structure(model.internal).encode())
     trained = set(problem.parameters)
     for name, spec in model.initializers.items():
         size = int(np.prod(spec.shape or (), dtype=np.int64))  # type: ignore[arg-type]

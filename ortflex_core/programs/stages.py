@@ -18,8 +18,8 @@ from ortflex_core.graph.ops import Tensor, Trace
 from ortflex_core.graph.ports import Port
 from ortflex_core.graph.program import Program, build
 from ortflex_core.model.model import Rewrite
-from ortflex_core.model.nodes import reads
 from ortflex_core.model.training_mode import buffer_spec, rewrite_for_inference
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.protocols import Penalty, calls

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.problem.problem import Problem
 from ortflex_core.types import Array
 

@@ -10,7 +10,7 @@ import onnx
 
 from ortflex_core.data.batches import Batch
 from ortflex_core.model.model import Model
-from ortflex_core.model.onnx_file import HUGE, size_of
+from ortflex_core.onnx_files.model_file import HUGE, size_of
 from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
 from ortflex_core.reference.divergence import Kind, distance

@@ -31,7 +31,7 @@ _LIMIT = 128
 _NO_FUSION = 3000
 _NO_BASICS = 6000
 _BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
-"""The name of the node that fails when a loop reaches the bound of ``ortflex_core.model.loop_bounds``."""
+"""The node that fails when a loop reaches the bound of ``ortflex_core.onnx_files.loop_bounds``."""
 _RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
 _PLACE = re.compile(r"^(/\S+ .*?\) (?=\S)|\S+\.(h|cc|cu):\d+ )")
 _NO_KERNEL = re.compile(

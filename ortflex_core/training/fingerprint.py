@@ -12,7 +12,7 @@ from ortflex_core.component import Component
 from ortflex_core.config.parts import Parts, to_plain
 from ortflex_core.data import digests
 from ortflex_core.errors import LONG, CheckpointError, OrtflexError, short_repr
-from ortflex_core.model import onnx_file
+from ortflex_core.onnx_files import model_file
 from ortflex_core.registry import Entry, Plugins
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Identity:
         """Model, arguments and plugins of a Trainer."""
         arguments, unnamed = _arguments(trainer)
         return cls(
-            structure=onnx_file.structure(trainer.model.proto),
+            structure=model_file.structure(trainer.model.proto),
             arguments=arguments,
             unnamed=tuple(unnamed),
             versions={entry.distribution: entry.version for entry in _entries(trainer)},

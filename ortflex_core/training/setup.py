@@ -20,7 +20,7 @@ from ortflex_core.feed.labels import encode_labels, with_last_axis
 from ortflex_core.feed.opening import open_source
 from ortflex_core.model import shape_probe, targets
 from ortflex_core.model.model import Model
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.parameters import selection
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem import groups

@@ -27,6 +27,7 @@ ORDER = [
     "runtime",
     "opsets",
     "autodiff",
+    "onnx_files",
     "model",
     "parameters",
     "adapters",

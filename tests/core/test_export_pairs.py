@@ -18,8 +18,8 @@ from onnx import TensorProto, helper
 from ortflex_core import Trainer
 from ortflex_core.errors import ModelError
 from ortflex_core.files import OutputError, staging, write_bytes
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
+from ortflex_core.onnx_files import model_file
 from tests import children, models
 from tests.training import make, plugins
 
@@ -72,7 +72,7 @@ def equal(one: Any, other: Any) -> bool:
 @pytest.fixture
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done above 1 GB, done above 4 kB."""
-    monkeypatch.setattr(onnx_file, "HUGE", 2**12)
+    monkeypatch.setattr(model_file, "HUGE", 2**12)
 
 
 # ---------------------------------------------------------------------- killed

@@ -17,8 +17,8 @@ from onnx import ModelProto, TensorProto, helper
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.config.toml import read_toml
 from ortflex_core.errors import ConfigError, DataError, GraphError, ModelError, OrtflexError
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
+from ortflex_core.onnx_files import model_file
 from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
@@ -98,7 +98,7 @@ def test_external_data_stay_in_the_folder(
     huge: int,
     location: str,
 ) -> None:
-    monkeypatch.setattr(onnx_file, "HUGE", huge)
+    monkeypatch.setattr(model_file, "HUGE", huge)
     path = saved(folder, place(location.format(folder)))
     with pytest.raises(
         ModelError,

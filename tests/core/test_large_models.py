@@ -13,8 +13,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from ortflex_core.errors import ModelError
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
+from ortflex_core.onnx_files import model_file
 from tests import models
 from tests.training import make, same
 
@@ -85,7 +85,7 @@ def check(path: Path, rows: int, folder: Path, **options: Any) -> Any:
 @pytest.fixture
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done above 1 GB, done above 64 kB."""
-    monkeypatch.setattr(onnx_file, "HUGE", 2**16)
+    monkeypatch.setattr(model_file, "HUGE", 2**16)
 
 
 @pytest.mark.usefixtures("low_limit")

@@ -12,9 +12,9 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.check import check_model
 from ortflex_core.errors import ModelError, NoGradientRule, Unsupported
-from ortflex_core.model import onnx_file
 from ortflex_core.model.model import Model
 from ortflex_core.model.shape_probe import complete_shapes
+from ortflex_core.onnx_files import model_file
 from ortflex_core.opsets.equivalence import Runner
 from ortflex_core.programs.gradient_model import gradient_model
 from tests import models
@@ -113,7 +113,7 @@ def test_tensors_that_stay_in_their_file_are_fed_from_there(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a model over 1 GiB: neither the skeleton nor the ModelProto has its large tensors."""
-    monkeypatch.setattr(onnx_file, "HUGE", 1000)
+    monkeypatch.setattr(model_file, "HUGE", 1000)
     path = tmp_path / "wide.onnx"
     onnx.save(wide(8, 300), path, save_as_external_data=True, location="data", size_threshold=0)
     model = Model(path)

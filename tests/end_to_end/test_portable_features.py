@@ -235,7 +235,7 @@ def test_prediction_graph_predicts_with_averages_and_statistics(tmp_path: Path) 
 def test_frozen_weights_are_in_both_graphs_and_large_ones_in_a_file_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortflex_core.model import onnx_file
+    from ortflex_core.onnx_files import model_file
 
     model = models.mlp((60, 50, 1))
     wide = RNG.standard_normal((24, 60)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_frozen_weights_are_in_both_graphs_and_large_ones_in_a_file_of_their_own
     given = batches(wide, Y[:24], None, 6)
     compare_steps(trainer, tmp_path / "inside" / "step", given, 4, fixed=True)
     assert not (tmp_path / "inside" / "step" / "frozen.data").exists()
-    monkeypatch.setattr(onnx_file, "HUGE", 1000)
+    monkeypatch.setattr(model_file, "HUGE", 1000)
     fresh = fused(model, params=["!W1"], optimizer="adam")
     compare_steps(fresh, tmp_path / "outside" / "step", given, 4, fixed=True)
     assert (tmp_path / "outside" / "step" / "frozen.data").stat().st_size == 4 * 60 * 50

@@ -191,7 +191,7 @@ def test_the_curves_are_there_while_it_trains(
 
 def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     """No bytes fit into files under these folders once the training runs."""
-    import ortflex_core.model.export as exporting
+    import ortflex_core.onnx_files.export as exporting
     import ortflex_core.training.checkpointing as checkpointing
     from ortflex_core.files import OutputError
 

@@ -15,7 +15,7 @@ from onnx import ModelProto, NodeProto
 
 from ortflex_core.errors import ModelError
 from ortflex_core.graph.subgraphs import all_nodes
-from ortflex_core.model.nodes import reads
+from ortflex_core.onnx_files.nodes import reads
 
 _STANDARD = ("", "ai.onnx")
 

@@ -15,7 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from ortflex_core.errors import ModelError
 from ortflex_core.graph.control_flow import MOST_ADDED
-from ortflex_core.model import attributes
+from ortflex_core.onnx_files import attributes
 from ortflex_core.types import TensorSpec, numpy_dtype
 
 MOST_NODES = 100_000

@@ -17,7 +17,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from ortflex_core.graph.subgraphs import all_nodes, subgraphs_of
-from ortflex_core.model.vetting import spec_bytes
+from ortflex_core.onnx_files.vetting import spec_bytes
 from ortflex_core.types import TensorSpec
 
 MOST_ITERATIONS = 100_000

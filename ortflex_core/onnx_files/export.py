@@ -26,9 +26,9 @@ from onnx import ModelProto, TensorProto, external_data_helper
 from ortflex_core.errors import ModelError
 from ortflex_core.files import OutputError, flush_folder, staging, write_bytes, write_flushed
 from ortflex_core.locks import FolderLock
-from ortflex_core.model import onnx_file
-from ortflex_core.model.external_data import DataFiles, is_outside
-from ortflex_core.model.onnx_file import array_of, is_small, size_of
+from ortflex_core.onnx_files import model_file
+from ortflex_core.onnx_files.external_data import DataFiles, is_outside
+from ortflex_core.onnx_files.model_file import array_of, is_small, size_of
 from ortflex_core.opsets.half_floats import rounded
 from ortflex_core.types import Array
 
@@ -61,7 +61,7 @@ def write(
         OutputError: the folder cannot be written to; old files are untouched.
     """
     external = files.external & {t.name for t in model.graph.initializer}
-    if not external and sum(map(size_of, model.graph.initializer)) > onnx_file.HUGE:
+    if not external and sum(map(size_of, model.graph.initializer)) > model_file.HUGE:
         external = frozenset(
             t.name
             for t in model.graph.initializer

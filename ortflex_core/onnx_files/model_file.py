@@ -22,8 +22,8 @@ from onnx import ModelProto, TensorProto, external_data_helper, helper
 
 from ortflex_core.errors import ModelError
 from ortflex_core.files import no_file
-from ortflex_core.model import external_data, vetting
-from ortflex_core.model.external_data import DataFiles
+from ortflex_core.onnx_files import external_data, vetting
+from ortflex_core.onnx_files.external_data import DataFiles
 from ortflex_core.opsets import half_floats
 from ortflex_core.types import Array, Shape
 

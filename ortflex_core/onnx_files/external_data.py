@@ -18,7 +18,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, external_data_helper
 
 from ortflex_core.errors import ModelError
-from ortflex_core.model import vetting
+from ortflex_core.onnx_files import vetting
 from ortflex_core.types import Array, numpy_dtype
 
 
