@@ -316,7 +316,9 @@ def _without_pluggy(trace: TracebackType | None) -> TracebackType | None:
     return part if part is not None else trace
 
 
-def weak_hook(trainer: weakref.ref[Trainer], name: str) -> Callable[..., Any] | None:
+def weak_hook(
+    trainer: weakref.ref[Trainer], hooks: HookManager, name: str
+) -> Callable[..., Any] | None:
     """A hook that does not keep its Trainer alive: a cycle would outlive ``del trainer``."""
     owner = trainer()
-    return None if owner is None else owner.hooks.callables(owner).get(name)
+    return None if owner is None else hooks.callables(owner).get(name)

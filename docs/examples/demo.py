@@ -62,7 +62,7 @@ def backends(model: Path, data: tuple[Any, Any], console: Console) -> list[str]:
         steps = -(-len(data[0]) // trainer.batch_size)
         # The first epoch warms up.
         seconds = median(history["seconds"][1:])
-        table.add_row(name, f"{seconds / steps * 1e6:.0f}", f"{trainer.runtime}")
+        table.add_row(name, f"{seconds / steps * 1e6:.0f}", f"{trainer.summary().facts['runtime']}")
         usable.append(name)
     console.print(table)
     return usable

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflex import Trainer, draw, draw_step, gradient_model
 from ortflex_core.programs import loss_program, update_program
+from ortflex_core.training import internals_of
 
 rng = np.random.default_rng(0)
 graph = helper.make_graph(
@@ -65,7 +66,7 @@ draw_step(trainer)
 # graph but three: the model's gradient, the loss and its gradient by what was predicted, and the update,
 # which includes the penalty. The first is made by onnxruntime there; here is ours, which computes the same.
 
-problem = trainer.problem
+problem = internals_of(trainer).problem
 three = {
     "model and gradient": gradient_model(model, wrt=["W1", "b1", "W2", "b2"]),
     "loss": loss_program(problem).proto(),

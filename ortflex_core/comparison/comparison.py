@@ -38,6 +38,7 @@ from ortflex_core.protocols import Engine
 from ortflex_core.reference import divergence, export_check
 from ortflex_core.reference.divergence import Difference, Found, Step
 from ortflex_core.reference.double_step import Double
+from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import beginning
 from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
@@ -191,25 +192,26 @@ def compare(
         >>> compare(trainer, X, y).agree                           # doctest: +SKIP
         True
     """
+    inner = internals_of(trainer)
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"steps: expected an integer >= 1, got {steps!r}")
     if gives_batches(X, y):
         raise DataError(
             "an iterable of batches cannot be used for a comparison; give arrays or a data source"
         )
-    feed = Feed.of(X, y, sample_weight, trainer.setup.open, batch_size=trainer.batch_size)
-    together = trainer.problem.updating.accumulate
+    feed = Feed.of(X, y, sample_weight, inner.setup.open, batch_size=trainer.batch_size)
+    together = inner.problem.updating.accumulate
     columns = feed.some(steps * trainer.batch_size * together)
     if held_out is not None:
         columns, _ = data.split(columns, held_out, trainer.seed)
     rows = min(trainer.batch_size, columns.rows)
     problem = attrs.evolve(
-        trainer.problem,
-        terms=trainer.live.terms(columns),
+        inner.problem,
+        terms=inner.live.terms(columns),
         batch_size=rows,
         epoch_steps=columns.rows // rows,
     )
-    source = Feed.of_columns(columns, rows).source(trainer.live.preparing(problem), rows)
+    source = Feed.of_columns(columns, rows).source(inner.live.preparing(problem), rows)
     descent = trainer.plugins.component("optimizers", default("optimizer"))
     # Transforms of gradients show in the weights; these engines apply none.
     plainly = Updating(accumulate=together)
@@ -227,9 +229,10 @@ def compare(
 def _runners(
     trainer: Trainer, problem: Problem, probe: Problem, names: Sequence[str] | None
 ) -> tuple[list[_Runner], dict[str, tuple[str, ...]]]:
-    plugins, device, runtime = trainer.plugins, trainer.device, trainer.runtime
+    inner = internals_of(trainer)
+    plugins, device, runtime = trainer.plugins, trainer.device, inner.runtime
     # Backends that are objects count, and settings of those that have a name.
-    own = {b.name: b for b in trainer.setup.backends}
+    own = {b.name: b for b in inner.setup.backends}
     known = list(dict.fromkeys([*plugins["backends"].names(), *own]))
     for name in names or ():
         if name not in known:
@@ -384,7 +387,7 @@ def _batches(
     Where a step has several batches, a shorter step at the end of an epoch is left out, unless all
     are shorter.
     """
-    schedule = trainer.live.bound(trainer.schedule)
+    schedule = internals_of(trainer).live.bound(trainer.schedule)
     progress = beginning(source, together, trainer.epochs)
     steps_made = 0
     while steps_made < steps:

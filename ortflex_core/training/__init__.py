@@ -8,6 +8,7 @@ Add here: what happens between steps (:mod:`~ortflex_core.training.loop`), what 
 (:mod:`~ortflex_core.training.trainer`).
 """
 
+from ortflex_core.training.internals import Internals, internals_of
 from ortflex_core.views.progress import epoch_summary
 
-__all__ = ["epoch_summary"]
+__all__ = ["Internals", "epoch_summary", "internals_of"]

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ortflex_core.problem.updating import LOSS_SCALE, SKIPPED_STEPS
+from ortflex_core.training.internals import internals_of
 from ortflex_core.types import dtype_name, shape_text
 from ortflex_core.views.progress import say
 from ortflex_core.views.summary import Summary
@@ -21,20 +22,21 @@ def announce(trainer: Trainer) -> None:
 
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
-    headline = trainer.setup.headline()
+    inner = internals_of(trainer)
+    headline = inner.setup.headline()
     if trainer.progress is not False:
         say(headline)
     else:
         _log.info("%s", headline)
     _log.debug("%s", trainer.describe())
-    _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, trainer.runtime)
-    if trainer.hooks.installed:
-        _log.info("hooks of installed plugins: %s", ", ".join(trainer.hooks.installed))
+    _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, inner.runtime)
+    if inner.hooks.installed:
+        _log.info("hooks of installed plugins: %s", ", ".join(inner.hooks.installed))
 
 
 def announce_skipped(trainer: Trainer) -> None:
     """Say how many steps the loss scale left out, if it changes and there are any."""
-    problem = trainer.live.problem
+    problem = internals_of(trainer).live.problem
     if SKIPPED_STEPS not in problem.slot_specs or problem.precision is None:
         return
     slots = trainer.engine.slots()
@@ -49,7 +51,8 @@ def announce_skipped(trainer: Trainer) -> None:
 
 def summary(trainer: Trainer) -> Summary:
     """The table of a Trainer."""
-    model, problem = trainer.model, trainer.problem
+    inner = internals_of(trainer)
+    model, problem = trainer.model, inner.problem
     trained = problem.parameters
     numbers = {c.name: model.initializer(c.name).size for c in problem.choices}
     rows = []
@@ -58,7 +61,7 @@ def summary(trainer: Trainer) -> Summary:
         kind = f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
         verdict = "yes" if choice.trained else f"no: {choice.reason}"
         rows.append((choice.name, kind, numbers[choice.name], verdict))
-    schedule = trainer.setup.schedule
+    schedule = inner.setup.schedule
     facts = {
         "takes": ", ".join(map(str, model.inputs)),
         "gives": ", ".join(map(str, model.outputs)),
@@ -66,7 +69,7 @@ def summary(trainer: Trainer) -> Summary:
         f"{sum(numbers[n] for n in trained):,} of {sum(numbers.values()):,} numbers",
         "loss": ", ".join(
             f"{r.factor:g} · " * (r.factor != 1) + f"{_name(r.loss)} on {r.predicted}"
-            for r in trainer.setup.requests
+            for r in inner.setup.requests
         ),
         "optimizer": f"{_name(trainer.optimizer)}, learning rate {trainer.learning_rate:g}"
         + f", schedule {_name(schedule)}",
@@ -76,11 +79,11 @@ def summary(trainer: Trainer) -> Summary:
         ),
         "transforms": ", ".join(_name(t.transform) for t in problem.updating.transforms),
         "precision": _name(problem.precision) if problem.is_lowered else "",
-        "metrics": ", ".join(_name(metric) for metric in trainer.setup.metrics),
+        "metrics": ", ".join(_name(metric) for metric in inner.setup.metrics),
         "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",
         "backend": f"{trainer.backend_ or 'chosen when the data are known'}, "
         f"on {trainer.device.name}",
-        "runtime": str(trainer.runtime),
+        "runtime": str(inner.runtime),
     }
     return Summary(
         model=model.label, facts={k: v for k, v in facts.items() if v}, tensors=tuple(rows)

@@ -20,6 +20,7 @@ from ortflex_core.process_groups import joining
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.fingerprint import Identity
+from ortflex_core.training.internals import internals_of
 from ortflex_core.types import Array, Position, Progress
 
 if TYPE_CHECKING:
@@ -62,14 +63,15 @@ class Standing:
 
 def save(trainer: Trainer, folder: Path) -> Path:
     """Write a checkpoint of a Trainer (see :meth:`ortflex_core.Trainer.save`)."""
-    live, standing = trainer.live, trainer.live.standing
+    inner = internals_of(trainer)
+    live, standing = inner.live, inner.live.standing
     position = standing.position or standing.last
-    if trainer.loop is not None:
-        position = trainer.loop.position()
-    now = standing.manual if trainer.loop is None else trainer.loop.progress
+    if inner.loop is not None:
+        position = inner.loop.position()
+    now = standing.manual if inner.loop is None else inner.loop.progress
     identity = standing.identity = standing.identity or Identity.of(trainer)
     saved = Saved()
-    tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
+    tell = inner.hooks.callables(trainer).get("checkpoint_saving")
     if tell is not None:
         tell(progress=now, saved=saved)
     record = Record(
@@ -78,7 +80,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         arguments=identity.arguments,
         unnamed=identity.unnamed,
         versions=identity.versions | fingerprint.of_backends(trainer, live.backend),
-        runtime=str(trainer.runtime),
+        runtime=str(inner.runtime),
         backend=live.backend,
         size=standing.size,
         fits=standing.fits,
@@ -178,7 +180,7 @@ def _made(
 
 
 def _trains(trainer: Trainer, names: Iterable[str]) -> bool:
-    return set(trainer.setup.problem.parameters) == set(names)
+    return set(internals_of(trainer).setup.problem.parameters) == set(names)
 
 
 def restore(trainer: Trainer, folder: Path, strict: bool) -> None:
@@ -190,11 +192,12 @@ def _take(
     trainer: Trainer, found: Checkpoint, strict: bool, chosen: Collection[str] | None = None
 ) -> None:
     """Load a checkpoint's state; ``chosen`` are the arguments that the user changed."""
+    inner = internals_of(trainer)
     record, label = found.record, str(found.folder)
-    identity = trainer.live.standing.identity or Identity.of(trainer)
+    identity = inner.live.standing.identity or Identity.of(trainer)
     frozen = _compare(trainer, found, identity, strict, chosen)
     state = found.part("parameter")
-    whole = trainer.setup.problem
+    whole = inner.setup.problem
     wanted = whole.parameters
     if set(state) != set(wanted):
         raise CheckpointError(
@@ -221,7 +224,7 @@ def _take(
         check_state(own, shapes, "optimizer slot")  # type: ignore[arg-type]
     except DataError as error:
         raise CheckpointError(f"the checkpoint {label!r} is broken: {error}") from error
-    live = trainer.live
+    live = inner.live
     live.forget()
     before, standing = live.state(), live.standing
     try:
@@ -240,7 +243,7 @@ def _take(
             identity=identity,
             strict=strict,
         )
-        tell = trainer.hooks.callables(trainer).get("checkpoint_loading")
+        tell = inner.hooks.callables(trainer).get("checkpoint_loading")
         if tell is not None:
             tell(saved=found.saved())
     except BaseException as error:
@@ -249,13 +252,13 @@ def _take(
         if isinstance(error, DataError):
             raise CheckpointError(f"the checkpoint {label!r} is broken: {error}") from error
         raise
-    if record.runtime != str(trainer.runtime):
+    if record.runtime != str(inner.runtime):
         _log.warning(
             "the checkpoint %r was written with %s, this is %s: the weights will be the same to "
             "rounding, not to the last bit",
             label,
             record.runtime,
-            trainer.runtime,
+            inner.runtime,
         )
 
 

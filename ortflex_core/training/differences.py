@@ -15,6 +15,7 @@ from ortflex_core.entries import OURS
 from ortflex_core.errors import OrtflexError, printable
 from ortflex_core.training import fingerprint
 from ortflex_core.training.fingerprint import Identity
+from ortflex_core.training.internals import internals_of
 from ortflex_core.training.setup import Setup
 
 if TYPE_CHECKING:
@@ -112,17 +113,18 @@ def _default(trainer: Trainer, name: str) -> Any:
 
 
 def _same(trainer: Trainer, name: str, old: Any, new: Any) -> bool:
+    inner = internals_of(trainer)
     if old == new and type(old) is type(new):
         return True
     if old is _NOTHING or new is _NOTHING or name not in _MEANINGS:
         return False
     meaning = _MEANINGS[name]
-    given = {**trainer.arguments, "callbacks": (), "progress": False, name: old}
+    given = {**inner.arguments, "callbacks": (), "progress": False, name: old}
     try:
         twin = type(trainer)(trainer.model, plugins=trainer.plugins, **given)
     except (OrtflexError, TypeError, ValueError):
         return False
-    return bool(meaning(twin.setup) == meaning(trainer.setup))
+    return bool(meaning(internals_of(twin).setup) == meaning(inner.setup))
 
 
 # What arguments that can be written in several ways resolve to.

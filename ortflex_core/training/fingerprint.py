@@ -14,6 +14,7 @@ from ortflex_core.data import digests
 from ortflex_core.errors import LONG, CheckpointError, OrtflexError, short_repr
 from ortflex_core.onnx_files import model_file
 from ortflex_core.registry import Entry, Plugins
+from ortflex_core.training.internals import internals_of
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -42,7 +43,7 @@ class Identity:
             arguments=arguments,
             unnamed=tuple(unnamed),
             versions={entry.distribution: entry.version for entry in _entries(trainer)},
-            frozen=digests.of_frozen(trainer.model, trainer.setup.problem.parameters),
+            frozen=digests.of_frozen(trainer.model, internals_of(trainer).setup.problem.parameters),
         )
 
 
@@ -58,7 +59,9 @@ def argument(trainer: Trainer, name: str, value: Any) -> Any:
 def of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
     """The distribution and version of the backend of that name, or of all backends that may be used."""
     registry = trainer.plugins["backends"]
-    found = [registry.entry_of(b) for b in trainer.setup.backends if only in ("", b.name)]
+    found = [
+        registry.entry_of(b) for b in internals_of(trainer).setup.backends if only in ("", b.name)
+    ]
     return {entry.distribution: entry.version for entry in found if entry is not None}
 
 
@@ -68,11 +71,12 @@ def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
     Raises:
         CheckpointError: a number has more digits than a JSON reader accepts.
     """
+    inner = internals_of(trainer)
     out: dict[str, Any] = {}
     unnamed: list[str] = []
     # A checkpoint has the batches of all processes: any number of them goes on with it.
-    in_all = {"accumulate": trainer.setup.problem.updating.accumulate}
-    for name, value in (trainer.arguments | in_all).items():
+    in_all = {"accumulate": inner.setup.problem.updating.accumulate}
+    for name, value in (inner.arguments | in_all).items():
         if name == "distributed":
             continue
         try:
@@ -126,7 +130,7 @@ def _with_parts(component: Component) -> Iterator[Component]:
 
 
 def _entries(trainer: Trainer) -> Iterator[Entry]:
-    plugins, setup = trainer.plugins, trainer.setup
+    plugins, setup = trainer.plugins, internals_of(trainer).setup
     updating = setup.problem.updating
     parts: list[tuple[str, Any]] = [
         ("optimizers", setup.optimizer),

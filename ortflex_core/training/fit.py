@@ -23,6 +23,7 @@ from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
 from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
+from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import Loop, Plan, beginning
 from ortflex_core.types import Array
 from ortflex_core.views.history import History
@@ -45,7 +46,8 @@ def fit(
     limit: int | None,
 ) -> History:
     """Train on data as they were given (see :meth:`ortflex_core.Trainer.fit`)."""
-    peers, validation = trainer.setup.problem.peers, None
+    inner = internals_of(trainer)
+    peers, validation = inner.setup.problem.peers, None
     feed = feed_of(*data, limit=limit, peers=peers)
     if peers is not None:
         process_groups.check_source(feed.given)
@@ -53,13 +55,13 @@ def fit(
         feed, validation = feed.split(validation_data, trainer.seed)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data))
-    preparing = trainer.live.build(feed.first, feed.size)
+    preparing = inner.live.build(feed.first, feed.size)
     announce(trainer)
     source = feed.source(
         preparing, trainer.batch_size, shuffle=trainer.shuffle, peers=peers, limit=limit
     )
     alter = partial(_altered, trainer, preparing)
-    validate = None if validation is None else trainer.live.scorer(validation, peers)
+    validate = None if validation is None else inner.live.scorer(validation, peers)
     if peers is not None and validation is not None:
         peers.agree("validation", process_groups.validation_facts(validation.first))
     return train(trainer, source, validate, alter)
@@ -73,11 +75,12 @@ def _altered(
     Raises:
         Unsupported: a callback changes batches in one process only.
     """
-    hooks = trainer.hooks.one_by_one("batch_drawn", trainer)
+    inner = internals_of(trainer)
+    hooks = inner.hooks.one_by_one("batch_drawn", trainer)
     if not hooks:
         return source
     for plugin, whose, _ in hooks:
-        if trainer.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
+        if inner.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
             raise Unsupported(
                 f"distributed=: {whose} changes batches, so every process has to call it; "
                 "set every_rank = True in its class"
@@ -92,19 +95,20 @@ def train(
     alter: Callable[[Source, tuple[int, ...]], Source],
 ) -> History:
     """Train on a source, or continue the training that was resumed."""
-    live, standing = trainer.live, trainer.live.standing
+    inner = internals_of(trainer)
+    live, standing = inner.live, inner.live.standing
     accumulate = live.problem.updating.accumulate
     start, standing.position, standing.last = standing.position, None, None
     if start is not None:
         now = beginning(source, accumulate, trainer.epochs)
         go_on(start, now, source, standing.strict)
-    if trainer.setup.metrics and validate is None:
+    if inner.setup.metrics and validate is None:
         _log.warning(
             "metrics (%s) are computed on validation data, and there are none: give validation_data, "
             "or validation = 0.2 in a recipe, to hold a fifth of the rows out",
-            ", ".join(metric.name for metric in trainer.setup.metrics),
+            ", ".join(metric.name for metric in inner.setup.metrics),
         )
-    if not standing.fits and (shared := trainer.setup.shared()):
+    if not standing.fits and (shared := inner.setup.shared()):
         _log.warning(
             "several nodes read one parameter, which is trained as one: %s. This is right for tied "
             "weights, but exporters also merge weights of equal values. `ortflex check` lists them all; "
@@ -121,21 +125,21 @@ def train(
         schedule=live.bound(trainer.schedule),
         base_rate=trainer.learning_rate,
         epochs=trainer.epochs,
-        hooks=trainer.hooks.callables(trainer),
+        hooks=inner.hooks.callables(trainer),
         validate=validate,
         shuffle=trainer.shuffle,
         seed=seed,
         progress=trainer.progress,
-        lines=not any(getattr(c, "prints_epochs", False) for c in trainer.setup.callbacks),
+        lines=not any(getattr(c, "prints_epochs", False) for c in inner.setup.callbacks),
         accumulate=accumulate,
-        enter=live.enter if trainer.setup.problem.phase(0) is not trainer.setup.problem else None,
+        enter=live.enter if inner.setup.problem.phase(0) is not inner.setup.problem else None,
         start=start,
         broken=partial(_broken, trainer),
         peers=peers,
-        sync_every=None if peers is None else trainer.setup.sync_every,
+        sync_every=None if peers is None else inner.setup.sync_every,
     )
     standing.fits += start is None
-    trainer.loop = loop = Loop(plan)
+    inner.loop = loop = Loop(plan)
     try:
         history = loop.run()
         if peers is not None:
@@ -162,7 +166,7 @@ def train(
             error.add_note(_STILL_THERE)
         raise
     finally:
-        standing.manual, trainer.loop = loop.progress, None
+        standing.manual, inner.loop = loop.progress, None
         trainer.history_ = loop.history()
     return history
 
@@ -172,7 +176,7 @@ def _broken(trainer: Trainer) -> str:
 
     Constants may be infinite, as in masks, but not NaN.
     """
-    problem = trainer.live.problem
+    problem = internals_of(trainer).live.problem
     for name, array in trainer.engine.state().items():
         if text := _not_numbers(array, np.isfinite(array)):
             return f"the weight {name!r} {text}"
@@ -206,11 +210,12 @@ def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
 
 def step(trainer: Trainer, batch: Any) -> float:
     """Train one step on one batch (see :meth:`ortflex_core.Trainer.step`)."""
-    peers = trainer.setup.problem.peers
-    if peers is not None and trainer.setup.sync_every is not None:
+    inner = internals_of(trainer)
+    peers = inner.setup.problem.peers
+    if peers is not None and inner.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
     X, y, weight = item_of(batch, 0)
-    live, columns = trainer.live, trainer.setup.open(X, y, weight)
+    live, columns = inner.live, inner.setup.open(X, y, weight)
     first = live.engine is None
     prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
     batches = [prepared]

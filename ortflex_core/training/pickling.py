@@ -14,6 +14,7 @@ import attrs
 from ortflex_core.checkpoints.checkpoint import Saved
 from ortflex_core.model.model import Model
 from ortflex_core.training.checkpointing import Standing
+from ortflex_core.training.internals import internals_of
 from ortflex_core.types import Array
 
 if TYPE_CHECKING:
@@ -38,20 +39,21 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
     Raises:
         ValueError: the model has more than 2 GB, which a pickle of a ModelProto cannot hold.
     """
-    live, saved = trainer.live, Saved()
+    inner = internals_of(trainer)
+    live, saved = inner.live, Saved()
     standing = live.standing
-    tell = trainer.hooks.callables(trainer).get("checkpoint_saving")
-    now = standing.manual if trainer.loop is None else trainer.loop.progress
+    tell = inner.hooks.callables(trainer).get("checkpoint_saving")
+    now = standing.manual if inner.loop is None else inner.loop.progress
     if tell is not None:
         tell(progress=now, saved=saved)
     packed = Packed(
         model=Model.export(trainer.model, {}).SerializeToString(),
-        arguments=trainer.arguments,
+        arguments=inner.arguments,
         weights=live.state(),
         standing=attrs.evolve(
             standing,
             manual=now,
-            position=standing.position if trainer.loop is None else trainer.loop.position(),
+            position=standing.position if inner.loop is None else inner.loop.position(),
             last=None,
             slots=live.slots(),
             buffers=live.buffers(),
@@ -67,9 +69,10 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
     """The Trainer of a pickle; it compiles at its first use."""
     made = cls(packed.model, **packed.arguments)
-    made.live.replace(packed.weights)
-    made.live.standing, made.history_ = packed.standing, packed.history
-    tell = made.hooks.callables(made).get("checkpoint_loading")
+    inner = internals_of(made)
+    inner.live.replace(packed.weights)
+    inner.live.standing, made.history_ = packed.standing, packed.history
+    tell = inner.hooks.callables(made).get("checkpoint_loading")
     if tell is not None:
         tell(saved=packed.saved)
     return made

@@ -13,6 +13,7 @@ from ortflex_core.graph.ports import Port
 from ortflex_core.portable.export import Content, export_step
 from ortflex_core.portable.manifest import Missing
 from ortflex_core.protocols import Schedule, calls
+from ortflex_core.training.internals import internals_of
 from ortflex_core.types import Array, Progress
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def export(
     optional_inputs: bool,
 ) -> Path:
     """Write a portable step (see :meth:`ortflex_core.Trainer.export_step`)."""
-    live = trainer.live
+    inner = internals_of(trainer)
+    live = inner.live
     if feed is not None:
         live.build(feed.first, feed.size)
     if live.engine is None:
@@ -65,7 +67,7 @@ def export(
         step=int(slots["step"]),
         rate=rate,
         schedule=trainer.schedule.describe(),
-        classes=trainer.setup.classes,
+        classes=inner.setup.classes,
         missing=tuple(_missing(trainer, schedule, now)),
     )
     return export_step(
@@ -107,8 +109,9 @@ def _varying(schedule: Schedule, base: float, now: Progress) -> tuple[bool, bool
 
 def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missing]:
     """What a portable step cannot have."""
+    inner = internals_of(trainer)
     out = []
-    live, setup = trainer.live, trainer.setup
+    live, setup = inner.live, inner.setup
     varies, watches = _varying(schedule, trainer.learning_rate, now)
     if varies:
         why = "the rate is an input, whose default is the rate of the next step"

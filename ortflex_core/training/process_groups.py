@@ -14,6 +14,7 @@ from ortflex_core.data.iterables import IterableBatches
 from ortflex_core.errors import Unsupported, short_repr
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.training.fingerprint import Identity
+from ortflex_core.training.internals import internals_of
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -59,14 +60,15 @@ def batches_of_all(peers: Peers, own: Batch) -> list[Batch]:
 
 def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
     """Model, recipe, versions, data and state of a process, in words for a message."""
-    identity = trainer.live.standing.identity or Identity.of(trainer)
-    trainer.live.standing.identity = identity
+    inner = internals_of(trainer)
+    identity = inner.live.standing.identity or Identity.of(trainer)
+    inner.live.standing.identity = identity
     weights = hashlib.sha256()
-    for part in (trainer.live.state(buffers=True), trainer.live.slots()):
+    for part in (inner.live.state(buffers=True), inner.live.slots()):
         for name, array in part.items():
             weights.update(name.encode() + array.tobytes())
     out = {"the model": identity.structure[:12], "ortflex": ortflex_core.__version__}
-    out |= {"the runtime": str(trainer.runtime), "the backend": str(trainer.backend_)}
+    out |= {"the runtime": str(inner.runtime), "the backend": str(trainer.backend_)}
     out |= {f"the version of {name}": version for name, version in identity.versions.items()}
     for name, value in identity.arguments.items():
         if name not in _OWN:
@@ -76,7 +78,7 @@ def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
     out |= {f"the frozen weight {name}": digest[:12] for name, digest in identity.frozen.items()}
     out |= {
         f"the {kind} {spec.name}": f"{spec}"
-        for term in trainer.live.problem.terms
+        for term in inner.live.problem.terms
         for kind, spec in (("label", term.label), ("sample weight", term.weight))
         if spec is not None
     }

@@ -6,10 +6,9 @@ import logging
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import onnx
@@ -25,13 +24,12 @@ from ortflex_core.hooks import HookManager, weak_hook
 from ortflex_core.model.inference_mode import in_training
 from ortflex_core.model.model import Model, as_model
 from ortflex_core.parameters.initialize import reinitialize as draw
-from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling, portable_step
 from ortflex_core.training.announcement import short, summary
-from ortflex_core.training.loop import Loop
+from ortflex_core.training.internals import Internals, moved_attribute
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
 from ortflex_core.types import Array
@@ -161,31 +159,31 @@ class Trainer:
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in _NOT_RECORDED}
         arguments = Arguments(**given)
-        self.arguments = attrs.asdict(arguments, recurse=False)
         found = plugins or Plugins.discover()
         source = as_model(model, free_batch, found)
-        self.setup = resolve(require_runtime(), found, source, arguments)
-        self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
-        self.check_finite, self.threads = check_finite, threads
-        self.progress = progress if not self.rank else False
-        self.runtime, self.plugins = self.setup.runtime, self.setup.plugins
-        self.model, self.device = self.setup.model, self.setup.device
-        self.optimizer, self.schedule = self.setup.optimizer, self.setup.schedule
-        self.learning_rate = self.setup.learning_rate
-        self.hooks = HookManager(self.plugins, self.setup.callbacks)
-        if self.rank:
-            self.hooks.keep(lambda plugin: getattr(plugin, "every_rank", False))
-        self.history_ = History()
-        weights = {n: self.model.initializer(n) for n in self.setup.problem.parameters}
-        self.live = Live(
-            self.setup,
-            weights | draw(self.model, self.setup.problem.choices, arguments.reinitialize, seed),
-            threads=threads,
-            check_finite=check_finite,
-            graph_built=partial(weak_hook, weakref.ref(self), "graph_built"),
+        setup = resolve(require_runtime(), found, source, arguments)
+        hooks = HookManager(setup.plugins, setup.callbacks)
+        weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
+        self._internals = Internals(
+            arguments=attrs.asdict(arguments, recurse=False),
+            setup=setup,
+            hooks=hooks,
+            live=Live(
+                setup,
+                weights | draw(setup.model, setup.problem.choices, arguments.reinitialize, seed),
+                threads=threads,
+                check_finite=check_finite,
+                graph_built=partial(weak_hook, weakref.ref(self), hooks, "graph_built"),
+            ),
         )
-        """The weights, and the engine that holds them after the first data."""
-        self.loop: Loop | None = None
+        if self.rank:
+            hooks.keep(lambda plugin: getattr(plugin, "every_rank", False))
+        self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
+        self.progress = progress if not self.rank else False
+        self.plugins, self.model, self.device = setup.plugins, setup.model, setup.device
+        self.optimizer, self.schedule = setup.optimizer, setup.schedule
+        self.learning_rate = setup.learning_rate
+        self.history_ = History()
         self.folder = Path()
         """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
 
@@ -207,7 +205,7 @@ class Trainer:
         arguments["callbacks"] += tuple(callbacks)
         plugins = (plugins or Plugins.discover()).with_folder(recipe.plugins)
         trainer = cls(recipe.model, **arguments, plugins=plugins)
-        hook = trainer.hooks.callables(trainer).get("recipe_resolved")
+        hook = trainer._internals.hooks.callables(trainer).get("recipe_resolved")
         if hook is not None:
             hook(recipe=recipe.resolved(plugins))
         return trainer
@@ -215,6 +213,12 @@ class Trainer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies hold the model, the arguments and the state, and nothing that runs."""
         return pickling.reduced(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """The attributes that version 0.1 had, with a warning."""
+            return moved_attribute(self, name)
 
     def __repr__(self) -> str:
         """One line: the model, what is trained, the loss, the optimizer, the backend and device."""
@@ -229,20 +233,9 @@ class Trainer:
         return summary(self)
 
     @property
-    def problem(self) -> Problem:
-        """What is trained; the loss terms exist after the first data."""
-        return self.live.problem
-
-    @property
     def rank(self) -> int:
         """The number of this process in a training of several; of a training in one process, 0."""
-        peers = self.setup.problem.peers
-        return 0 if peers is None else peers.rank
-
-    def sharing_errors(self) -> AbstractContextManager[None]:
-        """Have the other processes of a training end with an error that is raised here."""
-        peers = self.setup.problem.peers
-        return nullcontext() if peers is None else peers.sharing_errors()
+        return self._internals.rank
 
     @property
     def engine(self) -> Engine:
@@ -251,22 +244,16 @@ class Trainer:
         Raises:
             OrtflexError: nothing is compiled yet.
         """
-        if self.live.engine is None:
-            raise OrtflexError("nothing is compiled yet: call fit or step first")
-        return self.live.engine
+        return self._internals.engine
 
     @property
     def backend_(self) -> str | None:
         """The name of the backend that trains, None before there is an engine."""
-        return self.live.backend
+        return self._internals.live.backend
 
     def describe(self) -> str:
         """What is trained and what is not, in one line."""
-        return self.setup.describe()
-
-    def forget_engine(self) -> None:
-        """Build the engine again at the next step, with the state of the present one."""
-        self.live.forget()
+        return self._internals.setup.describe()
 
     def fit(
         self,
@@ -297,14 +284,16 @@ class Trainer:
             Unsupported: no backend can train this problem; the reasons of each are given.
             TrainingDiverged: the loss or a weight is no longer finite; the last good state is kept.
         """
-        with self.sharing_errors():
+        with self._internals.sharing_errors():
             data = (X, y, sample_weight)
             self.history_ = fit.fit(self, self._feed, data, validation_data, steps_per_epoch)
         return self.history_
 
     def _feed(self, X: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Feed:
         self.model.files.verify()
-        return Feed.of(X, y, sample_weight, self.setup.open, batch_size=self.batch_size, **options)
+        return Feed.of(
+            X, y, sample_weight, self._internals.setup.open, batch_size=self.batch_size, **options
+        )
 
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
@@ -312,7 +301,7 @@ class Trainer:
         The rate is the schedule's for the steps made so far. In several processes each of them gives a
         batch of its own, and all return the cost of the step, which has the batches of all.
         """
-        with self.sharing_errors():
+        with self._internals.sharing_errors():
             return fit.step(self, batch)
 
     @property
@@ -336,7 +325,7 @@ class Trainer:
             wanted = names("outputs", outputs)
             if not wanted:
                 raise ConfigError("outputs: expected at least one name, got none")
-        whole = self.live.predictions(self._feed(X, labelled=False), wanted)
+        whole = self._internals.live.predictions(self._feed(X, labelled=False), wanted)
         return whole[wanted[0]] if len(wanted) == 1 else whole
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
@@ -344,14 +333,14 @@ class Trainer:
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
-        return self.live.scorer(self._feed(X, y, sample_weight))()
+        return self._internals.live.scorer(self._feed(X, y, sample_weight))()
 
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
         """The value of the loss for every sample, before weights and reduction, in inference mode.
 
         With several losses, a mapping from the tensor each one is on.
         """
-        out = self.live.per_sample(self.setup.open(X, y, None))
+        out = self._internals.live.per_sample(self._internals.setup.open(X, y, None))
         return out if len(out) > 1 else next(iter(out.values()))
 
     def get_state(self, *, buffers: bool = False, averaged: bool = False) -> dict[str, Array]:
@@ -361,7 +350,7 @@ class Trainer:
             buffers: include running statistics.
             averaged: return the averages of the weights, if ``averaging`` is set, instead of the weights.
         """
-        return self.live.state(buffers=buffers, averaged=averaged)
+        return self._internals.live.state(buffers=buffers, averaged=averaged)
 
     def set_state(self, state: Mapping[str, Array]) -> None:
         """Replace trained tensors; tensors that are not named stay.
@@ -370,13 +359,13 @@ class Trainer:
             DataError: an unknown name, another shape, or values that are not numbers.
             OrtflexError: called by a hook between runs of steps (``steps_end``, ``settled``).
         """
-        if self.loop is not None and self.loop.watching:
+        if self._internals.loop is not None and self._internals.loop.watching:
             raise OrtflexError(
                 "set_state: weights cannot be changed in the hooks steps_end and settled, which come "
                 "after a run of several steps of the backend; use step_end, which comes after "
                 "every step, or epoch_end"
             )
-        self.live.replace(state)
+        self._internals.live.replace(state)
 
     def export(
         self,
@@ -403,7 +392,7 @@ class Trainer:
                 ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
             )
         return self.model.export(
-            self.live.inferring(), path, free_batch=free_batch, inferring=inference
+            self._internals.live.inferring(), path, free_batch=free_batch, inferring=inference
         )
 
     def export_step(
@@ -464,7 +453,7 @@ class Trainer:
             ConfigError: an unknown format or label.
             OutputError: it cannot be written; an old file is untouched.
         """
-        write_adapter(self.model, self.live.inferring(), Path(path), format, label)
+        write_adapter(self.model, self._internals.live.inferring(), Path(path), format, label)
 
     def export_base(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """The model without its adapters, which takes such adapters when it runs.
@@ -473,7 +462,7 @@ class Trainer:
             Unsupported: the adapters cannot be given at run time, or not to this file.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
-        return write_base(self.model, self.live.inferring(), path)
+        return write_base(self.model, self._internals.live.inferring(), path)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint: everything that :meth:`resume` needs to continue to the same bits.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ortflex_core.errors import ConfigError, suggest
+from ortflex_core.training import internals_of
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -50,4 +51,6 @@ class Monitor:
     def higher(self, trainer: Trainer) -> bool:
         """Whether more is better: a metric declares it, and a loss is better when lower."""
         name = self.column.removeprefix("validation_")
-        return any(m.column == name and m.better == "higher" for m in trainer.setup.metrics)
+        return any(
+            m.column == name and m.better == "higher" for m in internals_of(trainer).setup.metrics
+        )

@@ -15,6 +15,7 @@ import attrs
 from ortflex_core.config import Parts, to_plain
 from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 
 if TYPE_CHECKING:
     from ortflex_core import Trainer
@@ -129,15 +130,16 @@ class Tracker(abc.ABC):
 
 def parameters(trainer: Trainer) -> dict[str, Any]:
     """The Trainer's arguments, components as tables with every parameter; objects by their repr."""
+    inner = internals_of(trainer)
     parts, out = Parts(trainer.plugins), dict[str, Any]()
-    for name, value in trainer.arguments.items():
+    for name, value in inner.arguments.items():
         if value is None or value == ():
             continue
         try:
             out[name] = _plain(to_plain(parts.spell_out(name, value)))
         except (OrtflexError, TypeError):
             out[name] = repr(value)
-    return {**out, "backend_": trainer.backend_, "runtime": str(trainer.runtime)}
+    return {**out, "backend_": trainer.backend_, "runtime": str(inner.runtime)}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ import attrs
 from ortflex_core.component import number
 from ortflex_core.files import OutputError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 from ortflex_plugins.callbacks._runs import Runs
 
@@ -80,7 +81,7 @@ class Checkpoint:
         self._failed = False
         if progress.step == 0 and progress.epoch == 0:
             self._best = None
-        first = trainer.live.standing.fits <= 1 and not self._runs.loaded
+        first = internals_of(trainer).live.standing.fits <= 1 and not self._runs.loaded
         self._runs.begin(self._place(trainer), progress.step, fresh=first)
 
     @hook

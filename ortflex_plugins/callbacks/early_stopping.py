@@ -12,6 +12,7 @@ import numpy as np
 from ortflex_core.component import number
 from ortflex_core.errors import CheckpointError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_core.types import Array
 from ortflex_plugins.callbacks._monitor import AUTO, Monitor
 
@@ -111,7 +112,7 @@ def _everything(trainer: Trainer) -> dict[str, Array]:
     Weights of groups that are trained later are included: they may have changed by the end.
     """
     parts = {"parameter": trainer.get_state(), "buffer": trainer.engine.buffers()}
-    if trainer.problem.updating.average is not None:
+    if internals_of(trainer).problem.updating.average is not None:
         parts["average"] = trainer.get_state(averaged=True)
     return {f"{kind}/{name}": a for kind, group in parts.items() for name, a in group.items()}
 
@@ -136,13 +137,14 @@ def _check_kept(kept: Mapping[str, Array], trainer: Trainer) -> None:
 
 
 def _put_back(trainer: Trainer, kept: Mapping[str, Array]) -> None:
-    engine, trained = trainer.engine, trainer.problem.parameters
+    inner = internals_of(trainer)
+    engine, trained = trainer.engine, inner.problem.parameters
 
     def part(kind: str) -> dict[str, Array]:
         return {n.removeprefix(f"{kind}/"): a for n, a in kept.items() if n.startswith(f"{kind}/")}
 
     engine.load({n: a for n, a in part("parameter").items() if n in trained})
     engine.load_buffers(part("buffer"))
-    keys = trainer.problem.average_keys
+    keys = inner.problem.average_keys
     if averages := {keys[n]: a for n, a in part("average").items() if n in trained}:
         engine.load_slots({**engine.slots(), **averages})

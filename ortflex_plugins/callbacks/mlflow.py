@@ -18,6 +18,7 @@ import attrs
 from ortflex_core.config import Parts, to_plain
 from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_plugins.callbacks._extras import require
 
 if TYPE_CHECKING:
@@ -111,7 +112,10 @@ class Mlflow:
             experiment = known.experiment_id
         run = self._client.create_run(experiment, run_name=self.run).info.run_id
         params = [Param(name, text[:_LONGEST]) for name, text in _parameters(trainer).items()]
-        about = {"ortflex.backend": trainer.backend_, "ortflex.runtime": trainer.runtime}
+        about = {
+            "ortflex.backend": trainer.backend_,
+            "ortflex.runtime": internals_of(trainer).runtime,
+        }
         tags = [RunTag(name, str(value)) for name, value in about.items()]
         self._client.log_batch(run, params=params, tags=tags)
         return str(run)
@@ -211,7 +215,7 @@ def _parameters(trainer: Trainer) -> dict[str, str]:
         else:
             out[_allowed(name)] = str(value)
 
-    for name, value in trainer.arguments.items():
+    for name, value in internals_of(trainer).arguments.items():
         if value is None or value == ():
             continue
         try:

@@ -21,6 +21,7 @@ from ortflex_core.checkpoints import list_checkpoints
 from ortflex_core.files import OutputError, make_folder, write_bytes
 from ortflex_core.hooks import hook
 from ortflex_core.locks import FolderLock
+from ortflex_core.training import internals_of
 from ortflex_core.views import History
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def rescue(trainer: Trainer, folder: Path) -> str:
     The run folder is tried, then a new temporary folder: a checkpoint if the training can continue,
     the weights as trained.onnx if it has ended.
     """
-    unfinished = trainer.live.standing.last is not None
+    unfinished = internals_of(trainer).live.standing.last is not None
     for temporary in (False, True):
         try:
             place = Path(tempfile.mkdtemp(prefix="ortflex-")) if temporary else folder
@@ -231,14 +232,15 @@ def begin(folder: Path, resolved: Recipe, trainer: Trainer) -> None:
     Raises:
         OutputError: the folder cannot be written to.
     """
+    inner = internals_of(trainer)
     write_bytes(folder / _RECIPE, resolved.to_toml(folder).encode())
     versions = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "runtime": str(trainer.runtime),
+        "runtime": str(inner.runtime),
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
         "plugins": _owners(trainer),
-        "hooks": trainer.hooks.installed,
+        "hooks": inner.hooks.installed,
         "state": "begun",
     }
     _write_json(folder / _VERSIONS, versions)

@@ -58,6 +58,7 @@ def train(
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
     from ortflex_core.registry import Plugins
+    from ortflex_core.training import internals_of
     from ortflex_plugins.cli import run_folder
     from ortflex_plugins.pictures.measure import Measures
 
@@ -72,11 +73,11 @@ def train(
             _follow(loaded, trainer, resume, strict=strict)
             return
         # Before the training: otherwise its result is lost if the folder cannot be written to.
-        with trainer.sharing_errors():
+        with internals_of(trainer).sharing_errors():
             folder, lock = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder
         try:
-            with trainer.sharing_errors():
+            with internals_of(trainer).sharing_errors():
                 if resume is not None:
                     trainer.restore(run_folder.checkpoint(resume), strict=strict)
                 run_folder.begin(folder, loaded.resolved(plugins), trainer)
@@ -93,9 +94,10 @@ def train(
 
 def _follow(recipe: Recipe, trainer: Trainer, resume: Path | None, *, strict: bool) -> None:
     """Train along with the process of rank 0, and write nothing."""
+    from ortflex_core.training import internals_of
     from ortflex_plugins.cli import run_folder
 
-    with trainer.sharing_errors():
+    with internals_of(trainer).sharing_errors():
         if resume is not None:
             trainer.restore(run_folder.checkpoint(resume), strict=strict)
     if recipe.run(trainer).interrupted:
@@ -118,7 +120,9 @@ def _run(recipe: Recipe, trainer: Trainer, measures: Measures) -> History:
             raise
         run_folder.finish(folder, trainer, measures)
     except OutputError:
-        if trainer.live.standing.manual.step:
+        from ortflex_core.training import internals_of
+
+        if internals_of(trainer).live.standing.manual.step:
             click.echo(run_folder.rescue(trainer, folder), err=True)
         raise
     return history

@@ -21,6 +21,7 @@ from ortflex_core.config import Arguments
 from ortflex_core.errors import ConfigError, DataError, ModelError, PluginError
 from ortflex_core.model import Model, complete_shapes
 from ortflex_core.problem import LossRequest
+from ortflex_core.training import internals_of
 from ortflex_core.types import Array
 from ortflex_plugins.estimators import _parameters
 from ortflex_plugins.estimators._arrays import as_input, as_labels, columns, given
@@ -125,7 +126,7 @@ class OrtEstimator(BaseEstimator):
         if held is not None:
             score = lambda: self._held_out_score(X[held], y[held])  # noqa: E731
         stopping = Stopping(self.tol, self.n_iter_no_change, score)
-        trainer.hooks.register(stopping)
+        internals_of(trainer).hooks.register(stopping)
         trainer.epochs = self.max_iter
         trainer.seed = seed
         part = X[rows] if held is not None else X
@@ -168,7 +169,7 @@ class OrtEstimator(BaseEstimator):
     _y_numeric = False
 
     def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
-        seen = self._model.value(self._made.setup.requests[0].predicted)  # type: ignore[union-attr]
+        seen = self._model.value(self._request.predicted)
         weight = None if weight is None else weight.astype(seen.numpy)
         return as_input(self._model.inputs[0], X), as_labels(seen, target), weight
 
@@ -245,7 +246,7 @@ class OrtEstimator(BaseEstimator):
             trainer = Trainer(model, **{"progress": False, **arguments, **options})
         except PluginError as error:  # scikit-learn's users expect a ValueError
             raise ConfigError(str(error)) from error
-        [request] = trainer.setup.requests
+        [request] = internals_of(trainer).setup.requests
         shape = self._model.value(request.predicted).shape
         if shape == ():
             raise ModelError(
@@ -254,6 +255,12 @@ class OrtEstimator(BaseEstimator):
         self._seen = self._look_at(request)
         self._made = trainer
         return trainer
+
+    @property
+    def _request(self) -> LossRequest:
+        """The loss of the Trainer."""
+        assert self._made is not None
+        return internals_of(self._made).setup.requests[0]
 
     def _arguments(self) -> dict[str, Any]:
         """Further arguments of the Trainer."""
@@ -275,7 +282,7 @@ class OrtEstimator(BaseEstimator):
             random = check_random_state(self.random_state)
             trainer = self._trainer(rows, weight, int(random.randint(2**31 - 1)))
             if self._slots:
-                standing = trainer.live.standing
+                standing = internals_of(trainer).live.standing
                 standing.slots, standing.buffers = self._slots, self._buffers
         return self._made  # type: ignore[return-value]
 
@@ -347,7 +354,8 @@ class OrtEstimator(BaseEstimator):
         if "_proto" in state:
             if trainer is not None:
                 state["_proto"] = trainer.export()
-                state["_slots"], state["_buffers"] = trainer.live.slots(), trainer.live.buffers()
+                live = internals_of(trainer).live
+                state["_slots"], state["_buffers"] = live.slots(), live.buffers()
             state["_proto"] = state["_proto"].SerializeToString()
         state["_ortflex_version"] = ortflex_core.__version__
         return state

@@ -150,7 +150,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return seen
 
     def _data(self, X: Array, target: Array, weight: Array | None) -> tuple[Any, Any, Any]:
-        request = self._made.setup.requests[0]  # type: ignore[union-attr]
+        request = self._request
         log_odds = request.loss.name in PROBABILISTIC
         if self._single:
             self._link = "sigmoid" if log_odds else "margin"
@@ -190,7 +190,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
 
     def _try(self, X: Array) -> None:
         """Refuse probabilities without a Softmax before them: a loss on scores cannot use them."""
-        if not self._untold or self._made.setup.requests[0].loss.scores != "raw":  # type: ignore[union-attr]
+        if not self._untold or self._request.loss.scores != "raw":
             return
         scores = self._scores(X[:20], check=False)
         if scores.min() >= 0 and np.allclose(scores.sum(axis=1), 1, atol=1e-3):

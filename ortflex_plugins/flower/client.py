@@ -13,6 +13,7 @@ from ortflex_core import Trainer
 from ortflex_core.data import Batches, Columns, Pieces, split
 from ortflex_core.errors import ConfigError, DataError, OrtflexError
 from ortflex_core.protocols import DataSource
+from ortflex_core.training import internals_of
 from ortflex_plugins.flower import kept, shared
 from ortflex_plugins.flower._installed import require_flower
 
@@ -55,7 +56,7 @@ class Client:
         if validation is None:
             return cls(trainer, rows, None)
         if isinstance(validation, float):
-            columns = trainer.setup.open(*rows, *[None] * (3 - len(rows)))
+            columns = internals_of(trainer).setup.open(*rows, *[None] * (3 - len(rows)))
             train, held = split(columns, validation, trainer.seed)
             return cls(trainer, (train,), (held,))
         _check_rows(validation)
@@ -67,7 +68,7 @@ class Client:
         if validation is not None and len(validation) == 1:
             [validation] = validation
         history = self.trainer.fit(*self.data, validation_data=validation)
-        now = self.trainer.live.standing.manual
+        now = internals_of(self.trainer).live.standing.manual
         rows = now.rows_per_epoch
         if rows is None:  # an iterable whose length is known when it has ended
             rows = now.rows // max(now.epoch, 1)
@@ -188,17 +189,18 @@ def _call(make_trainer: MakeTrainer, context: Context, config: Mapping[str, Any]
 
 def _check_new(trainer: Trainer) -> None:
     """Refuse a Trainer that has trained, and settings that have no meaning here."""
-    if trainer.live.standing.fits or trainer.live.standing.slots or trainer.backend_ is not None:
+    inner = internals_of(trainer)
+    if inner.live.standing.fits or inner.live.standing.slots or trainer.backend_ is not None:
         raise ConfigError(
             "make_trainer returned a Trainer that has already trained; make a new one at every call: "
             "weights come with the message, and what a client keeps is in context.state"
         )
-    if trainer.arguments.get("averaging") is not None:
+    if inner.arguments.get("averaging") is not None:
         raise ConfigError(
             "averaging: the averages of a client are neither shared nor exported; leave it out, the "
             "strategy averages"
         )
-    if trainer.arguments.get("distributed") is not None:
+    if inner.arguments.get("distributed") is not None:
         raise ConfigError("distributed: a client trains in one process; leave it out")
 
 
@@ -236,7 +238,7 @@ def _count(trainer: Trainer, rows: tuple[Any, ...]) -> int:
             "the number of rows of an iterable of batches is not known, and strategies weight a client "
             "by it; give validation data as (X, y) or a data source"
         )
-    return trainer.setup.open(X, *rows[1:], *[None] * (3 - len(rows))).rows
+    return internals_of(trainer).setup.open(X, *rows[1:], *[None] * (3 - len(rows))).rows
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortflex_core.errors import ConfigError
+from ortflex_core.training import internals_of
 from ortflex_core.types import Array
 from ortflex_plugins.flower import shared
 from ortflex_plugins.flower._installed import require_flower
@@ -26,11 +27,12 @@ _NUMBERS, _SLOTS, _PRIVATE = "ortflex", "ortflex-slots", "ortflex-private"
 
 def keep(trainer: Trainer, context: Context, share: shared.Share) -> None:
     """Write the client's own part of a training into its state."""
+    inner = internals_of(trainer)
     app = require_flower()
     names = set(shared.shared_names(trainer, share))
     private = {n: a for n, a in shared.tensors(trainer).items() if n not in names}
-    slots = {n: np.asarray(a) for n, a in trainer.live.slots().items()}
-    context.state[_NUMBERS] = app.ConfigRecord({"fits": int(trainer.live.standing.fits)})
+    slots = {n: np.asarray(a) for n, a in inner.live.slots().items()}
+    context.state[_NUMBERS] = app.ConfigRecord({"fits": int(inner.live.standing.fits)})
     context.state[_SLOTS] = shared.as_record(slots)
     context.state[_PRIVATE] = shared.as_record(private)
 
@@ -54,14 +56,14 @@ def restore(trainer: Trainer, context: Context, *, slots: bool = True) -> None:
     if wrong:
         raise _differs(f"the tensor {wrong[0]!r}")
     shared.put(trainer, private)
-    standing = trainer.live.standing
+    standing = internals_of(trainer).live.standing
     standing.fits = _number(context.state[_NUMBERS], "fits")
     if slots:
         standing.slots = _slots(trainer, shared.as_arrays(context.state[_SLOTS]))
 
 
 def _slots(trainer: Trainer, kept: dict[str, Array]) -> dict[str, Array]:
-    problem = trainer.setup.problem
+    problem = internals_of(trainer).setup.problem
     specs = {spec.name: spec for spec in problem.slot_specs.values()}
     counters = {"step", *(group.own_step for group in problem.updating.groups)}
     out = {}

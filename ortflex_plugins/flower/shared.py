@@ -10,6 +10,7 @@ import numpy as np
 
 from ortflex_core.errors import ConfigError, DataError, suggest
 from ortflex_core.model import buffer_value, running_statistics
+from ortflex_core.training import internals_of
 from ortflex_core.types import Array
 from ortflex_plugins.flower._installed import require_flower
 
@@ -25,10 +26,11 @@ _SHOWN = 5
 
 def tensors(trainer: Trainer) -> dict[str, Array]:
     """Trained tensors and running statistics, by name, as they are now."""
-    problem = trainer.setup.problem
-    predicted = [request.predicted for request in trainer.setup.requests]
+    inner = internals_of(trainer)
+    problem = inner.setup.problem
+    predicted = [request.predicted for request in inner.setup.requests]
     first = {name: buffer_value(problem, name) for name in running_statistics(problem, predicted)}
-    return {**trainer.get_state(), **first, **trainer.live.buffers()}
+    return {**trainer.get_state(), **first, **inner.live.buffers()}
 
 
 def shared_names(trainer: Trainer, share: Share) -> list[str]:
@@ -137,12 +139,13 @@ def check_arrays(given: Mapping[str, Array], expected: Mapping[str, Array]) -> N
 
 def put(trainer: Trainer, values: Mapping[str, Array]) -> None:
     """Replace trained tensors and running statistics by values of these names."""
+    inner = internals_of(trainer)
     weights = trainer.get_state()
-    trainer.forget_engine()
+    inner.forget_engine()
     trainer.set_state({name: array for name, array in values.items() if name in weights})
     now = tensors(trainer)
     fresh = {n: a.astype(now[n].dtype) for n, a in values.items() if n not in weights}
-    standing = trainer.live.standing
+    standing = inner.live.standing
     standing.buffers = {**standing.buffers, **fresh}
 
 

@@ -20,6 +20,7 @@ from ortflex_core.graph import PARTS, Key, Port, Program, ports_of
 from ortflex_core.hooks import hook
 from ortflex_core.programs import NORM
 from ortflex_core.runtime import run_once, session_options
+from ortflex_core.training import internals_of
 from ortflex_core.types import Array
 from ortflex_plugins.pictures.parts import Step, step_of
 
@@ -63,7 +64,8 @@ class Measures:
             self._notes.append(f"no gradient norms and no times of parts: {why}")
 
     def _prepare(self, trainer: Trainer) -> str:
-        problem, loop = trainer.problem, trainer.loop
+        inner = internals_of(trainer)
+        problem, loop = inner.problem, inner.loop
         if trainer.device.name != "cpu":
             return (
                 f"they are measured on the CPU only, and this training ran on {trainer.device.name}"
@@ -116,7 +118,7 @@ class Measures:
     def _feeds(
         self, trainer: Trainer, program: Program
     ) -> tuple[dict[Key, Array], dict[str, float]]:
-        problem, batch, engine = trainer.problem, self._batch, trainer.engine
+        problem, batch, engine = internals_of(trainer).problem, self._batch, trainer.engine
         assert batch is not None
         known: dict[Key, Array] = {}
         state, buffers = engine.state(), engine.buffers()

@@ -16,6 +16,7 @@ from ortflex_core.errors import ConfigError, NotDifferentiable, OrtflexError
 from ortflex_core.files import write_bytes
 from ortflex_core.model import Model, as_model, read_model
 from ortflex_core.problem import bind_terms
+from ortflex_core.training import internals_of
 from ortflex_plugins.pictures import html, layout, reading, svg
 from ortflex_plugins.pictures.parts import parts_of, step_of
 from ortflex_plugins.pictures.reading import Marks
@@ -164,9 +165,10 @@ def draw_step(
     Raises:
         NoGradientRule, NotDifferentiable: the problem cannot be differentiated.
     """
-    now = trainer.problem
+    inner = internals_of(trainer)
+    now = inner.problem
     if not now.terms:
-        requests = trainer.setup.requests
+        requests = inner.setup.requests
         labels = {r.label: r.loss.label(trainer.model.value(r.predicted), None) for r in requests}
         now = attrs.evolve(now, terms=bind_terms(trainer.model, requests, labels, {}))
     fixed = [i.shape[0] for i in trainer.model.inputs if i.shape and isinstance(i.shape[0], int)]

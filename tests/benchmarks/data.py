@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ortflex_core.training import internals_of
+
 ROOT = Path(__file__).parents[2]
 _CHUNK, _GROUP, _ROUNDS = 100_000, 20_000, 5
 _FEATURES = {"W1": 100, "W2": 100, "W3": 784, "W4": 784}
@@ -93,14 +95,14 @@ def trainer(workload: str, found: dict[str, float]) -> Any:
     class Watch:
         @hook
         def epoch_start(self, trainer: Trainer) -> None:
-            assert trainer.loop is not None
-            found["before"] = trainer.loop.plan.source.waited
+            assert internals_of(trainer).loop is not None
+            found["before"] = internals_of(trainer).loop.plan.source.waited
 
         @hook
         def epoch_end(self, trainer: Trainer, record: Any) -> None:
-            assert trainer.loop is not None
+            assert internals_of(trainer).loop is not None
             found["seconds"], found["rows"] = record["seconds"], record["rows"]
-            found["waited"] = trainer.loop.plan.source.waited - found["before"]
+            found["waited"] = internals_of(trainer).loop.plan.source.waited - found["before"]
 
     what = WORKLOADS[workload]
     return Trainer(

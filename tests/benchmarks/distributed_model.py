@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 
 from ortflex_core import Trainer
+from ortflex_core.training import internals_of
 from tests.benchmarks.distributed import Member, trainer_of
 from tests.benchmarks.workloads import WORKLOADS, data, weights
 from tests.training import plugins
@@ -98,7 +99,7 @@ def step_of(name: str) -> Step:
     x, y, weight = data(workload)
     trainer = trainer_of(workload, None)
     for batches in (2, 4):
-        options = {**trainer.arguments, "accumulate": batches, "epochs": 1}
+        options = {**internals_of(trainer).arguments, "accumulate": batches, "epochs": 1}
         made, times = Trainer(trainer.model, **options, plugins=plugins()), []
         for _ in range(4):
             # Of the processor, which other programs on this machine do not lengthen much.

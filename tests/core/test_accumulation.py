@@ -13,6 +13,7 @@ from ortflex_core.graph import Port
 from ortflex_core.programs import gradient_program
 from ortflex_core.protocols import Device
 from ortflex_core.runtime.session import run_once
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import plugins
 
@@ -43,7 +44,7 @@ def gradients(
     made: Trainer, device: Device, which: int, denominator: float
 ) -> dict[str, np.ndarray]:
     """The gradient of one batch, from the graph that has it alone."""
-    problem = made.problem
+    problem = internals_of(made).problem
     term = problem.terms[0]
     rows = slice(which * SIZE, (which + 1) * SIZE)
     assert term.weight_port is not None
@@ -60,7 +61,7 @@ def test_gradients_of_batches_are_added_in_their_order(batches: int) -> None:
     """Σ w is that of all batches; then w − rate · ((g₀ + g₁) + g₂)…, in float32, to the last bit."""
     rows = batches * SIZE
     made = trainer(accumulate=batches)
-    made.live.build(*_first(made, rows))
+    internals_of(made).live.build(*_first(made, rows))
     sums = [WEIGHT[k * SIZE : (k + 1) * SIZE].sum(dtype=np.float64) for k in range(batches)]
     denominator = float(sum(sums))
     parts = [gradients(made, made.device, k, denominator) for k in range(batches)]

@@ -18,6 +18,7 @@ from ortflex_core.config import Arguments, Recipe, kinds_of_plugins
 from ortflex_core.construct import field_types
 from ortflex_core.errors import ConfigError
 from ortflex_core.registry import KINDS
+from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
 from ortflex_plugins.cli.reference import pages
 from tests import models
@@ -177,7 +178,7 @@ def test_a_table_of_the_users_is_not_shared() -> None:
     optimizer = {"name": "adam", "beta1": 0.8}
     trainer = Trainer(models.linear(), loss="squared_error", optimizer=optimizer, plugins=plugins())
     optimizer["beta1"] = 0.1
-    assert trainer.arguments["optimizer"] == {"name": "adam", "beta1": 0.8}
+    assert internals_of(trainer).arguments["optimizer"] == {"name": "adam", "beta1": 0.8}
 
 
 def test_the_estimators_parameters_of_the_same_name_are_the_same() -> None:

@@ -20,6 +20,7 @@ from ortflex_core.errors import BrokenPlugin, ConfigError, OrtflexError, PluginE
 from ortflex_core.hooks import hook
 from ortflex_core.protocols import calls as formulas
 from ortflex_core.registry import KINDS, Plugins
+from ortflex_core.training import internals_of
 from tests import children, models
 from tests.fuzz.plugins import HEAD, Broken, asking, every, on_path, trained
 from tests.installing import Install, module_of, write
@@ -168,8 +169,10 @@ def test_reasons_of_every_backend_are_told_where_none_is_left(install: Install) 
     install("builder", code, {"ortflex.backends": {"first": "builder_module:Plugin"}})
     found = Plugins.discover()
     alone = make(models.linear(), plugins=found, backend="auto")
-    assert alone.setup.backends[0].name == "first"
-    object.__setattr__(alone.setup, "backends", (alone.setup.backends[0],) * 2)
+    assert internals_of(alone).setup.backends[0].name == "first"
+    object.__setattr__(
+        internals_of(alone).setup, "backends", (internals_of(alone).setup.backends[0],) * 2
+    )
     with pytest.raises(Unsupported, match=r"first: .*from builder 1\.0\) fails in build"):
         alone.fit(*regression())
 
@@ -221,7 +224,7 @@ def test_of_two_callbacks_of_a_class_the_right_one_is_named() -> None:
     one, other = Fails(False), Fails(True)
     trainer = make(models.linear(), callbacks=[other, one], epochs=1)
     told = []
-    trainer.hooks._whose = lambda plugin: told.append(plugin) or "x"  # type: ignore[method-assign,func-returns-value]
+    internals_of(trainer).hooks._whose = lambda plugin: told.append(plugin) or "x"  # type: ignore[method-assign,func-returns-value]
     with pytest.raises(ZeroDivisionError):
         trainer.fit(*regression())
     assert told == [other]

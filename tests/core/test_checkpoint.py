@@ -20,6 +20,7 @@ from ortflex_core.errors import CheckpointError, DataError
 from ortflex_core.files import OutputError
 from ortflex_core.hooks import hook
 from ortflex_core.registry import Plugins
+from ortflex_core.training import internals_of
 from tests import children, models, sealing
 from tests.training import every_backend, make, plugins, regression
 
@@ -318,10 +319,11 @@ def test_forgetting_the_engine_forgets_nothing_else() -> None:
     trainer = make(models.mlp(), backend="fused", optimizer="adam", epochs=1, learning_rate=0.01)
     trainer.fit(x, y)
     state, predicted = bits(trainer), trainer.predict(x)
-    trainer.forget_engine()
+    internals_of(trainer).forget_engine()
     assert trainer.backend_ is None
     np.testing.assert_allclose(trainer.predict(x), predicted, rtol=1e-6)
-    trainer.live.build(trainer.setup.open(x, y, None), Size(rows=32, epoch_steps=1))
+    inner = internals_of(trainer)
+    inner.live.build(inner.setup.open(x, y, None), Size(rows=32, epoch_steps=1))
     assert bits(trainer) == state
 
 

@@ -23,6 +23,7 @@ from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Saved
 from ortflex_core.errors import CheckpointError, OrtflexError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_core.types import Array
 from tests import models, sealing
 from tests.training import make, plugins, regression
@@ -364,9 +365,9 @@ def test_kept_weights_that_do_not_fit_are_refused_and_nothing_is_taken_over(
     save_file(arrays, path)
     sealing.seal(place)
     trainer = resumed(checkpoint.list_checkpoints(place.parent)[0])
-    before, standing = trainer.get_state(), trainer.live.standing
+    before, standing = trainer.get_state(), internals_of(trainer).live.standing
     with pytest.raises(CheckpointError, match=r"early_stopping\.parameter/W1"):
         trainer.restore(place)
     after = trainer.get_state()
     assert all(after[n].tobytes() == before[n].tobytes() for n in before)
-    assert trainer.live.standing is standing
+    assert internals_of(trainer).live.standing is standing

@@ -24,7 +24,7 @@ from ortflex_core.errors import CheckpointError, DataError
 from ortflex_core.hooks import hook
 from ortflex_core.parameters import selection
 from ortflex_core.testing import ThreadGroup
-from ortflex_core.training import differences
+from ortflex_core.training import differences, internals_of
 from ortflex_core.types import Array
 from tests import models
 from tests.training import make, plugins, regression
@@ -208,7 +208,7 @@ def test_another_argument_is_refused_and_named(
     assert "strict=False" in str(error.value)
     after = trainer.get_state()
     assert all(after[n].tobytes() == before[n].tobytes() for n in before)
-    assert trainer.live.standing.position is None
+    assert internals_of(trainer).live.standing.position is None
     with caplog.at_level(logging.WARNING, "ortflex"):
         make(model, **options).restore(folder, strict=False)
     assert re.search(rf"other arguments: {name}", caplog.text)
@@ -479,11 +479,13 @@ def test_what_is_trained_comes_from_the_checkpoint(
         return real(model, outputs, ["W1"] if params is None else params)
 
     monkeypatch.setattr(selection, "choose_parameters", choose)
-    assert list(make(models.mlp(), **BASE).problem.parameters) == ["W1"]
+    assert list(internals_of(make(models.mlp(), **BASE)).problem.parameters) == ["W1"]
     trainer = Trainer.resume(folder, plugins=plugins())
     trainer.fit(*data())
     assert equal(trainer, whole)
-    assert list(trainer.problem.parameters) == list(whole.problem.parameters)
+    assert list(internals_of(trainer).problem.parameters) == list(
+        internals_of(whole).problem.parameters
+    )
 
 
 def test_checkpoints_of_format_1_go_on_to_the_same_bits(tmp_path: Path) -> None:
@@ -495,7 +497,7 @@ def test_checkpoints_of_format_1_go_on_to_the_same_bits(tmp_path: Path) -> None:
     with np.load(FORMAT_1 / "end.npz") as end:
         for name, array in {**trainer.get_state(), **trainer.engine.slots()}.items():
             wanted = end[name.replace("/", "|")]
-            if str(trainer.runtime) == "onnxruntime 1.31.1":
+            if str(internals_of(trainer).runtime) == "onnxruntime 1.31.1":
                 assert array.tobytes() == wanted.tobytes(), name
             else:
                 np.testing.assert_allclose(array, wanted, rtol=1e-4, atol=1e-6)

@@ -24,6 +24,7 @@ from ortflex_core.errors import (
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Penalty
 from ortflex_core.registry import Plugins
+from ortflex_core.training import internals_of
 from tests.models import linear
 
 QUARTIC = '''
@@ -182,7 +183,10 @@ def test_a_checkpoint_finds_a_class_of_a_module(tmp_path: Path, data: tuple[Any,
         trainer = Trainer(linear(), loss="squared_error", penalty=penalty, epochs=1)
         trainer.fit(*data)
         again = Trainer.resume(trainer.save(tmp_path / "checkpoint"))
-        assert again.setup.problem.penalties == trainer.setup.problem.penalties
+        assert (
+            internals_of(again).setup.problem.penalties
+            == internals_of(trainer).setup.problem.penalties
+        )
     assert Unnamed.name == "Unnamed"
 
 
@@ -194,7 +198,7 @@ def test_a_checkpoint_executes_no_file_that_nobody_named(
     trainer.fit(*data)
     saved = trainer.save(folder / "checkpoint")
     # This process has run the file.
-    assert type(Trainer.resume(saved).setup.requests[0].loss).__name__ == "Quartic"
+    assert type(internals_of(Trainer.resume(saved)).setup.requests[0].loss).__name__ == "Quartic"
     code = (
         "import sys; from ortflex_core import Trainer; from ortflex_core.errors import CheckpointError\n"
         "try: Trainer.resume(sys.argv[1])\n"
@@ -271,10 +275,10 @@ def test_a_folder_of_files_has_components_by_their_names(
     trainer = Trainer.from_recipe(loaded)
     loaded.run(trainer)
     np.testing.assert_allclose(trainer.get_state()["coef"], stepped(*data, 1.0), rtol=1e-5)
-    counter = trainer.setup.callbacks[0]
+    counter = internals_of(trainer).setup.callbacks[0]
     assert type(counter).epochs == 1
     saved = trainer.save(folder / "checkpoint")
-    assert type(Trainer.resume(saved).setup.requests[0].loss).__name__ == "Quartic"
+    assert type(internals_of(Trainer.resume(saved)).setup.requests[0].loss).__name__ == "Quartic"
     run = folder / "runs"
     run.mkdir()
     (run / "recipe.toml").write_text(loaded.to_toml(run))

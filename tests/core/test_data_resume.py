@@ -16,6 +16,7 @@ from ortflex_core import Trainer
 from ortflex_core.data.iterables import Batches
 from ortflex_core.errors import CheckpointError, DataError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_plugins.data.npy import NpyFolder
 from tests import children, models
 from tests.training import make, plugins, regression
@@ -278,8 +279,8 @@ def test_looking_at_a_batch_draws_none(shards: NpyFolder) -> None:
     class Look:
         @hook
         def train_start(self, trainer: Trainer) -> None:
-            assert trainer.loop is not None
-            seen.append(trainer.loop.plan.source.sample().size)
+            assert internals_of(trainer).loop is not None
+            seen.append(internals_of(trainer).loop.plan.source.sample().size)
 
     for source, size in ((shards, 4), (Batches(iter(parts())), 5), (regression(ROWS, 6), 4)):
         given = source if isinstance(source, tuple) else (source,)

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from ortflex_core.component import hyper
 from ortflex_core.programs.cache_key import problem_key
 from ortflex_core.protocols.kinds import Loss
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import make, regression
 
@@ -20,7 +21,7 @@ from tests.training import make, regression
 def key(model: Any = None, **options: Any) -> Any:
     trainer = make(model or models.mlp(), backend="fused", **options)
     trainer.step(regression(rows=8, features=6))
-    return problem_key(trainer.problem)
+    return problem_key(internals_of(trainer).problem)
 
 
 def changed(**values: Any) -> onnx.ModelProto:

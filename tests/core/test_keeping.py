@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core.engines.last_good import Good
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -44,7 +45,7 @@ def test_a_state_that_is_not_finite_is_named_and_not_kept(backend: str) -> None:
     engine, good = trainer.engine, Good()
     before = everything(engine)
     good.keep(engine)
-    name = trainer.problem.parameters[1]
+    name = internals_of(trainer).problem.parameters[1]
     broken = {name: np.full_like(engine.state()[name], np.inf)}
     engine.load(broken)
     assert good.keep(engine) == name

@@ -21,6 +21,7 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.errors import OrtflexError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from tests import children
 from tests.models import mlp
 from tests.training import every_backend, make
@@ -131,13 +132,13 @@ def test_a_trainer_goes_with_its_last_reference(backend: str, way: str, tmp_path
         use(trainer, X_own, y_own, tmp_path)
     held: dict[str, Any] = {
         "trainer": trainer,
-        "live": trainer.live,
-        "engine": trainer.live.engine,
-        "evaluator": trainer.live.evaluator,
-        "hooks": trainer.hooks,
+        "live": internals_of(trainer).live,
+        "engine": internals_of(trainer).live.engine,
+        "evaluator": internals_of(trainer).live.evaluator,
+        "hooks": internals_of(trainer).hooks,
         "model": trainer.model,
-        "problem": trainer.problem,
-        "setup": trainer.setup,
+        "problem": internals_of(trainer).problem,
+        "setup": internals_of(trainer).setup,
         "X": X_own,
         "y": y_own,
     }

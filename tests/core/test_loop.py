@@ -11,6 +11,7 @@ import pytest
 
 from ortflex_core.errors import DataError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import Recorder, every_backend, make, regression, same
 
@@ -123,7 +124,7 @@ def watched(trainer: Any, x: Any, y: Any, epoch: int) -> list[float]:
         return run(trainer.engine, batches, rates)
 
     trainer.engine.run = spy
-    trainer.live.standing.fits = 0
+    internals_of(trainer).live.standing.fits = 0
     trainer.fit(x, y)
     return seen[12 * epoch : 12 * epoch + 12]
 
@@ -237,7 +238,7 @@ def test_a_loss_on_an_inner_tensor_trains_what_leads_to_it(backend: str) -> None
     trainer = make(
         models.mlp(), backend=backend, loss={"h2": "squared_error"}, learning_rate=0.1, epochs=50
     )
-    assert trainer.problem.parameters == ("W1", "b1", "W2", "b2")
+    assert internals_of(trainer).problem.parameters == ("W1", "b1", "W2", "b2")
     before = (trainer.predict(x, "h2") ** 2).mean()
     trainer.fit(x, target)
     assert (trainer.predict(x, "h2") ** 2).mean() < 0.5 * before

@@ -11,6 +11,7 @@ import pytest
 
 from ortflex_core.errors import ConfigError, DataError, ModelError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
 from tests import models
 from tests.training import make, plugins, regression
@@ -94,4 +95,4 @@ def test_one_callback_metric_or_family_needs_no_list(tmp_path: Path) -> None:
     for stopping in ("early_stopping", {"name": "early_stopping", "monitor": "loss"}):
         trainer = make(models.mlp(), callbacks=stopping, epochs=1)
         again = Trainer.resume(trainer.save(tmp_path / "c"), plugins=plugins())
-        assert [type(c).__name__ for c in again.setup.callbacks] == ["EarlyStopping"]
+        assert [type(c).__name__ for c in internals_of(again).setup.callbacks] == ["EarlyStopping"]

@@ -20,6 +20,7 @@ import pytest
 from ortflex_core.model.model import Model
 from ortflex_core.parameters import evidence
 from ortflex_core.parameters.selection import choose_parameters
+from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
 from tests import models
 
@@ -226,7 +227,7 @@ def test_the_line_counts_what_is_left_out_by_sort() -> None:
         params=["!W1"],
         groups=[{"params": "b1", "frozen": True}],
     )
-    assert "; left out: 1 by params=, 1 by groups=;" in made.setup.headline()
+    assert "; left out: 1 by params=, 1 by groups=;" in internals_of(made).setup.headline()
 
 
 def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch: Any) -> None:
@@ -252,8 +253,11 @@ def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch
         trainer = Trainer(proto, loss="squared_error", epochs=1, progress=False)
         trainer.fit(x, y)
         trainer.save(tmp_path / "saved")
-    assert trainer.problem.parameters == ("W",)
-    assert Trainer(proto, loss="squared_error").problem.parameters == ("cls_token", "W")
+    assert internals_of(trainer).problem.parameters == ("W",)
+    assert internals_of(Trainer(proto, loss="squared_error")).problem.parameters == (
+        "cls_token",
+        "W",
+    )
     again = Trainer.resume(tmp_path / "saved")
-    assert again.problem.parameters == ("W",)
+    assert internals_of(again).problem.parameters == ("W",)
     again.fit(x, y)

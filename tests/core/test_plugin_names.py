@@ -18,6 +18,7 @@ from ortflex_core.check import check_model
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.errors import ConfigError, OrtflexError, PluginError
 from ortflex_core.registry import Plugins
+from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
 from tests import models
 from tests.installing import Install
@@ -303,8 +304,8 @@ def test_two_rules_for_an_operator_concern_models_with_it(install: Install) -> N
 def test_a_backend_that_knows_adam_by_name_does_not_take_another_for_it(rival: Plugins) -> None:
     theirs = make(models.linear(), plugins=rival, **{**SPEC, "optimizer": "my-package/adam"})
     ours = make(models.linear(), plugins=rival, **{**SPEC, "optimizer": "ortflex/adam"})
-    assert theirs.setup.problem.optimizer_name == "my-package/adam"
-    assert ours.setup.problem.optimizer_name == "adam"
+    assert internals_of(theirs).setup.problem.optimizer_name == "my-package/adam"
+    assert internals_of(ours).setup.problem.optimizer_name == "adam"
 
 
 def test_switching_ortflex_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

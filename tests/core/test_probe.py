@@ -17,6 +17,7 @@ from ortflex_core.model.shape_probe import complete_shapes
 from ortflex_core.onnx_files import model_file
 from ortflex_core.opsets.equivalence import Runner
 from ortflex_core.programs.gradient_model import gradient_model
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import every_backend, make
 
@@ -64,7 +65,7 @@ def test_a_scaler_before_the_first_parameter_is_no_obstacle(backend: str) -> Non
     y = ((x - 1) * 0.5) @ np.array([[1.0], [-1.0], [2.0], [0.5]], np.float32)
     trainer = make(scaled(), backend=backend, epochs=60, learning_rate=0.3, batch_size=10)
     trainer.fit(x, y)
-    assert trainer.problem.parameters == ("W", "b")
+    assert internals_of(trainer).problem.parameters == ("W", "b")
     assert trainer.train_losses_[-1] < 0.01
 
 
@@ -230,7 +231,7 @@ def test_a_pipeline_of_scikit_learn_is_fine_tuned_behind_its_scaler() -> None:
     pipeline = make_pipeline(StandardScaler(), network).fit(x, y)
     onx = to_onnx(pipeline, x[:1], target_opset=17, options={"zipmap": False})
     trainer = Trainer(onx, loss="log_loss", epochs=3, learning_rate=0.1, metrics=["accuracy"])
-    assert len(trainer.problem.parameters) == 4
+    assert len(internals_of(trainer).problem.parameters) == 4
     before = trainer.evaluate(x, y[:, None])
     trainer.fit(x, y[:, None])
     assert trainer.evaluate(x, y[:, None])["loss"] < before["loss"]

@@ -21,6 +21,7 @@ from ortflex_core.errors import ConfigError, OrtflexError, TrainingDiverged, Uns
 from ortflex_core.hooks import hook
 from ortflex_core.process_groups import Peers, RankFailed, RanksDiffer
 from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core.training import internals_of
 from tests import models
 from tests.models import floats
 from tests.training import plugins, usable
@@ -55,7 +56,7 @@ def outcome(trainer: Trainer, data: Any, **fit: Any) -> dict[str, Any]:
         f"mean {n}": a for n, a in trainer.get_state(averaged=True).items()
     }
     columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
-    slots = {n: a.tobytes() for n, a in trainer.live.slots().items()}
+    slots = {n: a.tobytes() for n, a in internals_of(trainer).live.slots().items()}
     return {n: a.tobytes() for n, a in state.items()} | {"slots": slots, "history": columns}
 
 
@@ -283,7 +284,7 @@ def test_a_checkpoint_goes_on_in_another_number_of_processes(backend: str, tmp_p
             n: v for n, v in whole.items() if n != "history"
         }
     alone = Trainer.resume(tmp_path / "kept", plugins=plugins(), callbacks=(), epochs=6)
-    assert alone.arguments["accumulate"] == 4
+    assert internals_of(alone).arguments["accumulate"] == 4
     last = outcome(alone, (X, Y))
     assert {n: v for n, v in last.items() if n != "history"} == {
         n: v for n, v in whole.items() if n != "history"
@@ -391,12 +392,12 @@ def test_an_interrupt_in_one_process_ends_all_after_the_same_step() -> None:
         @hook
         def steps_end(self, trainer: Any, progress: Any) -> None:
             if self.rank == 1 and progress.step == 9:
-                trainer.loop._interrupts.came = True
+                internals_of(trainer).loop._interrupts.came = True
 
     def job(group: ThreadGroup) -> Any:
         trainer = training(distributed=group, callbacks=[Interrupts(group.join().rank)])
         history = trainer.fit(X, Y)
-        return history.interrupted, history["rows"], trainer.live.standing.manual.step
+        return history.interrupted, history["rows"], internals_of(trainer).live.standing.manual.step
 
     first, second = results(run_ranks(2, job))
     assert first == second
@@ -452,11 +453,11 @@ def test_steps_by_hand_have_a_batch_of_each_process(backend: str) -> None:
         for start in range(8 * trainer.rank, 92, 16):
             rows = slice(start, min(start + 8, 92))
             costs.append(trainer.step((X[rows], Y[rows], WEIGHT[rows])))
-        return trainer.get_state() | trainer.live.slots(), costs
+        return trainer.get_state() | internals_of(trainer).live.slots(), costs
 
     for state, costs in results(run_ranks(2, job)):
         assert costs == losses
-        for name, array in (whole.get_state() | whole.live.slots()).items():
+        for name, array in (whole.get_state() | internals_of(whole).live.slots()).items():
             assert state[name].tobytes() == array.tobytes(), name
 
 

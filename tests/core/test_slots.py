@@ -16,6 +16,7 @@ from ortflex_core.component import hyper
 from ortflex_core.errors import BrokenPlugin, CheckpointError, DataError, Unsupported
 from ortflex_core.programs import flat_parameters
 from ortflex_core.protocols import Optimizer
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -136,7 +137,7 @@ def test_the_state_of_a_matrix_is_its_rows_and_columns() -> None:
     model = models.mlp((6, 256, 256, 1))
     sizes = {}
     for optimizer in ("adam", "adafactor"):
-        problem = make(model, optimizer=optimizer).problem
+        problem = internals_of(make(model, optimizer=optimizer)).problem
         sizes[optimizer] = sum(a.size for a in problem.slot_values().values())
     weights = sum(a.size for a in models.weights_of(model).values())
     assert sizes["adam"] == 2 * weights
@@ -179,7 +180,7 @@ def test_every_backend_keeps_the_state_of_the_float64_reference(optimizer: Any) 
 @pytest.mark.parametrize("optimizer", [Rows(), SaysElementwise(), Longest()])
 def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(optimizer: Any) -> None:
     trainer = trained(optimizer)
-    assert flat_parameters.layout(trainer.problem, 4, scaled=False) is None
+    assert flat_parameters.layout(internals_of(trainer).problem, 4, scaled=False) is None
     by_hand = models.weights_of(models.mlp())
     assert any((trainer.get_state()[n] != a).any() for n, a in by_hand.items())
 
@@ -232,8 +233,8 @@ def test_slots_of_another_shape_are_refused(tmp_path: Path) -> None:
     found = checkpoint.read(tmp_path / "saved")
     slots = dict(found.part("slot"))
     assert slots["row/W1"].shape == (6, 1)
-    trainer.live.forget()
-    trainer.live.standing.slots = {**slots, "row/W1": np.zeros((8, 1), np.float32)}
+    internals_of(trainer).live.forget()
+    internals_of(trainer).live.standing.slots = {**slots, "row/W1": np.zeros((8, 1), np.float32)}
     trainer.save(tmp_path / "wrong")
     with pytest.raises(CheckpointError, match=r"is broken: the optimizer slot 'row/W1' has shape"):
         trainer.restore(tmp_path / "wrong")

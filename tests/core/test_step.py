@@ -15,6 +15,7 @@ from ortflex_core.graph.program import Program
 from ortflex_core.problem.problem import Problem
 from ortflex_core.programs.step import gradient_factor, gradient_program, step_program
 from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training import internals_of
 from tests import models
 from tests.gradcheck import runner
 from tests.training import make
@@ -25,7 +26,7 @@ ROWS = 6
 def problem_of(model: onnx.ModelProto, x: Any, y: Any, **options: Any) -> Problem:
     trainer = make(model, backend="fused", batch_size=len(x), epochs=1, **options)
     trainer.fit(x, y)
-    return trainer.problem
+    return internals_of(trainer).problem
 
 
 def run(program: Program, problem: Problem, x: Any, y: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError, OrtflexError, Unsupported
 from ortflex_core.hooks import hook
 from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core.training import internals_of
 from tests import models
 from tests.core.test_process_groups import (
     CLASSES,
@@ -73,7 +74,7 @@ def simulated(
             if (number + 1) % every == 0 or number + 1 == len(steps):
                 synchronize(members)
         losses.append(total / ROWS)
-    return members[0].get_state(buffers=True) | members[0].live.slots(), losses
+    return members[0].get_state(buffers=True) | internals_of(members[0]).live.slots(), losses
 
 
 @pytest.mark.parametrize("backend", ["fused", "training_agent"])
@@ -102,7 +103,7 @@ def test_local_steps_and_means_are_a_plain_simulation(
     def job(group: ThreadGroup) -> tuple[Any, list[float]]:
         trainer = training(distributed=group, sync_every=every, **options)
         history = trainer.fit(*data)
-        return trainer.get_state(buffers=True) | trainer.live.slots(), history.losses
+        return trainer.get_state(buffers=True) | internals_of(trainer).live.slots(), history.losses
 
     for got, of_epochs in results(run_ranks(size, job)):
         assert got.keys() == state.keys()
@@ -186,7 +187,7 @@ def test_masks_of_dropout_differ_between_processes() -> None:
 
                 engine.run = watched
 
-        trainer.hooks = type(trainer.hooks)(trainer.plugins, [Sees()])
+        internals_of(trainer).hooks = type(internals_of(trainer).hooks)(trainer.plugins, [Sees()])
         trainer.fit(twice, labels)
         seen[trainer.rank] = inner["state"]
 
@@ -217,8 +218,8 @@ def test_a_checkpoint_within_an_epoch_goes_on_to_the_same_bits(every: int, tmp_p
 
     def second(group: ThreadGroup) -> Any:
         trainer = Trainer.resume(tmp_path, plugins=plugins(), distributed=group, callbacks=())
-        assert trainer.live.standing.position is not None
-        assert trainer.live.standing.position.steps
+        assert internals_of(trainer).live.standing.position is not None
+        assert internals_of(trainer).live.standing.position.steps
         return outcome(trainer, (X, Y), **fit)
 
     expected = results(run_ranks(2, whole))

@@ -16,6 +16,7 @@ from ortflex_core.programs import flat_parameters
 from ortflex_core.programs.step import step_program
 from ortflex_core.protocols.kinds import Optimizer
 from ortflex_core.runtime import session
+from ortflex_core.training import internals_of
 from tests import models
 from tests.gradcheck import run
 from tests.training import make, regression, same
@@ -31,7 +32,7 @@ def trained(**options: Any) -> Any:
 
 
 def layout(trainer: Any, steps: int = 4, scaled: bool = False) -> flat_parameters.Layout | None:
-    return flat_parameters.layout(trainer.problem, steps, scaled)
+    return flat_parameters.layout(internals_of(trainer).problem, steps, scaled)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_as_one_vector_or_one_by_one_the_numbers_are_the_same(
 
 def test_adam_takes_a_dozen_operators_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     def roots() -> int:
-        nodes = step_program(trained().problem, steps=3, rows=10).proto().graph.node
+        nodes = step_program(internals_of(trained()).problem, steps=3, rows=10).proto().graph.node
         return Counter(node.op_type for node in nodes)["Sqrt"]
 
     assert roots() == 3

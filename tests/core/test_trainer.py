@@ -10,6 +10,7 @@ import pytest
 
 from ortflex_core.engines import scores
 from ortflex_core.errors import OrtflexError, Unsupported
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import every_backend, make, plugins, regression
 
@@ -149,7 +150,7 @@ def test_auto_takes_the_first_backend_that_can() -> None:
     able = [
         name
         for name in plugins()["backends"].names()
-        if not plugins()["backends"].load(name).available(trainer.runtime)
+        if not plugins()["backends"].load(name).available(internals_of(trainer).runtime)
     ]
     best = max(able, key=lambda name: plugins()["backends"].load(name).priority)
     assert trainer.backend_ == best

@@ -16,6 +16,7 @@ from ortflex_core import Trainer
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.errors import ConfigError, ModelError, Unsupported
 from ortflex_core.protocols.kinds import Schedule
+from ortflex_core.training import internals_of
 from ortflex_core.types import Progress
 from tests import models
 from tests.training import every_backend, make, plugins, regression, same
@@ -308,7 +309,7 @@ def test_a_recipe_spells_all_of_it_out(tmp_path: Path) -> None:
     again = Recipe.load(tmp_path / "again.toml", (), plugins())
     assert again.resolved(plugins()) == recipe.resolved(plugins())
     made = Trainer.from_recipe(recipe, plugins())
-    assert made.problem.updating.group("b1").rate == 0.5  # type: ignore[union-attr]
+    assert internals_of(made).problem.updating.group("b1").rate == 0.5  # type: ignore[union-attr]
 
 
 @every_backend

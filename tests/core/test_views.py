@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ortflex_core.errors import ConfigError
+from ortflex_core.training import internals_of
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display, epoch_summary
 from ortflex_core.views.tables import html_table, text_table
@@ -224,7 +225,7 @@ def test_a_resumed_training_numbers_its_epochs_on(tmp_path: Path) -> None:
     make(models.linear(), epochs=2, backend="fused", callbacks=[spec]).fit(X, Y)
     folder = max(list_checkpoints(tmp_path / "c"))
     again = Trainer.resume(folder, epochs=4, progress=False, callbacks=[])
-    position = again.live.standing.position
+    position = internals_of(again).live.standing.position
     assert position is not None
     for record in position.records:
         record["epoch"] -= 1  # type: ignore[index]

@@ -11,6 +11,7 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
 from ortflex_core.programs import cost
+from ortflex_core.training import internals_of
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 
@@ -28,15 +29,15 @@ def trained(name: str, **settings: Any) -> Trainer:
 @pytest.mark.parametrize("name", ["W1", "W3", "W5", "W7"])
 def test_operations_are_those_of_the_matrix_products(name: str) -> None:
     # Three times the forward ones: the first layer, which passes nothing on, counts too much.
-    flops = cost.step_flops(trained(name, threads=1).problem)
+    flops = cost.step_flops(internals_of(trained(name, threads=1)).problem)
     assert 1.0 <= flops / WORKLOADS[name].flops < 1.55
 
 
 def test_a_small_step_has_one_thread_and_a_large_one_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(2)), raising=False)
-    assert trained("W1").problem.threads == 1
-    assert trained("W3").problem.threads == 2
-    assert trained("W3", threads=1).problem.threads == 1
+    assert internals_of(trained("W1")).problem.threads == 1
+    assert internals_of(trained("W3")).problem.threads == 2
+    assert internals_of(trained("W3", threads=1)).problem.threads == 1
 
 
 def test_threads_do_not_change_what_is_learned() -> None:

@@ -24,6 +24,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortflex_core import Trainer
+from ortflex_core.training import internals_of
 from tests import children
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import LENGTH, WIDTH, WORKLOADS
@@ -185,7 +186,7 @@ def outcome(case: dict[str, Any], backend: Any, **options: Any) -> dict[str, str
     out: dict[str, Any] = {f"history {c}": repr(values).encode() for c, values in columns.items()}
     state = {f"weight {n}": a for n, a in trainer.get_state(buffers=True).items()}
     state |= {f"average {n}": a for n, a in trainer.get_state(averaged=True).items()}
-    state |= {f"slot {n}": a for n, a in trainer.live.slots().items()}
+    state |= {f"slot {n}": a for n, a in internals_of(trainer).live.slots().items()}
     state["predictions"] = trainer.predict(held[0])
     each = trainer.per_sample_losses(*given[:2])
     each = each if isinstance(each, dict) else {"": each}

@@ -23,6 +23,7 @@ import numpy as np
 from ortflex_core import Trainer
 from ortflex_core.checkpoints.checkpoint import list_checkpoints
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from tests import models
 from tests.end_to_end.distributed_campaign import command
 from tests.training import plugins
@@ -93,7 +94,9 @@ def train(case: dict[str, Any], distributed: Any, folder: Path | None) -> dict[s
         options["backend"] = {"name": "fused", "steps_per_run": 1}
         trainer = Trainer(models.mlp(), callbacks=callbacks, **options, **own, **case["options"])
     history = trainer.fit(*data())
-    state = trainer.get_state() | trainer.get_state(averaged=True) | trainer.live.slots()
+    state = (
+        trainer.get_state() | trainer.get_state(averaged=True) | internals_of(trainer).live.slots()
+    )
     columns = {c: list(history[c]) for c in history.columns if c != "seconds"}
     return {"state": {n: a.tobytes().hex() for n, a in state.items()}, "history": repr(columns)}
 

@@ -33,6 +33,7 @@ from onnx import helper
 from ortflex_core import Trainer
 from ortflex_core.checkpoints.checkpoint import list_checkpoints
 from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.training import internals_of
 from ortflex_plugins.cli import run_folder, train
 from ortflex_plugins.cli.main import main as ortflex
 from ortflex_plugins.pictures import measure
@@ -194,7 +195,7 @@ def by_api(case: dict[str, Any], folder: Path) -> None:
     result = {
         "state": {n: a.tobytes() for n, a in trainer.get_state(buffers=True).items()},
         "averaged": {n: a.tobytes() for n, a in trainer.get_state(averaged=True).items()},
-        "slots": {n: a.tobytes() for n, a in trainer.live.slots().items()},
+        "slots": {n: a.tobytes() for n, a in internals_of(trainer).live.slots().items()},
         "history": [{k: v for k, v in row.items() if k != "seconds"} for row in history],
     }
     (folder / "result.pickle").write_bytes(pickle.dumps(result))

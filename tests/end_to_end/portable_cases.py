@@ -12,6 +12,7 @@ import onnx
 
 from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.portable import apply_state, open_step
+from ortflex_core.training import internals_of
 from tests.training import make
 
 RUNNER = Path(__file__).parents[2] / "docs" / "examples" / "portable" / "train.py"
@@ -57,18 +58,20 @@ def count_rows(batch: Batch) -> int:
 
 def compile_for(trainer: Any, batch: Batch, fixed: bool) -> None:
     """Compile so that batches of this size take the graph of this size, or the one for any."""
-    opened = trainer.setup.open(*batch, *[None] * (3 - len(batch)))
+    opened = internals_of(trainer).setup.open(*batch, *[None] * (3 - len(batch)))
     size = Size(rows=opened.rows + (0 if fixed else 1), epoch_steps=None)
-    trainer.live.build(opened, size)
+    internals_of(trainer).live.build(opened, size)
 
 
 def steps_of_fused(trainer: Any, parts: Sequence[Batch]) -> list[float]:
     """The cost of each step that the engine makes of these batches in one run."""
     prepared = []
     for batch in parts:
-        opened = trainer.setup.open(*batch, *[None] * (3 - len(batch)))
-        prepared.append(trainer.live.preparing(trainer.problem).batch(opened))
-    count = len(parts) // trainer.problem.updating.accumulate
+        opened = internals_of(trainer).setup.open(*batch, *[None] * (3 - len(batch)))
+        prepared.append(
+            internals_of(trainer).live.preparing(internals_of(trainer).problem).batch(opened)
+        )
+    count = len(parts) // internals_of(trainer).problem.updating.accumulate
     losses = trainer.engine.run(prepared, [trainer.learning_rate] * count).read()
     return [loss + penalty for loss, penalty in losses]
 
@@ -82,7 +85,7 @@ def compare_steps(
     trainer.export_step(folder, rows=rows)
     open_step(folder)
     step = runner().Step(folder)
-    count = trainer.problem.updating.accumulate
+    count = internals_of(trainer).problem.updating.accumulate
     for k in range(steps):
         parts = [given[(k * count + j) % len(given)] for j in range(count)]
         cost = step.run([columns(part) for part in parts])
@@ -109,10 +112,10 @@ def compare_exports(trainer: Any, folder: Path, step: Any) -> None:
 
 def compare_state(trainer: Any, step: Any) -> None:
     """Every tensor of the runner's state is the Trainer's, to the bit."""
-    problem, slots = trainer.problem, trainer.live.slots()
+    problem, slots = internals_of(trainer).problem, internals_of(trainer).live.slots()
     weights = trainer.get_state()
     known = {("parameter", n, None): weights[n] for n in problem.parameters}
-    known |= {("buffer", n, None): a for n, a in trainer.live.buffers().items()}
+    known |= {("buffer", n, None): a for n, a in internals_of(trainer).live.buffers().items()}
     known |= {(p.role, p.of, p.slot, p.group): slots[n] for n, p in problem.slot_ports.items()}
     known["counter", None, None] = slots["step"]
     names = {i.name: i for i in open_step(step.file.parent).manifest.state.values()}

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from ortflex_core.errors import ModelError, OrtflexError
 from ortflex_core.files import OutputError
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import every_backend, make, regression
 
@@ -69,7 +70,7 @@ def trained(model: Any, backend: str = "example_numpy", **options: Any) -> Any:
 def test_only_the_trained_tensors_change(backend: str, tmp_path: Path) -> None:
     model = decorated(models.mlp())
     trainer = trained(model, backend, params=["W*", "!W2"])
-    assert trainer.problem.parameters == ("W1", "W3")
+    assert internals_of(trainer).problem.parameters == ("W1", "W3")
     returned = trainer.export(tmp_path / "out.onnx")
     assert_same_but(model, returned, ["W1", "W3"])
     assert onnx.load(tmp_path / "out.onnx") == returned
@@ -158,13 +159,17 @@ def test_external_data_stay_external(tmp_path: Path) -> None:
         t.name for t in written.graph.initializer if t.data_location == TensorProto.EXTERNAL
     } == external
     whole = onnx.load(tmp_path / "out" / "m.onnx")
-    assert_same_but(onnx.load(tmp_path / "in" / "m.onnx"), whole, trainer.problem.parameters)
+    assert_same_but(
+        onnx.load(tmp_path / "in" / "m.onnx"), whole, internals_of(trainer).problem.parameters
+    )
     x, _ = regression(features=6)
     np.testing.assert_allclose(models.predict(whole, {"X": x})["Y"], trainer.predict(x), rtol=1e-6)
     # Over the file it came from, as well.
     before = onnx.load(tmp_path / "in" / "m.onnx")
     trainer.export(tmp_path / "in" / "m.onnx")
-    assert_same_but(before, onnx.load(tmp_path / "in" / "m.onnx"), trainer.problem.parameters)
+    assert_same_but(
+        before, onnx.load(tmp_path / "in" / "m.onnx"), internals_of(trainer).problem.parameters
+    )
 
 
 def with_function() -> ModelProto:
@@ -188,8 +193,8 @@ def with_function() -> ModelProto:
 def test_functions_stay_functions(backend: str) -> None:
     model = with_function()
     trainer = trained(model, backend)
-    assert len(trainer.problem.parameters) == 6
-    assert_same_but(model, trainer.export(), trainer.problem.parameters)
+    assert len(internals_of(trainer).problem.parameters) == 6
+    assert_same_but(model, trainer.export(), internals_of(trainer).problem.parameters)
     x, _ = regression(features=6)
     found = models.predict(trainer.export(), {"X": x})["Y"]
     np.testing.assert_allclose(found, trainer.predict(x), rtol=1e-5, atol=1e-6)
@@ -301,7 +306,7 @@ def test_a_classifier_of_skl2onnx_comes_back_with_label_and_probabilities(tmp_pa
         after = trainer.evaluate(x, y)["accuracy"]
         assert after > max(before, 0.9)
         exported = trainer.export(tmp_path / "c.onnx")
-        assert_same_but(model, exported, trainer.problem.parameters)
+        assert_same_but(model, exported, internals_of(trainer).problem.parameters)
         found = models.predict(exported, {"X": x})
         label, probabilities = found[model.graph.output[0].name], found[model.graph.output[1].name]
         assert np.mean(label == y) == pytest.approx(after)
@@ -323,7 +328,7 @@ def test_graphs_in_use_are_saved_and_are_models(backend: str, tmp_path: Path) ->
         assert onnx.load(path) == in_memory[name]
         assert in_memory[name].graph.node
         trained_names = {t.name for t in in_memory[name].graph.initializer}
-        assert not trained_names & set(trainer.problem.parameters)
+        assert not trained_names & set(internals_of(trainer).problem.parameters)
 
 
 def test_saving_graphs_before_anything_is_compiled_says_what_to_do() -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from ortflex_core import Trainer
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import regression
@@ -42,7 +43,7 @@ def interrupting(
                 raise error
 
     def wrapped(self: Trainer, *args: Any, **options: Any) -> Any:
-        self.hooks.register(Stop())
+        internals_of(self).hooks.register(Stop())
         return fit(self, *args, **options)
 
     return wrapped

@@ -17,6 +17,7 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from tests import children, models
 from tests.training import make, plugins, regression
 
@@ -194,7 +195,7 @@ def test_a_callback_for_epochs_alone_does_not_hear_of_steps(tmp_path: Path) -> N
     for steps in (0, 1):
         spec = {"name": "tensorboard", "folder": str(tmp_path), "steps": steps}
         trainer, _ = train(spec)
-        assert ("steps_end" in trainer.hooks.callables(trainer)) == bool(steps)
+        assert ("steps_end" in internals_of(trainer).hooks.callables(trainer)) == bool(steps)
 
 
 # MLflow -----------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ def test_a_store_that_goes_away_does_not_end_a_training(
     class Break:
         @hook
         def epoch_start(self, trainer: Any) -> None:
-            for callback in trainer.setup.callbacks:
+            for callback in internals_of(trainer).setup.callbacks:
                 if hasattr(callback, "_client"):
                     callback._client = None
 

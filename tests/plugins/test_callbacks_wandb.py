@@ -17,6 +17,7 @@ from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError
 from ortflex_core.hooks import hook
 from ortflex_core.testing import CallbackKit
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -104,7 +105,7 @@ def test_wandb_has_parameters_history_and_model(wandb_spec: Any, tmp_path: Path)
     assert config["optimizer"]["name"] == "sgd"
     assert (config["epochs"], config["learning_rate"]) == (3, 0.05)
     names = [r.request.log_artifact.artifact.name for r in found] + [r.artifact.name for r in found]
-    assert f"model-{trainer.setup.callbacks[0].run_id_}" in names
+    assert f"model-{internals_of(trainer).setup.callbacks[0].run_id_}" in names
     assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [0]
 
 
@@ -114,12 +115,12 @@ def test_wandb_goes_on_with_its_run_after_a_failure(wandb_spec: Any, tmp_path: P
     with pytest.raises(OSError, match="full"):
         trainer.fit(X, Y)
     assert [r.exit.exit_code for r in records(tmp_path) if r.HasField("exit")] == [1]
-    first = trainer.setup.callbacks[0].run_id_
+    first = internals_of(trainer).setup.callbacks[0].run_id_
     newest = sorted((tmp_path / "checkpoints").glob("step-*"))[-1]
     again = Trainer.resume(newest, callbacks=[wandb_spec])
     again.folder = tmp_path
     again.fit(X, Y)
-    assert again.setup.callbacks[0].run_id_ == first
+    assert internals_of(again).setup.callbacks[0].run_id_ == first
     assert history_of(tmp_path)[-1]["_step"] == 12
 
 

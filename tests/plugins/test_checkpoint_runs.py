@@ -14,6 +14,7 @@ from ortflex_core.checkpoints.checkpoint import list_checkpoints
 from ortflex_core.errors import CheckpointError
 from ortflex_core.files import OutputError
 from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import make, plugins, regression
 
@@ -149,7 +150,7 @@ def test_resuming_from_an_older_checkpoint_keeps_the_newer_ones_apart(tmp_path: 
     trainer(place, epochs=4, keep=9).fit(X, Y)
     before = content(place / "step-000000012")
     again = Trainer.resume(place / "step-000000006", plugins=plugins(), learning_rate=0.5)
-    again.hooks.register(Stop(10))
+    internals_of(again).hooks.register(Stop(10))
     with pytest.raises(RuntimeError, match="killed"):
         again.fit(X, Y)
     assert [int(p.name[5:]) for p in list_checkpoints(place)] == [3, 6, 9]

@@ -13,6 +13,7 @@ import pytest
 
 from ortflex_core.hooks import hook
 from ortflex_core.locks import FolderLock
+from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
 from tests.plugins.commands import ortflex, prepare
 
@@ -180,7 +181,7 @@ def test_the_curves_are_there_while_it_trains(
     real = Trainer.fit
 
     def fit(self: Trainer, *args: Any, **options: Any) -> Any:
-        self.hooks.register(Look())
+        internals_of(self).hooks.register(Look())
         return real(self, *args, **options)
 
     monkeypatch.setattr(Trainer, "fit", fit)
@@ -202,7 +203,8 @@ def full(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     save, write = checkpointing.save, exporting.write
 
     def saving(trainer: Trainer, path: Path) -> Path:
-        if trainer.live.standing.last is not None or trainer.loop.progress.step >= 4:
+        inner = internals_of(trainer)
+        if inner.live.standing.last is not None or inner.loop.progress.step >= 4:
             refused(path)
         return save(trainer, path)
 

@@ -17,6 +17,7 @@ pytest.importorskip("flwr")
 from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
+from ortflex_core.training import internals_of
 from ortflex_plugins.flower import client_app, load_shared, pack_shared, partition_rows, server_app
 from tests.plugins.flower_grid import LocalGrid, as_bytes
 
@@ -126,8 +127,8 @@ def test_rounds_of_one_client_are_calls_of_fit(tmp_path: Path, optimizer: str) -
     for name, array in alone.get_state().items():
         np.testing.assert_array_equal(trained[name], array)
     slots = grid.contexts[1].state["ortflex-slots"]
-    assert set(slots) == set(alone.live.slots())
-    for name, array in alone.live.slots().items():
+    assert set(slots) == set(internals_of(alone).live.slots())
+    for name, array in internals_of(alone).live.slots().items():
         np.testing.assert_array_equal(slots[name].numpy(), array)
 
 

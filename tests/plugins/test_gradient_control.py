@@ -13,6 +13,7 @@ from onnx import ModelProto
 
 from ortflex_core import gradient_model
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
+from ortflex_core.training import internals_of
 from tests import models
 from tests.training import make, plugins
 
@@ -153,7 +154,7 @@ def test_a_network_with_a_scan_trains() -> None:
     options: dict[str, Any] = {"backend": "fused", "batch_size": 16, "epochs": 12}
     trainer = make(source, optimizer="adam", learning_rate=0.02, **options)
     trainer.fit(x, y)
-    assert set(trainer.problem.parameters) == {"w_in", "w_state", "w_out"}
+    assert set(internals_of(trainer).problem.parameters) == {"w_in", "w_state", "w_out"}
     assert trainer.train_losses_[-1] < 0.3 * trainer.train_losses_[0]
 
 

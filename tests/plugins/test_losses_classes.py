@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 
 from ortflex_core.errors import ConfigError, DataError
 from ortflex_core.protocols.kinds import Loss
+from ortflex_core.training import internals_of
 from ortflex_core.types import TensorSpec
 from ortflex_plugins.losses.cosine_embedding import CosineEmbedding
 from ortflex_plugins.losses.dice import Dice
@@ -614,4 +615,6 @@ def test_class_weights_are_no_mapping_whose_keys_would_be_taken() -> None:
         make(models.mlp((6, 3)), loss=loss)
     loss = {"name": "softmax_cross_entropy", "class_weight": np.array([1.0, 2.0, 3.0])}
     made = make(models.mlp((6, 3)), loss=loss)
-    assert made.setup.requests[0].loss == SoftmaxCrossEntropy(class_weight=(1.0, 2.0, 3.0))
+    assert internals_of(made).setup.requests[0].loss == SoftmaxCrossEntropy(
+        class_weight=(1.0, 2.0, 3.0)
+    )

@@ -15,6 +15,7 @@ from ortflex_core import Trainer
 from ortflex_core.config.recipe import Recipe
 from ortflex_core.errors import ConfigError, DataError
 from ortflex_core.protocols.kinds import Metric
+from ortflex_core.training import internals_of
 from ortflex_plugins.metrics.f1 import F1
 from ortflex_plugins.metrics.roc_auc import RocAuc
 from ortflex_plugins.metrics.sklearn import SklearnMetric
@@ -300,9 +301,12 @@ callbacks = [{ name = "early_stopping", monitor = "validation_sklearn.accuracy_s
     assert columns == ["validation_sklearn.accuracy_score", f"validation_{f1}"]
     (tmp_path / "again.toml").write_text(recipe.resolved(plugins()).to_toml(tmp_path))
     again = Trainer.from_recipe(Recipe.load(tmp_path / "again.toml", plugins=plugins()), plugins())
-    assert again.setup.metrics == trainer.setup.metrics
+    assert internals_of(again).setup.metrics == internals_of(trainer).setup.metrics
     folder = trainer.save(tmp_path / "checkpoint")
-    assert Trainer.resume(folder, plugins=plugins()).setup.metrics == trainer.setup.metrics
+    assert (
+        Trainer.resume(folder, plugins=plugins()).setup.metrics
+        == internals_of(trainer).setup.metrics
+    )
 
 
 def test_scores_say_which_way_they_are_better() -> None:

@@ -12,6 +12,7 @@ from ortflex_core.errors import Unsupported
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.programs.step import gradient_factor
 from ortflex_core.protocols.kinds import Optimizer
+from ortflex_core.training import internals_of
 from ortflex_plugins.optimizers.adadelta import Adadelta
 from ortflex_plugins.optimizers.adagrad import Adagrad
 from ortflex_plugins.optimizers.adamax import Adamax
@@ -107,7 +108,7 @@ def test_the_rate_stays_in_the_gradients_with_decay_and_without(decay: float) ->
     optimizer = {"name": "sgd", "weight_decay": decay}
     trainer = make(models.mlp(), optimizer=optimizer, backend={"name": "fused", "steps_per_run": 1})
     trainer.step((x[:5], y[:5]))
-    assert gradient_factor(trainer.problem) == Host.symbol("rate")
+    assert gradient_factor(internals_of(trainer).problem) == Host.symbol("rate")
     (model,) = trainer.save_onnx_graph().values()
     scaled = [n for n in model.graph.node if n.op_type == "Mul" and "W1" in n.input]
     assert len(scaled) == (1 if decay else 0)

@@ -18,6 +18,7 @@ from onnx import ModelProto, parser
 
 from ortflex_core import gradient_model
 from ortflex_core.errors import ConfigError
+from ortflex_core.training import internals_of
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.pictures import draw, draw_step
 from ortflex_plugins.pictures.layout import GAP_X, Box, Drawing, layout, spread
@@ -126,7 +127,7 @@ def test_the_parts_of_a_training_step() -> None:
     assert any("rate" in c.text for i in level.items for c in i.chips if c.kind == "host")
     assert {kind for _, kind in chips} >= {"parameter", "slot", "host"}
     outputs = {i.title for i in level.items if i.kind == "io"}
-    assert {f"new/{n}" for n in trainer.problem.parameters} <= outputs
+    assert {f"new/{n}" for n in internals_of(trainer).problem.parameters} <= outputs
 
 
 def test_graphs_in_use_have_the_colours_of_their_parts() -> None:
@@ -148,7 +149,7 @@ def test_the_four_graphs_of_forward_backward() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 6)).astype(np.float32)
     trainer.fit(x, x[:, :1])
-    names = trainer.problem.parameters
+    names = internals_of(trainer).problem.parameters
     graphs = trainer.save_onnx_graph()
     levels = {n: draw(g, params=names, fold=False).level for n, g in graphs.items()}
     found = {name: {i.kind for i in level.items} for name, level in levels.items()}

@@ -18,6 +18,7 @@ from ortflex_core.errors import BrokenPlugin, CheckpointError, ConfigError, Plug
 from ortflex_core.model.model import Model
 from ortflex_core.parameters.output_axes import output_axes
 from ortflex_core.protocols import Transform
+from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
 from ortflex_plugins.pictures.parts import step_of
 from tests import models
@@ -66,7 +67,7 @@ def test_short_forms_are_the_transforms_of_their_names_by_value_first(
 def test_a_name_a_table_and_an_object_alone_are_a_list_of_one() -> None:
     made = plugins().component("transforms", {"name": "noise", "eta": 0.5})
     for given in ({"name": "noise", "eta": 0.5}, made, [made], ({"name": "noise", "eta": 0.5},)):
-        terms = trainer("fused", transforms=given).problem.updating.transforms
+        terms = internals_of(trainer("fused", transforms=given)).problem.updating.transforms
         assert [term.transform for term in terms] == [made]
 
 
@@ -284,7 +285,7 @@ def test_centralize_is_that_of_its_paper_on_a_convolutional_network(backend: str
     plain, made = (make(proto, transforms=t, **options) for t in ((), ("centralize",)))
     for each in (plain, made):
         each.step((x, y))
-    axes = made.problem.output_axes
+    axes = internals_of(made).problem.output_axes
     assert len(axes) >= 2
     for name, array in plain.get_state().items():
         gradient = torch.tensor(start[name] - array)
@@ -385,6 +386,8 @@ def test_a_resume_with_other_transforms_is_refused_with_the_difference(
 
 def test_pictures_have_transforms_as_a_part_of_the_step() -> None:
     made = fitted(trainer("fused", transforms=["centralize"]))
-    parts = set(step_of(made.problem, 8).parts.values())
+    parts = set(step_of(internals_of(made).problem, 8).parts.values())
     assert "transform" in parts
-    assert "transform" not in set(step_of(fitted(trainer("fused")).problem, 8).parts.values())
+    assert "transform" not in set(
+        step_of(internals_of(fitted(trainer("fused"))).problem, 8).parts.values()
+    )

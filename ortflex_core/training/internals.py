@@ -1,0 +1,112 @@
+"""What a Trainer works with, for callbacks and tools that look inside it."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ortflex_core.errors import OrtflexError
+
+if TYPE_CHECKING:
+    from ortflex_core.hooks import HookManager
+    from ortflex_core.problem.problem import Problem
+    from ortflex_core.protocols import Engine
+    from ortflex_core.registry import Plugins
+    from ortflex_core.runtime.installation import Runtime
+    from ortflex_core.training.loop import Loop
+    from ortflex_core.training.setup import Setup
+    from ortflex_core.training.state import Live
+    from ortflex_core.training.trainer import Trainer
+
+
+@attrs.define(kw_only=True, eq=False, repr=False)
+class Internals:
+    """The parts of a Trainer that people who train do not need (see :func:`internals_of`).
+
+    Args:
+        arguments: the arguments of the Trainer, as they were given.
+        setup: what the arguments name, found and checked.
+        hooks: the callbacks, and what plugins listen to.
+        live: the weights, and the engine that holds them after the first data.
+        loop: the training in progress, if there is one.
+    """
+
+    arguments: dict[str, Any]
+    setup: Setup
+    hooks: HookManager
+    live: Live
+    loop: Loop | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """The installed onnxruntime."""
+        return self.setup.runtime
+
+    @property
+    def plugins(self) -> Plugins:
+        """Where components are found, with the distributions that are preferred."""
+        return self.setup.plugins
+
+    @property
+    def problem(self) -> Problem:
+        """What is trained; the loss terms exist after the first data."""
+        return self.live.problem
+
+    @property
+    def engine(self) -> Engine:
+        """The compiled problem.
+
+        Raises:
+            OrtflexError: nothing is compiled yet.
+        """
+        if self.live.engine is None:
+            raise OrtflexError("nothing is compiled yet: call fit or step first")
+        return self.live.engine
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in a training of several; of a training in one process, 0."""
+        peers = self.setup.problem.peers
+        return 0 if peers is None else peers.rank
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Have the other processes of a training end with an error that is raised here."""
+        peers = self.setup.problem.peers
+        return nullcontext() if peers is None else peers.sharing_errors()
+
+    def forget_engine(self) -> None:
+        """Build the engine again at the next step, with the state of the present one."""
+        self.live.forget()
+
+
+_MOVED = (
+    *("arguments", "setup", "hooks", "live", "loop", "runtime", "problem"),
+    *("sharing_errors", "forget_engine"),
+)
+_ARGUMENTS = ("check_finite", "threads")
+
+
+def moved_attribute(trainer: Trainer, name: str) -> Any:
+    """An attribute that a Trainer of version 0.1 had, with a warning that says where it is now.
+
+    Raises:
+        AttributeError: no version had it.
+    """
+    if name not in (*_MOVED, *_ARGUMENTS):
+        raise AttributeError(f"'Trainer' object has no attribute {name!r}", name=name, obj=trainer)
+    place = f"arguments[{name!r}]" if name in _ARGUMENTS else name
+    text = (
+        f"Trainer.{name} is deprecated and will be removed in 0.3; use internals_of(trainer).{place}, "
+        "from ortflex_core.training import internals_of"
+    )
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    inner = internals_of(trainer)
+    return inner.arguments[name] if name in _ARGUMENTS else getattr(inner, name)
+
+
+def internals_of(trainer: Trainer) -> Internals:
+    """What a Trainer works with: problem, state, hooks, and the loop of the training in progress."""
+    return trainer._internals
