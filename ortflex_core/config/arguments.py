@@ -82,44 +82,46 @@ class Arguments:
     """
 
     loss: Any = argument(
-        "what is minimised: one loss, ``{tensor: loss}``, or a list of tables that may also have "
-        "``predicted``, ``expected``, ``weight`` and ``factor``; without a tensor it is on the only "
+        "one loss to minimise, ``{tensor: loss}``, or a list of tables with the optional keys "
+        "``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from the only "
         "float output",
         kind=COMPONENT + ", {tensor = loss}, or a list of tables",
         of="losses",
     )
     params: str | Iterable[str] | None = argument(
-        "what is trained: names, globs and ``!glob``; by default every parameter that is found",
+        "the parameters to train: names, globs and ``!glob``; by default all that are found",
         None,
         keep=texts,
         check=check_names_or(None),
     )
     adapters: Any = argument(
-        "small tensors that are trained next to weights, which are frozen then, except those that "
-        "``params`` names: one or several",
+        "one or several adapters: small tensors that are added to weights and trained; the weights are "
+        "frozen, except those that ``params`` names",
         (),
         kind=_COMPONENTS,
         keep=several,
         of="adapters",
     )
     penalty: Any = argument(
-        "what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``",
+        "the cost of the weights: one penalty for all parameters, or ``{parameter glob: penalty}``",
         None,
         kind=COMPONENT + ", or {glob of parameters = penalty}",
         of="penalties",
     )
     # Plain gradient descent: comparisons see gradients in the weights that it moves.
-    optimizer: Any = argument("how weights move", "sgd", kind=COMPONENT, of="optimizers")
+    optimizer: Any = argument(
+        "the rule that updates the weights", "sgd", kind=COMPONENT, of="optimizers"
+    )
     learning_rate: float | None = argument(
-        "how far weights move; by default the optimizer's own", None, check=check_positive
+        "the base learning rate; by default that of the optimizer", None, check=check_positive
     )
     schedule: Any = argument(
         "the learning rate over time", "constant", kind=COMPONENT, of="schedules"
     )
     groups: Sequence[Mapping[str, Any]] = argument(
-        "parameters (``params``: names, globs) with a ``rate`` (a factor), an ``optimizer`` or a "
-        "``penalty`` of their own, ``frozen``, or trained from ``start_epoch`` on; the first group "
-        "that fits takes a parameter",
+        "groups of parameters (``params``: names, globs) with a separate ``rate`` (a factor), "
+        "``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from ``start_epoch`` on; "
+        "a parameter belongs to the first group that matches it",
         (),
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
         check=table_problems,
@@ -132,25 +134,26 @@ class Arguments:
         short_for="transforms",
     )
     clip_norm: float | None = argument(
-        "the largest Euclidean norm of all gradients, whose elements are bounded before",
+        "the largest Euclidean norm of all gradients together; it is applied after ``clip_value``",
         None,
         check=check_positive,
         short_for="transforms",
     )
     transforms: Any = argument(
-        "what happens to gradients after these bounds: one or several, in this order",
+        "one or several transforms of the gradients, applied in this order after ``clip_value`` and "
+        "``clip_norm``",
         (),
         kind=_COMPONENTS,
         keep=several,
         of="transforms",
     )
     accumulate: int = argument(
-        "how many batches make a step, of every process; their gradients are those of one large batch",
+        "the number of batches per step in each process; the step has the gradient of one large batch",
         1,
         check=check_count,
     )
     constraint: Any = argument(
-        "a constraint applied to the weights after each step: one for all, or ``{parameter glob: "
+        "the constraint on the weights after each step: one for all parameters, or ``{parameter glob: "
         "constraint}``",
         None,
         kind=COMPONENT + ", or {glob of parameters = constraint}",
@@ -163,45 +166,45 @@ class Arguments:
         of="averages",
     )
     precision: Any = argument(
-        "the types in which forward and backward pass compute; weights, losses and updates stay in those "
-        "of the file, float16 and bfloat16 raised to float32",
+        "the types in which the forward and backward pass compute; weights, losses and updates keep the "
+        "types of the file, with float32 instead of float16 and bfloat16",
         "float32",
         kind=COMPONENT,
         of="precisions",
     )
     device: Any = argument(
-        "where the training runs: a device's name; ``name:1`` is the second of its kind",
+        "the device on which the training runs; ``name:1`` is the second device of its kind",
         "cpu",
         kind=COMPONENT,
         of="devices",
     )
     backend: Any = argument(
-        "what runs the steps; ``auto`` takes the first that supports the problem",
+        "the backend that runs the steps; ``auto`` chooses the first one that supports the problem",
         "auto",
         kind=COMPONENT,
         of="backends",
     )
     distributed: Any = argument(
-        "the process group of a training in several processes, each of which computes the gradient of "
-        "other batches; ``auto`` takes that of the launcher; by default one process trains",
+        "the process group of a training in several processes, which compute the gradients of different "
+        "batches; ``auto`` uses the group of the launcher; by default one process trains",
         None,
         kind=COMPONENT,
         of="process_groups",
     )
     sync_every: int | None = argument(
-        "with ``distributed``: the number of steps that every process makes by itself before weights, "
-        "optimizer state and running statistics are averaged (local SGD, another algorithm); by default "
-        "the gradients of every step are added up",
+        "with ``distributed``: the number of steps that each process makes alone before weights, "
+        "optimizer state and running statistics are averaged (local SGD, a different algorithm); by "
+        "default the processes add their gradients in every step",
         None,
         check=check_count_or_none,
     )
     batch_size: int = argument(
-        "rows a step; reduced to the number of rows where there are fewer", 32, check=check_count
+        "rows per batch; at most the number of rows in the data", 32, check=check_count
     )
     epochs: int = argument("passes over the data", 10, check=check_count)
     shuffle: bool = argument("a new random order every epoch", True, check=check_flag)
     seed: int = argument(
-        "of everything random", 0, check=partial(check_count, least=0, most=MOST_SEED)
+        "the seed of all random numbers", 0, check=partial(check_count, least=0, most=MOST_SEED)
     )
     reduction: Literal["mean", "sum"] = argument(
         "``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l",
@@ -209,69 +212,70 @@ class Arguments:
         check=check_choice("mean", "sum"),
     )
     metrics: Any = argument(
-        "one or several, evaluated on the validation data and by ``Trainer.evaluate``",
+        "one or several metrics, computed on the validation data and by ``Trainer.evaluate``",
         (),
         kind=_COMPONENTS,
         keep=several,
         of="metrics",
     )
     callbacks: Any = argument(
-        "callbacks of the training: one or several, by name, or objects with hooks",
+        "one or several callbacks: names, or objects with hooks",
         (),
         kind=_COMPONENTS,
         keep=several,
         of="callbacks",
     )
     classes: Sequence[Any] | None = argument(
-        "class labels in the order of the scores; by default the file's, where it has them", None
+        "the class labels in the order of the scores; by default those in the file, if any", None
     )
     reinitialize: bool | str | Iterable[str] = argument(
-        "True, or names and globs of parameters that start from new random values",
+        "the parameters that start from new random values: True for all, or names and globs",
         False,
         keep=texts,
         check=check_names_or(True, False),
     )
     check_finite: bool = argument(
-        "refuse data with NaN or infinity (checked once an array)", True, check=check_flag
+        "refuse data with NaN or infinity; each array is checked once", True, check=check_flag
     )
     batch_norm: Literal["train", "freeze"] = argument(
-        "``train`` updates the running statistics where they are initializers",
+        "``train`` normalizes with the statistics of the batch and updates the running statistics if "
+        "they are initializers; ``freeze`` uses the running statistics",
         "train",
         check=check_choice("train", "freeze"),
     )
     dropout: Literal["file", "off"] | float = argument(
-        "``file`` trains with the file's ratios; ``off``, or a ratio for all",
+        "``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio of all nodes",
         "file",
         check=check_dropout,
     )
     threads: int | Literal["auto"] = argument(
-        "threads inside an operator; ``auto`` is one for a step under 50 million operations, for "
-        "which more are slower, and otherwise one for every processor",
+        "the number of threads within an operator; ``auto`` means one for a step with less than 50 "
+        "million operations, otherwise one per processor",
         "auto",
         check=check_threads,
     )
     gradients: str | Iterable[str] = argument(
-        "families of gradient rules that come first where two define an operator",
+        "families of gradient rules that take precedence if several have a rule for an operator",
         (),
         keep=texts,
         check=check_names,
     )
     prefer: str | Iterable[str] = argument(
-        "distributions whose plugins are meant where several have the name, the first of them "
-        "first; ``my-package/adam`` says it for one name",
+        "distributions whose plugins are chosen if several distributions have the same name, in this "
+        "order; ``my-package/adam`` chooses one plugin",
         (),
         keep=texts,
         check=check_names,
     )
     free_batch: bool = argument(
-        "train a model with a fixed batch dimension on batches of any size, where its graph treats "
-        "every row alike; the export keeps the file's size by default",
+        "train a model with a fixed batch dimension on batches of any size, provided that its graph "
+        "treats every row alike; by default the export keeps the fixed size",
         False,
         check=check_flag,
     )
     progress: bool | None = argument(
-        "a progress bar; by default in terminals and notebooks, and a line an epoch elsewhere; "
-        "``False`` is silent",
+        "show a progress bar; by default a bar in terminals and notebooks, and a line per epoch "
+        "elsewhere; ``False`` shows nothing",
         None,
         check=check_flag_or_none,
     )

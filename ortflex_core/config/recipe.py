@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from ortflex_core.views import History
 
 
-_SOURCE = (
-    "a path, read by the source of its ending's name, or a table with the key name and parameters"
-)
+_SOURCE = "a path, whose ending is the name of its data source, or a table with the key name and parameters"
 _FIRST = ("model", "data", "loss", "validation", "output")
 
 
@@ -50,15 +48,15 @@ class Recipe(Arguments):
     ('sgd', 10)
     """
 
-    model: str = argument("the .onnx file; its weights are where training starts", kind="a path")
-    data: Any = argument("what to train on", kind=_SOURCE)
+    model: str = argument("the .onnx file; the training starts with its weights", kind="a path")
+    data: Any = argument("the training data", kind=_SOURCE)
     validation: Any = argument(
-        "what to evaluate after every epoch; a fraction holds out that part of the rows",
+        "the data for the evaluation after each epoch; a fraction holds out that part of the rows",
         None,
         kind="a fraction, or " + _SOURCE,
     )
     plugins: str | None = argument(
-        "a folder of Python files whose components have names in this recipe; the files are executed",
+        "a folder of Python files, which are executed; their components have names in this recipe",
         None,
         kind="a path",
     )

@@ -20,11 +20,11 @@ from ortflex_core.protocols import Average
 from ortflex_core.registry import Plugins
 
 GROUP_KEYS = {
-    "params": "names and globs of the parameters; the first group that fits takes one",
+    "params": "names and globs of parameters; a parameter belongs to the first group that matches it",
     "rate": "factor of the learning rate",
-    "optimizer": "an optimizer of their own",
-    "penalty": "instead of the Trainer's penalty",
-    "start_epoch": "trained from this epoch on, counted from 0",
+    "optimizer": "the optimizer of the group",
+    "penalty": "the penalty of the group, instead of the Trainer's",
+    "start_epoch": "the first epoch in which the group is trained, counted from 0",
     "frozen": "not trained at all",
 }
 

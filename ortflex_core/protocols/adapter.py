@@ -99,15 +99,15 @@ class Adapter(Component, abc.ABC):
     targets: tuple[str, ...] = attrs.field(
         default=(),
         metadata={
-            "help": "globs over the paths of modules, the names of nodes or of weights, and ``!glob``; "
+            "help": "globs that match module paths, names of nodes or names of weights, and ``!glob``; "
             "by default all products"
         },
     )
     label: str = attrs.field(
-        default="", metadata={"help": "its name where a model has several adapters"}
+        default="", metadata={"help": "a name that distinguishes several adapters of a model"}
     )
     frozen: bool = attrs.field(
-        default=False, metadata={"help": "True: it is there, and is not trained"}
+        default=False, metadata={"help": "True: the adapter is applied but not trained"}
     )
 
     def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:

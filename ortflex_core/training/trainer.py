@@ -47,62 +47,70 @@ class Trainer:
     given as an object (``Adam(beta1=0.8)``); the three are the same.
 
     Args:
-        model: a path, the file's bytes, or a ModelProto. Its weights are where training starts.
-        loss: what is minimised: one loss, ``{tensor: loss}``, or a list of tables that may also
-            have ``predicted``, ``expected``, ``weight`` and ``factor``; without a tensor it is on
+        model: a path, the file's bytes, or a ModelProto; the training starts with its weights.
+        loss: one loss to minimise, ``{tensor: loss}``, or a list of tables with the optional keys
+            ``predicted``, ``expected``, ``weight`` and ``factor``; by default it is computed from
             the only float output.
-        params: what is trained: names, globs and ``!glob``; by default every parameter that is
-            found.
-        adapters: small tensors that are trained next to weights, which are frozen then, except
-            those that ``params`` names: one or several.
-        penalty: what weights cost: one penalty on all parameters, or ``{parameter glob: penalty}``.
-        optimizer: how weights move.
-        learning_rate: how far weights move; by default the optimizer's own.
+        params: the parameters to train: names, globs and ``!glob``; by default all that are found.
+        adapters: one or several adapters: small tensors that are added to weights and trained; the
+            weights are frozen, except those that ``params`` names.
+        penalty: the cost of the weights: one penalty for all parameters, or ``{parameter glob:
+            penalty}``.
+        optimizer: the rule that updates the weights.
+        learning_rate: the base learning rate; by default that of the optimizer.
         schedule: the learning rate over time.
-        groups: parameters (``params``: names, globs) with a ``rate`` (a factor), an ``optimizer``
-            or a ``penalty`` of their own, ``frozen``, or trained from ``start_epoch`` on; the first
-            group that fits takes a parameter.
+        groups: groups of parameters (``params``: names, globs) with a separate ``rate`` (a factor),
+            ``optimizer`` or ``penalty``, that are ``frozen``, or that are trained from
+            ``start_epoch`` on; a parameter belongs to the first group that matches it.
         clip_value: the largest absolute value of an element of a gradient.
-        clip_norm: the largest Euclidean norm of all gradients, whose elements are bounded before.
-        transforms: what happens to gradients after these bounds: one or several, in this order.
-        accumulate: how many batches make a step, of every process; their gradients are those of one
+        clip_norm: the largest Euclidean norm of all gradients together; it is applied after
+            ``clip_value``.
+        transforms: one or several transforms of the gradients, applied in this order after
+            ``clip_value`` and ``clip_norm``.
+        accumulate: the number of batches per step in each process; the step has the gradient of one
             large batch.
-        constraint: a constraint applied to the weights after each step: one for all, or
+        constraint: the constraint on the weights after each step: one for all parameters, or
             ``{parameter glob: constraint}``.
         averaging: a mean of the weights during the training, which predictions, evaluations and
             exports use.
-        precision: the types in which forward and backward pass compute; weights, losses and updates
-            stay in those of the file, float16 and bfloat16 raised to float32.
-        device: where the training runs: a device's name; ``name:1`` is the second of its kind.
-        backend: what runs the steps; ``auto`` takes the first that supports the problem.
-        distributed: the process group of a training in several processes, each of which computes
-            the gradient of other batches; ``auto`` takes that of the launcher; by default one
+        precision: the types in which the forward and backward pass compute; weights, losses and
+            updates keep the types of the file, with float32 instead of float16 and bfloat16.
+        device: the device on which the training runs; ``name:1`` is the second device of its kind.
+        backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
+            problem.
+        distributed: the process group of a training in several processes, which compute the
+            gradients of different batches; ``auto`` uses the group of the launcher; by default one
             process trains.
-        sync_every: with ``distributed``: the number of steps that every process makes by itself
-            before weights, optimizer state and running statistics are averaged (local SGD, another
-            algorithm); by default the gradients of every step are added up.
-        batch_size: rows a step; reduced to the number of rows where there are fewer.
+        sync_every: with ``distributed``: the number of steps that each process makes alone before
+            weights, optimizer state and running statistics are averaged (local SGD, a different
+            algorithm); by default the processes add their gradients in every step.
+        batch_size: rows per batch; at most the number of rows in the data.
         epochs: passes over the data.
         shuffle: a new random order every epoch.
-        seed: of everything random.
+        seed: the seed of all random numbers.
         reduction: ``mean`` is Σ w·l / Σ w over a batch, ``sum`` is Σ w·l.
-        metrics: one or several, evaluated on the validation data and by ``Trainer.evaluate``.
-        callbacks: callbacks of the training: one or several, by name, or objects with hooks.
-        classes: class labels in the order of the scores; by default the file's, where it has them.
-        reinitialize: True, or names and globs of parameters that start from new random values.
-        check_finite: refuse data with NaN or infinity (checked once an array).
-        batch_norm: ``train`` updates the running statistics where they are initializers.
-        dropout: ``file`` trains with the file's ratios; ``off``, or a ratio for all.
-        threads: threads inside an operator; ``auto`` is one for a step under 50 million operations,
-            for which more are slower, and otherwise one for every processor.
-        gradients: families of gradient rules that come first where two define an operator.
-        prefer: distributions whose plugins are meant where several have the name, the first of them
-            first; ``my-package/adam`` says it for one name.
-        free_batch: train a model with a fixed batch dimension on batches of any size, where its
-            graph treats every row alike; the export keeps the file's size by default.
-        progress: a progress bar; by default in terminals and notebooks, and a line an epoch
-            elsewhere; ``False`` is silent.
-        plugins: where components are found; by default all plugins that are installed.
+        metrics: one or several metrics, computed on the validation data and by
+            ``Trainer.evaluate``.
+        callbacks: one or several callbacks: names, or objects with hooks.
+        classes: the class labels in the order of the scores; by default those in the file, if any.
+        reinitialize: the parameters that start from new random values: True for all, or names and
+            globs.
+        check_finite: refuse data with NaN or infinity; each array is checked once.
+        batch_norm: ``train`` normalizes with the statistics of the batch and updates the running
+            statistics if they are initializers; ``freeze`` uses the running statistics.
+        dropout: ``file`` uses the ratios in the file, ``off`` drops nothing; a number is the ratio
+            of all nodes.
+        threads: the number of threads within an operator; ``auto`` means one for a step with less
+            than 50 million operations, otherwise one per processor.
+        gradients: families of gradient rules that take precedence if several have a rule for an
+            operator.
+        prefer: distributions whose plugins are chosen if several distributions have the same name,
+            in this order; ``my-package/adam`` chooses one plugin.
+        free_batch: train a model with a fixed batch dimension on batches of any size, provided that
+            its graph treats every row alike; by default the export keeps the fixed size.
+        progress: show a progress bar; by default a bar in terminals and notebooks, and a line per
+            epoch elsewhere; ``False`` shows nothing.
+        plugins: the plugins from which components are chosen; by default all installed plugins.
 
     Raises:
         ConfigError: names and parameters that do not exist or do not fit, all at once.

@@ -125,10 +125,10 @@ def test_the_trainer_reports_the_same_lines(folder: Path) -> None:
 
 def test_what_is_missing(folder: Path) -> None:
     assert problems(folder, base="") == [
-        "model: is missing; the .onnx file; its weights are where training starts",
-        "data: is missing; what to train on",
-        "loss: is missing; what is minimised: one loss, {tensor: loss}, or a list of tables that may "
-        "also have predicted, expected, weight and factor; without a tensor it is on the only float "
+        "model: is missing; the .onnx file; the training starts with its weights",
+        "data: is missing; the training data",
+        "loss: is missing; one loss to minimise, {tensor: loss}, or a list of tables with the optional "
+        "keys predicted, expected, weight and factor; by default it is computed from the only float "
         "output",
     ]
     [text] = problems(folder, base=BASE.replace("model.onnx", "m.onnx"))

@@ -21,8 +21,8 @@ from ortflex_core.training import trainer
 SOURCE = Path(inspect.getfile(trainer))
 _MODEL = "str | os.PathLike[str] | bytes | onnx.ModelProto | Model"
 _HELP = {
-    "model": "a path, the file's bytes, or a ModelProto. Its weights are where training starts",
-    "plugins": "where components are found; by default all plugins that are installed",
+    "model": "a path, the file's bytes, or a ModelProto; the training starts with its weights",
+    "plugins": "the plugins from which components are chosen; by default all installed plugins",
 }
 _WIDTH = 100
 
