@@ -42,11 +42,13 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import get_session
 from ortflex_core.training.setup import check_version
 from ortflex_core.types import TensorSpec
+from ortflex_core.views.tracebacks import short_traceback
 
 _STRONGEST: Sequence[Status] = ("no rule", "trainable", "passes", "not differentiable", "frozen")
 """The status of a node among those of the nodes that it was decomposed into."""
 
 
+@short_traceback
 def check_model(
     model: str | os.PathLike[str] | bytes | ModelProto | Model,
     loss: Any = None,

@@ -42,6 +42,7 @@ from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import beginning
 from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
+from ortflex_core.views.tracebacks import short_traceback
 
 # A power of two: weight − rate · gradient then loses no digit of the gradient to the rate.
 _PROBE_RATE = 1024.0
@@ -159,6 +160,7 @@ def _load(engine: Engine, start: Step) -> None:
     engine.load_buffers({n: start.buffers[n] for n in engine.buffers() if n in start.buffers})
 
 
+@short_traceback
 def compare(
     trainer: Trainer,
     X: Any,

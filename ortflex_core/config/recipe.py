@@ -21,6 +21,7 @@ from ortflex_core.config.toml import parse_override, read_toml, to_toml
 from ortflex_core.construct import convert, field_types
 from ortflex_core.errors import ConfigError, Problems, suggest
 from ortflex_core.registry import Plugins
+from ortflex_core.views.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from ortflex_core.views import History
@@ -36,6 +37,7 @@ def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attri
     return [known[name] for name in dict.fromkeys([*_FIRST, *known])]
 
 
+@short_tracebacks
 @attrs.frozen(kw_only=True, field_transformer=_in_order)
 class Recipe(Arguments):
     """Everything a training needs, by name; the keys of train.toml.
@@ -186,7 +188,7 @@ class Recipe(Arguments):
         import ortflex_core
 
         text = "Recipe.trainer(plugins, callbacks) is now Trainer.from_recipe(recipe, plugins, callbacks)"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        warnings.warn(text, DeprecationWarning, stacklevel=3)
         return ortflex_core.Trainer.from_recipe(self, plugins, callbacks)
 
     def run(self, trainer: Any) -> History:

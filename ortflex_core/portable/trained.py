@@ -16,11 +16,13 @@ from ortflex_core.portable.folder import open_step
 from ortflex_core.portable.state_file import State
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, TensorSpec, dtype_name, shape_text
+from ortflex_core.views.tracebacks import short_traceback
 
 _WEIGHTS = ("frozen", "parameter", "buffer", "average")
 """The roles of what an export has; an average takes the place of its weight."""
 
 
+@short_traceback
 def apply_state(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
     state: str | os.PathLike[str],

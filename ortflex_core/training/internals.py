@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.errors import OrtflexError
+from ortflex_core.errors import OrtflexError, short_repr
 
 if TYPE_CHECKING:
     from ortflex_core.hooks import HookManager
@@ -108,5 +108,12 @@ def moved_attribute(trainer: Trainer, name: str) -> Any:
 
 
 def internals_of(trainer: Trainer) -> Internals:
-    """What a Trainer works with: problem, state, hooks, and the loop of the training in progress."""
-    return trainer._internals
+    """What a Trainer works with: problem, state, hooks, and the loop of the training in progress.
+
+    Raises:
+        TypeError: it is not a Trainer.
+    """
+    inner = getattr(trainer, "_internals", None)
+    if not isinstance(inner, Internals):
+        raise TypeError(f"expected a Trainer, got {short_repr(trainer)}")
+    return inner

@@ -35,11 +35,13 @@ from ortflex_core.training.state import Live
 from ortflex_core.types import Array
 from ortflex_core.views.history import History
 from ortflex_core.views.summary import Summary
+from ortflex_core.views.tracebacks import short_tracebacks
 
 _log = logging.getLogger("ortflex")
 _NOT_RECORDED = ("self", "model", "plugins")
 
 
+@short_tracebacks
 class Trainer:
     """Trains an ONNX model.
 

@@ -1,16 +1,25 @@
-"""How a training is shown: its progress, its History, and a summary of what is trained.
+"""How a training is shown: its progress, its History, a summary of what is trained, and its errors.
 
-Owns: bars, lines, tables in terminals and notebooks. Nothing here decides anything.
+Owns: bars, lines, tables in terminals and notebooks, short tracebacks. Nothing here decides anything.
 
 May import: the modules of the core that are in no package.
 
 Add here: another way to show one of these (:mod:`~ortflex_core.views.progress`,
-:mod:`~ortflex_core.views.history`, :mod:`~ortflex_core.views.summary`).
+:mod:`~ortflex_core.views.history`, :mod:`~ortflex_core.views.summary`,
+:mod:`~ortflex_core.views.tracebacks`).
 """
 
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import epoch_summary
 from ortflex_core.views.summary import Summary
 from ortflex_core.views.tables import text_table
+from ortflex_core.views.tracebacks import short_traceback, short_tracebacks
 
-__all__ = ["History", "Summary", "epoch_summary", "text_table"]
+__all__ = [
+    "History",
+    "Summary",
+    "epoch_summary",
+    "short_traceback",
+    "short_tracebacks",
+    "text_table",
+]

@@ -23,6 +23,7 @@ from ortflex_core.model import Model, complete_shapes
 from ortflex_core.problem import LossRequest
 from ortflex_core.training import internals_of
 from ortflex_core.types import Array
+from ortflex_core.views import short_tracebacks
 from ortflex_plugins.estimators import _parameters
 from ortflex_plugins.estimators._arrays import as_input, as_labels, columns, given
 from ortflex_plugins.estimators._networks import perceptron, single
@@ -35,6 +36,7 @@ _MOST_ROWS = 200
 _SMALL = 10_000
 
 
+@short_tracebacks
 @attrs.define(slots=False, eq=False, repr=False)
 class OrtEstimator(BaseEstimator):
     """a Trainer with scikit-learn's interface; see the two estimators.
@@ -138,7 +140,7 @@ class OrtEstimator(BaseEstimator):
                 f"{type(self).__name__}: {self.max_iter} epochs (max_iter) were made and the "
                 "training has not converged yet; allow more, or a larger learning_rate",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         return self
 

@@ -18,6 +18,7 @@ from ortflex_core.errors import ModelError
 from ortflex_core.model import Model, check_tensor, default_output, file_classes, raw_scores
 from ortflex_core.problem import LossRequest
 from ortflex_core.types import Array
+from ortflex_core.views import short_traceback, short_tracebacks
 from ortflex_plugins.estimators._base import OrtEstimator
 from ortflex_plugins.estimators._classes import (
     PROBABILISTIC,
@@ -45,6 +46,7 @@ def _has_probabilities(estimator: OrtClassifier) -> bool:
     return True
 
 
+@short_tracebacks
 @attrs.define(slots=False, eq=False, repr=False)
 class OrtClassifier(ClassifierMixin, OrtEstimator):
     """Classification of two or more classes, with any ONNX model or with a built one.
@@ -232,11 +234,13 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return self._decide(self._scores(X))
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @short_traceback
     def predict_proba(self, X: Any) -> Array:
         """Probabilities of the classes, [rows, classes]; rows add up to 1."""
         return probabilities(self._scores(X), self._link)
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @short_traceback
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithms of the probabilities, [rows, classes]."""
         return np.log(self.predict_proba(X))  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from ortflex_core.errors import ModelError
 from ortflex_core.graph import captured_names
 from ortflex_core.model import Model
+from ortflex_core.views import short_traceback
 from ortflex_plugins.estimators._networks import OPSET
 from ortflex_plugins.estimators.classifier import OrtClassifier
 from ortflex_plugins.estimators.regressor import OrtRegressor
@@ -42,6 +43,7 @@ def register_converters() -> None:
         )
 
 
+@short_traceback
 def pipeline_to_onnx(pipeline: Any, X: Any, **options: Any) -> onnx.ModelProto:
     """A fitted pipeline that ends in one of the estimators as one ONNX model.
 

@@ -11,9 +11,11 @@ from sklearn.model_selection import train_test_split
 
 from ortflex_core.errors import ModelError
 from ortflex_core.types import Array
+from ortflex_core.views import short_tracebacks
 from ortflex_plugins.estimators._base import OrtEstimator
 
 
+@short_tracebacks
 class OrtRegressor(RegressorMixin, OrtEstimator):
     """Regression with any ONNX model, or with a built one.
 

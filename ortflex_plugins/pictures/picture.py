@@ -17,6 +17,7 @@ from ortflex_core.files import write_bytes
 from ortflex_core.model import Model, as_model, read_model
 from ortflex_core.problem import bind_terms
 from ortflex_core.training import internals_of
+from ortflex_core.views import short_traceback
 from ortflex_plugins.pictures import html, layout, reading, svg
 from ortflex_plugins.pictures.parts import parts_of, step_of
 from ortflex_plugins.pictures.reading import Marks
@@ -95,6 +96,7 @@ class Picture:
         return self.svg()
 
 
+@short_traceback
 def draw(
     model: str | os.PathLike[str] | bytes | ModelProto | Model | Program,
     *,
@@ -154,6 +156,7 @@ def draw(
 _STATE = ("slot", "average", "buffer")
 
 
+@short_traceback
 def draw_step(
     trainer: Trainer, *, fold: bool | None = None, unfold: bool = False, title: str | None = None
 ) -> Picture:

@@ -1,0 +1,110 @@
+"""Short tracebacks of what users do wrong: their own frames alone; of bugs, all frames.
+
+The message of an :class:`~ortflex_core.errors.OrtflexError` says what is wrong and what to do; the frames
+between the call and the place that noticed it say nothing to the caller. The functions that users call
+leave them out. Whole tracebacks are there with the environment variable ``ORTFLEX_DEBUG=1``, with the
+logger ``ortflex`` at DEBUG, and always for errors that are not the user's: exceptions of other classes,
+and plugins that fail.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from ortflex_core.errors import BrokenPlugin, OrtflexError
+
+_log = logging.getLogger("ortflex")
+_PARAMETERS = ParamSpec("_PARAMETERS")
+_RESULT = TypeVar("_RESULT")
+_CLASS = TypeVar("_CLASS", bound=type)
+
+# What our code calls, and what calls callbacks: frames of neither tell users anything.
+_OURS = frozenset(
+    {
+        *("ortflex", "ortflex_core", "ortflex_plugins"),
+        *("attr", "attrs", "google", "numpy", "onnx", "onnxruntime", "pluggy"),
+        *sys.stdlib_module_names,
+    }
+)
+
+
+def short_traceback(
+    function: Callable[_PARAMETERS, _RESULT],
+) -> Callable[_PARAMETERS, _RESULT]:
+    """A function that users call, whose errors have no frames of the code behind it."""
+
+    @functools.wraps(function)
+    def short(*args: _PARAMETERS.args, **kwargs: _PARAMETERS.kwargs) -> _RESULT:
+        try:
+            return function(*args, **kwargs)
+        except OrtflexError as error:
+            if not _shortens(error):
+                raise
+            _shorten(error)
+            raise  # as it is now: this adds no frame
+
+    return short
+
+
+def short_tracebacks(cls: _CLASS) -> _CLASS:
+    """A class that users use: :func:`short_traceback` for its constructor and its public methods."""
+    for name, member in list(vars(cls).items()):
+        if name.startswith("_") and name != "__init__":
+            continue
+        if inspect.isfunction(member):
+            setattr(cls, name, short_traceback(member))
+        elif isinstance(member, classmethod):
+            setattr(cls, name, classmethod(short_traceback(member.__func__)))
+    return cls
+
+
+def _shortens(error: OrtflexError) -> bool:
+    wanted = os.environ.get("ORTFLEX_DEBUG", "") not in ("", "0")
+    whole = wanted or _log.isEnabledFor(logging.DEBUG)
+    return not (whole or isinstance(error, BrokenPlugin))
+
+
+def _shorten(error: BaseException) -> None:
+    """Take our frames from a traceback, and from its chain the exceptions that have no others."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = _without_ours(link.__traceback__)
+        following = before = _before(link)
+        while before is not None and _without_ours(before.__traceback__) is None:
+            before = _before(before)
+        if before is not following:
+            link.__cause__ = before  # None ends the chain, which leaves out the context, too
+        link = before
+
+
+def _before(error: BaseException) -> BaseException | None:
+    """The exception that is printed before this one."""
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    return error.__context__
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The entries of a traceback that are in the code of others; None without any."""
+    entries = []
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        if not _is_ours(entry.tb_frame):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS
