@@ -32,8 +32,9 @@ from ortflex_core.protocols import Backend, Device, Losses, Value
 from ortflex_core.runtime import Runtime, binding_counts, get_program
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.accumulating import Accumulator, split
-from ortflex_plugins.backends.fused_plan import Plan, RunLosses, SeveralRuns
+from ortflex_plugins.backends.fused_plan import Plan
 from ortflex_plugins.backends.resident import Resident
+from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns
 
 # The cost of starting a run in nodes of a graph, how many times that a run should last, and how
 # many nodes of unrolled steps are worth their compilation; measured with small networks on one
@@ -228,42 +229,13 @@ class FusedEngine:
     ) -> RunLosses:
         plan = self._plan(batches, steps)
         plan.fill(self.device, batches)
-        # Whole batches of unweighted data share their denominators, and a constant rate its list.
-        if plan.counts_steps or plan.rates is not rates or plan.denominators != denominators:
-            self._set_hosts(plan, denominators, rates)
+        plan.set_hosts(self._step, denominators, rates)
         weights, slots, buffers = self._twins
         losses = plan.run(self, (weights.current, slots.current, buffers.current))
         for twins in self._twins:
             twins.current = 1 - twins.current
         self._step += steps
         return losses
-
-    def _set_hosts(
-        self, plan: Plan, denominators: Sequence[Sequence[float]], rates: Sequence[float]
-    ) -> None:
-        values = plan.values
-        if plan.denominators != denominators:
-            known = iter(denominators)
-            factors = []
-            for parts in plan.symbols.scales:
-                together = [sum(d) for d in zip(*(next(known) for _ in parts), strict=True)]
-                of_step = list(self.problem.scales(together).values())
-                for part in parts:
-                    values.update(zip(part, of_step, strict=True))
-                factors.append(of_step * len(parts))
-            plan.factors = np.array(factors)
-            plan.denominators = denominators
-        symbols = plan.symbols
-        values.update(zip(symbols.rates, rates, strict=True))
-        if plan.counts_steps:
-            draw = self._step * self.problem.updating.accumulate
-            for k, draws in enumerate(symbols.draws):
-                for symbol in draws:
-                    draw += 1
-                    values[symbol] = draw
-                values[symbols.counters[k]] = self._step + k + 1
-        plan.rates = rates
-        plan.hosts.update(values)
 
     @property
     def _now(self) -> dict[str, Value]:

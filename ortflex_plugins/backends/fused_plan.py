@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
 from ortflex_core.data import Batch, Block
-from ortflex_core.graph import Key, Port, Program
-from ortflex_core.problem import Problem
-from ortflex_core.protocols import Device, Value
-from ortflex_core.runtime import Binder, HostVector, get_session
+from ortflex_core.graph import Program
+from ortflex_core.protocols import Device
+from ortflex_core.runtime import Binder, get_session
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.resident import Gathering
+from ortflex_plugins.backends.step_plan import RunLosses, StepPlan
 
 if TYPE_CHECKING:
     from ortflex_plugins.backends.fused import FusedEngine
@@ -24,72 +23,25 @@ _PAGE = 256
 _NOTHING = np.empty(0)
 
 
-class Plan:
+class Plan(StepPlan):
     """A program and its bindings for batches of one shape, in both directions."""
 
     def __init__(
         self, engine: FusedEngine, program: Program, batch: Batch | Block, steps: int
     ) -> None:
         device = engine.device
-        self.program = program
-        self.steps = steps
-        self.hosts = HostVector(program, device, engine.problem.constants())
+        super().__init__(engine.problem, device, engine.columns, program, batch, steps)
         self.place = device.ort_device()
-        problem = engine.problem
-        count = problem.updating.accumulate
-        places = [(step, part) for step in range(steps) for part in range(count)]
-        self.symbols = Symbols(problem, steps)
-        columns = problem.column_ports
-        self.data: list[tuple[str, Value, Array, bool]] = []
-        self._gathering: Gathering | None = None
         self._resident = engine.resident
-        far: dict[str, tuple[TensorSpec, Value]] = {}
-        self._known: dict[Key, tuple[TensorSpec, Value, int]] = {}
-        for spec in engine.columns:
-            if columns[spec.name] not in program.takes:
-                continue
-            shape = batch.shape(spec.name)
-            rows = (len(places) * shape[0], *shape[1:])
-            value = device.empty(rows, spec.numpy)
-            view = device.view(value)
-            staged = np.empty(rows, spec.numpy) if view is None else view
-            self.data.append((spec.name, value, staged, view is None))
-            if view is None:
-                far[spec.name] = (spec, value)
-            size = int(np.prod(shape)) * spec.numpy.itemsize
-            for k, (step, part) in enumerate(places):
-                port = attrs.evolve(columns[spec.name], step=step, batch=part)
-                exact = attrs.evolve(program.takes[port], shape=shape)
-                self._known[port] = (exact, value, value.data_ptr() + k * size)
+        self._gathering: Gathering | None = None
+        specs = {spec.name: spec for spec in engine.columns}
+        far = {name: (specs[name], value) for name, value, _, copied in self.data if copied}
         if far and device.room():
             self._gathering = Gathering(device, far, engine.problem.threads)
-        self._costs = {
-            key: spec
-            for key, spec in program.gives.items()
-            if isinstance(key, Port) and key.role in ("loss", "penalty")
-        }
-        self.page = Page(device, list(self._costs.values()))
-        index = {key: k for k, key in enumerate(self._costs)}
-        self.totals = np.array(
-            [
-                [
-                    index[term.at(step, part, None).total_port]
-                    for part in range(count)
-                    for term in problem.terms
-                ]
-                for step in range(steps)
-            ]
-        )
-        penalties = [Port("penalty", step=step) for step in range(steps)]
-        self.penalties = [index[port] for port in penalties if port in index]
+        self.page = Page(device, list(self.costs.values()))
         # Further bindings exist only if statistics change with every batch and weights do not.
         both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
         self._binders = {now: self._bind(engine, now) for now in both}
-        self.counts_steps = not self.symbols.counted.isdisjoint(self.hosts.varying)
-        self.rates: Sequence[float] | None = None
-        self.denominators: Sequence[Sequence[float]] | None = None
-        self.values: dict[str, float] = {}
-        self.factors: Array = np.zeros(self.totals.shape)
 
     def binder(self, engine: FusedEngine, now: tuple[int, ...]) -> Binder:
         """The bindings that read the versions ``now`` of weights, slots and statistics."""
@@ -101,15 +53,17 @@ class Plan:
         binder = Binder(get_session(self.program, engine.device, engine.problem.threads), "step")
         before, after = engine.versions(now), engine.versions(tuple(1 - k for k in now))
         for key, spec in self.program.takes.items():
-            if key in self._known:
-                exact, owner, pointer = self._known[key]
-                binder.input_at(exact, owner, self.place, pointer)
+            if key in self.places:
+                exact, column, k = self.places[key]
+                _, owner, staged, _ = self.data[column]
+                size = staged.nbytes // self.batches
+                binder.input_at(exact, owner, self.place, owner.data_ptr() + k * size)
             else:
                 value = before.get(key) or engine.evaluator.frozen_port(key)
                 binder.input_at(spec, value, self.place, value.data_ptr())
         binder.hosts(self.hosts)
         for key, spec in self.program.gives.items():
-            if key not in self._costs:
+            if key not in self.costs:
                 binder.output_at(spec, after[key], self.place, after[key].data_ptr())
         self.page.bind(binder, self.place)
         return binder
@@ -125,10 +79,7 @@ class Plan:
             if columns:
                 self._gathering.take(columns, batches.rows)
                 return
-        for name, value, staged, copied in self.data:
-            batches.copy(name, staged)
-            if copied:
-                device.write(value, staged)
+        super().fill(device, batches)
 
     def run(self, engine: FusedEngine, now: tuple[int, ...]) -> RunLosses:
         """Run the steps from the versions ``now`` of weights, slots and statistics."""
@@ -137,26 +88,11 @@ class Plan:
             binder.run()
             return RunLosses(self, page.view[0].copy())
         if page.used == page.size:
-            page = self.page = Page(engine.device, list(self._costs.values()))
+            page = self.page = Page(engine.device, list(self.costs.values()))
         page.bind(binder, self.place)
         binder.run()
         page.used += 1
         return LateLosses(self, page)
-
-
-class Symbols:
-    """The host symbols of every step of a graph, and of every batch of it."""
-
-    def __init__(self, problem: Problem, steps: int) -> None:
-        batches = range(problem.updating.accumulate)
-        self.rates = [Port("rate", step=k).label for k in range(steps)]
-        self.counters = [Port("counter", step=k).label for k in range(steps)]
-        self.draws = [[Port("draw", step=k, batch=j).label for j in batches] for k in range(steps)]
-        self.scales = [
-            [[term.at(k, j, None).scale_symbol for term in problem.terms] for j in batches]
-            for k in range(steps)
-        ]
-        self.counted = {*self.counters, *(symbol for own in self.draws for symbol in own)}
 
 
 class Page:
@@ -189,29 +125,6 @@ class Page:
         return costs
 
 
-class RunLosses:
-    """The totals of one run's steps; they are scaled when they are read."""
-
-    __slots__ = ("_costs", "_factors", "_plan")
-
-    def __init__(self, plan: Plan, costs: Array) -> None:
-        self._plan = plan
-        self._costs = costs
-        self._factors = plan.factors
-
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
-        plan, costs = self._plan, self._costs
-        if plan.steps == 1:  # a hook may wait for it, and arrays are slow for a few numbers
-            pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
-            loss = sum(costs.item(k) * factor for k, factor in pairs)
-            return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
-        losses = (costs[plan.totals] * self._factors).sum(axis=1).tolist()
-        if not plan.penalties:
-            return [(loss, 0.0) for loss in losses]
-        return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
-
-
 class LateLosses(RunLosses):
     """Losses that stay on the device until they are read."""
 
@@ -225,16 +138,3 @@ class LateLosses(RunLosses):
         """(loss, penalty) per step."""
         self._costs = self._page.row(self._row)
         return super().read()
-
-
-class SeveralRuns:
-    """The losses of several runs."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: list[RunLosses]) -> None:
-        self._parts = parts
-
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
-        return [pair for part in self._parts for pair in part.read()]

@@ -1,0 +1,178 @@
+"""What a graph of training steps is given and gives, for batches of one shape, whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from ortflex_core.data import Batch, Block
+from ortflex_core.graph import Key, Port, Program
+from ortflex_core.problem import Problem
+from ortflex_core.protocols import Device, Value
+from ortflex_core.runtime import HostVector
+from ortflex_core.types import Array, TensorSpec
+
+
+class StepPlan:
+    """A program of steps with the memory of its data and host scalars.
+
+    Attributes:
+        batches: how many the steps have together.
+        data: of every column: its name, memory for the rows of all steps, an array, and whether that is
+            to be copied to the memory.
+        places: of every port of a column: its exact shape and type, its column's place in ``data``, and
+            its own number among the batches.
+        costs: the outputs that are costs.
+        totals: where the Σ w·l of each batch and term are among them, [steps, batches · terms].
+        penalties: where the penalty of each step is.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        device: Device,
+        columns: Sequence[TensorSpec],
+        program: Program,
+        batch: Batch | Block,
+        steps: int,
+    ) -> None:
+        self.problem = problem
+        self.program = program
+        self.steps = steps
+        self.hosts = HostVector(program, device, problem.constants())
+        count = problem.updating.accumulate
+        batches = [(step, part) for step in range(steps) for part in range(count)]
+        self.symbols = Symbols(problem, steps)
+        ports = problem.column_ports
+        self.batches = len(batches)
+        self.data: list[tuple[str, Value, Array, bool]] = []
+        self.places: dict[Key, tuple[TensorSpec, int, int]] = {}
+        for spec in columns:
+            if ports[spec.name] not in program.takes:
+                continue
+            shape = batch.shape(spec.name)
+            rows = (len(batches) * shape[0], *shape[1:])
+            value = device.empty(rows, spec.numpy)
+            view = device.view(value)
+            staged = np.empty(rows, spec.numpy) if view is None else view
+            for k, (step, part) in enumerate(batches):
+                port = attrs.evolve(ports[spec.name], step=step, batch=part)
+                exact = attrs.evolve(program.takes[port], shape=shape)
+                self.places[port] = (exact, len(self.data), k)
+            self.data.append((spec.name, value, staged, view is None))
+        self.costs = {
+            key: spec
+            for key, spec in program.gives.items()
+            if isinstance(key, Port) and key.role in ("loss", "penalty")
+        }
+        index = {key: k for k, key in enumerate(self.costs)}
+        self.totals = np.array(
+            [
+                [
+                    index[term.at(step, part, None).total_port]
+                    for part in range(count)
+                    for term in problem.terms
+                ]
+                for step in range(steps)
+            ]
+        )
+        penalties = [Port("penalty", step=step) for step in range(steps)]
+        self.penalties = [index[port] for port in penalties if port in index]
+        self.counts_steps = not self.symbols.counted.isdisjoint(self.hosts.varying)
+        self._rates: Sequence[float] | None = None
+        self._denominators: Sequence[Sequence[float]] | None = None
+        self.values: dict[str, float] = {}
+        self.factors: Array = np.zeros(self.totals.shape)
+
+    def fill(self, device: Device, batches: Batch | Block) -> None:
+        """Copy the rows of all steps into the memory that the graph reads."""
+        for name, value, staged, copied in self.data:
+            batches.copy(name, staged)
+            if copied:
+                device.write(value, staged)
+
+    def set_hosts(
+        self, done: int, denominators: Sequence[Sequence[float]], rates: Sequence[float]
+    ) -> bool:
+        """Set the host scalars after ``done`` steps; returns whether they had to be.
+
+        Whole batches of unweighted data share their denominators, and a constant rate its list.
+        """
+        if not self.counts_steps and self._rates is rates and self._denominators == denominators:
+            return False
+        values, symbols = self.values, self.symbols
+        if self._denominators != denominators:
+            known = iter(denominators)
+            factors = []
+            for parts in symbols.scales:
+                together = [sum(d) for d in zip(*(next(known) for _ in parts), strict=True)]
+                of_step = list(self.problem.scales(together).values())
+                for part in parts:
+                    values.update(zip(part, of_step, strict=True))
+                factors.append(of_step * len(parts))
+            self.factors = np.array(factors)
+            self._denominators = denominators
+        values.update(zip(symbols.rates, rates, strict=True))
+        if self.counts_steps:
+            draw = done * self.problem.updating.accumulate
+            for k, draws in enumerate(symbols.draws):
+                for symbol in draws:
+                    draw += 1
+                    values[symbol] = draw
+                values[symbols.counters[k]] = done + k + 1
+        self._rates = rates
+        self.hosts.update(values)
+        return True
+
+
+class Symbols:
+    """The host symbols of every step of a graph, and of every batch of it."""
+
+    def __init__(self, problem: Problem, steps: int) -> None:
+        batches = range(problem.updating.accumulate)
+        self.rates = [Port("rate", step=k).label for k in range(steps)]
+        self.counters = [Port("counter", step=k).label for k in range(steps)]
+        self.draws = [[Port("draw", step=k, batch=j).label for j in batches] for k in range(steps)]
+        self.scales = [
+            [[term.at(k, j, None).scale_symbol for term in problem.terms] for j in batches]
+            for k in range(steps)
+        ]
+        self.counted = {*self.counters, *(symbol for own in self.draws for symbol in own)}
+
+
+class RunLosses:
+    """The totals of one run's steps; they are scaled when they are read."""
+
+    __slots__ = ("_costs", "_factors", "_plan")
+
+    def __init__(self, plan: StepPlan, costs: Array) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._factors = plan.factors
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        plan, costs = self._plan, self._costs
+        if plan.steps == 1:  # a hook may wait for it, and arrays are slow for a few numbers
+            pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
+            loss = sum(costs.item(k) * factor for k, factor in pairs)
+            return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]
+        losses = (costs[plan.totals] * self._factors).sum(axis=1).tolist()
+        if not plan.penalties:
+            return [(loss, 0.0) for loss in losses]
+        return list(zip(losses, costs[plan.penalties].tolist(), strict=True))
+
+
+class SeveralRuns:
+    """The losses of several runs."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[RunLosses]) -> None:
+        self._parts = parts
+
+    def read(self) -> list[tuple[float, float]]:
+        """(loss, penalty) per step."""
+        return [pair for part in self._parts for pair in part.read()]
