@@ -90,7 +90,8 @@ class HostEngine:
         total: dict[Key, Array] = {}
         for k, batch in enumerate(batches, self._step * problem.updating.accumulate + 1):
             given = self._columns(batch) | weights | slots | _ports("buffer", self._buffers)
-            results = self._run(self._gradient, given, constants | scales | {_DRAW: k})
+            graph = self.gradient_graph(batch.size)
+            results = self._run(graph, given, constants | scales | {_DRAW: k})
             costs = [float(results[t.total_port]) for t in problem.terms]
             loss += sum(c * s for c, s in zip(costs, scales.values(), strict=True))
             gradients = {port: results[port] for port in _ports("gradient", self._weights)}
@@ -105,6 +106,10 @@ class HostEngine:
         self._weights = {n: new[port] for n, port in ports_of("parameter", self._weights).items()}
         self._slots = {n: new[port] for n, port in problem.slot_ports.items()}
         return loss, float(new.get(stages.PENALTY, 0.0))
+
+    def gradient_graph(self, rows: int) -> Program:
+        """The graph of a batch's gradient; override it for a runtime that wants the number of rows."""
+        return self._gradient
 
     def _columns(self, batch: Batch) -> dict[Key, Array]:
         ports = self.problem.column_ports

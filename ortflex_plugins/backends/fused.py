@@ -104,19 +104,19 @@ def _of_one_batch(problem: Problem) -> Problem:
     return attrs.evolve(problem, updating=attrs.evolve(problem.updating, accumulate=1))
 
 
-def steps_per_run(problem: Problem, nodes: int) -> int:
+def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -> int:
     """How many steps a graph should hold, so that the start of a run is a small part of it.
 
-    ``nodes`` is the number of nodes of a step with one batch. The length of a step is counted in
-    nodes; its arithmetic (6 operations per weight and row) is converted to nodes. Of the numbers
-    that are not too large, the one with the fewest runs an epoch is taken. The result only depends
-    on the problem.
+    ``nodes`` is the number of nodes of a step with one batch, ``most_nodes`` that of a graph. The
+    length of a step is counted in nodes; its arithmetic (6 operations per weight and row) is converted
+    to nodes. Of the numbers that are not too large, the one with the fewest runs an epoch is taken. The
+    result only depends on the problem.
     """
     weights = sum(problem.model.initializer(n).size for n in problem.parameters)
     together = problem.updating.accumulate
     nodes *= together
     work = nodes + 6 * weights * problem.batch_size * together / _FLOPS_PER_NODE
-    most = max(1, min(int(_SHARE * _NODES_PER_RUN / work), _MOST_NODES // nodes, 32))
+    most = max(1, min(int(_SHARE * _NODES_PER_RUN / work), most_nodes // nodes, 32))
     if problem.epoch_steps is None:
         return most
     whole = problem.epoch_steps // together

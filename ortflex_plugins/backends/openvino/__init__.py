@@ -1,0 +1,5 @@
+"""The backend ``openvino``: the step program compiled by OpenVINO, with its state inside.
+
+:mod:`.draws` takes random draws out of a program, :mod:`.compiled` compiles the rest,
+:mod:`.engine` trains, :mod:`.backend` is the plugin.
+"""

@@ -1,0 +1,105 @@
+"""The whole training step compiled by OpenVINO, with weights and optimizer state inside."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, ClassVar
+
+import attrs
+
+from ortflex_core.engines import HostEngine
+from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, Unsupported
+from ortflex_core.problem import Problem
+from ortflex_core.protocols import Backend, Device
+from ortflex_core.runtime import Runtime
+
+_REFUSALS = (NoGradientRule, NotDifferentiable, GraphError, Unsupported)
+_PRECISIONS = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
+"""Values of the option, and what a processor must be capable of, in OpenVINO's words."""
+
+
+def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value != "auto" and (type(value) is not int or value < 1):
+        raise ValueError(
+            f"OpenVinoBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}"
+        )
+
+
+def _precision(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value not in _PRECISIONS:
+        raise ValueError(
+            f"OpenVinoBackend.inference_precision must be one of {', '.join(_PRECISIONS)}, got {value!r}"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class OpenVinoBackend(Backend):
+    """Train by OpenVINO: the step program with its state inside, on the processor.
+
+    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
+    other backends. Weights, optimizer state and running statistics stay inside the compiled model;
+    predictions and evaluations run on onnxruntime. Random draws, such as those of Dropout, are computed
+    by onnxruntime, since OpenVINO has 32-bit integers.
+
+    ``steps_per_run`` is how many steps one graph holds; ``"auto"`` chooses by the size of a step.
+    ``inference_precision`` is OpenVINO's hint of the same name: ``"f32"`` computes in float32,
+    ``"bf16"`` lets OpenVINO choose what it computes in bfloat16, ``"f16"`` in float16, on processors that
+    have such arithmetic. OpenVINO's own default on a processor with AMX is bfloat16.
+
+    Raises:
+        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or
+            ``inference_precision`` is another word.
+
+    Example:
+        >>> OpenVinoBackend(inference_precision="bf16").inference_precision
+        'bf16'
+    """
+
+    name: ClassVar[str] = "openvino"
+    priority: ClassVar[int] = 4
+
+    steps_per_run: int | str = attrs.field(default="auto", validator=_steps)
+    inference_precision: str = attrs.field(default="f32", validator=_precision)
+
+    @classmethod
+    def available(cls, runtime: Runtime) -> list[str]:
+        """A reason if OpenVINO is not installed."""
+        if importlib.util.find_spec("openvino") is None:
+            return ["openvino is not installed: pip install 'ortflex[openvino]'"]
+        return []
+
+    def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
+        if device.name != "cpu":
+            return [f"it trains on the device cpu, not on {device.name}"]
+        if problem.is_lowered and problem.precision is not None:
+            return [
+                f"it has no precision {problem.precision.name!r}: instead of precision= give "
+                "backend={'name': 'openvino', 'inference_precision': 'bf16'}"
+            ]
+        wanted = _PRECISIONS[self.inference_precision]
+        if wanted != "FP32":
+            import openvino
+
+            able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+            if wanted not in able:
+                return [
+                    f"this processor has no arithmetic for inference_precision = "
+                    f"{self.inference_precision!r}; it has {', '.join(map(str, able))}"
+                ]
+        from ortflex_plugins.backends.openvino.engine import check_problem
+
+        try:
+            if problem.updating.accumulate > 1 and (reasons := HostEngine.reasons(problem)):
+                return reasons
+            check_problem(problem, self.inference_precision)
+        except _REFUSALS as error:
+            return [str(error)]
+        return []
+
+    def build(self, problem: Problem, device: Device, runtime: Runtime) -> Any:
+        from ortflex_plugins.backends.openvino.engine import AccumulatingEngine, OpenVinoEngine
+
+        if problem.updating.accumulate > 1:
+            return AccumulatingEngine(problem, device, self.inference_precision)
+        steps = None if self.steps_per_run == "auto" else int(self.steps_per_run)
+        return OpenVinoEngine(problem, device, self.inference_precision, steps)

@@ -1,0 +1,216 @@
+"""The backend openvino next to fused: the same losses, weights and state, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.errors import DataError, TrainingDiverged, Unsupported
+from ortflex_core.hooks import hook
+from ortflex_core.testing import running, step_programs
+from ortflex_core.types import Array
+from tests.benchmarks.onnx_network import network
+from tests.benchmarks.workloads import WORKLOADS, data
+
+openvino = pytest.importorskip("openvino")
+
+
+def fitted(name: str, backend: Any, epochs: int = 2, steps: int = 4, **options: Any) -> Trainer:
+    """A workload after a few steps an epoch, the last of fewer rows."""
+    workload = WORKLOADS[name]
+    rows = workload.batch * steps - workload.batch // 2
+    columns = [None if c is None else c[:rows] for c in data(workload)]
+    settings = {
+        "loss": workload.loss,
+        "optimizer": workload.optimizer,
+        "learning_rate": workload.rate,
+        "reduction": workload.reduction,
+        "batch_size": workload.batch,
+        "epochs": epochs,
+        "seed": 3,
+    }
+    trainer = Trainer(network(workload), backend=backend, threads=1, **{**settings, **options})
+    trainer.fit(*columns)
+    return trainer
+
+
+def agree(one: Trainer, other: Trainer, tolerance: float = 1e-4) -> None:
+    np.testing.assert_allclose(one.train_losses_, other.train_losses_, rtol=tolerance)
+    state = {**other.get_state(buffers=True), **other.engine.slots()}
+    for name, array in {**one.get_state(buffers=True), **one.engine.slots()}.items():
+        scale = np.abs(state[name]).max() or 1.0
+        assert np.abs(array - state[name]).max() <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W5", "W6"])
+def test_openvino_trains_a_workload_as_fused_does(name: str) -> None:
+    agree(fitted(name, "openvino"), fitted(name, "fused"), 2e-4)
+
+
+@pytest.mark.parametrize("name", ["W4", "W7", "W8"])
+def test_openvino_makes_the_steps_of_a_large_workload_as_fused_does(name: str) -> None:
+    # One step of a whole batch and one of half as many rows. In W8 the gradient of a bias of keys is
+    # zero but for rounding, and Adam would make steps of it.
+    options = {"optimizer": "sgd", "learning_rate": 0.01} if name == "W8" else {}
+    trainers = [fitted(name, b, epochs=1, steps=2, **options) for b in ("openvino", "fused")]
+    agree(*trainers, 2e-3)
+
+
+def test_openvino_keeps_the_state_inside_and_holds_several_steps_in_a_graph() -> None:
+    trainer = fitted("W5", "openvino", epochs=3, steps=9)
+    # Eight whole batches and the shorter one, three times.
+    assert trainer.engine.steps_per_run == 8
+    assert trainer.engine.counters() == {"steps": 27, "runs": 6}
+    (plan, _) = trainer.engine._plans.values()
+    assert len(plan._states) == len(trainer.get_state())
+    alone = fitted("W5", {"name": "openvino", "steps_per_run": 1}, epochs=3, steps=9)
+    assert alone.engine.counters() == {"steps": 27, "runs": 27}
+    agree(alone, trainer, 1e-5)
+
+
+def test_openvino_restores_the_good_state_of_a_training_that_diverges() -> None:
+    x, y, _ = data(WORKLOADS["W5"])
+    options = {"loss": "squared_error", "batch_size": 15, "reduction": "sum", "progress": False}
+    trainer = Trainer(network(WORKLOADS["W5"]), backend="openvino", learning_rate=1e3, **options)
+    before = trainer.get_state()
+    with pytest.raises(TrainingDiverged, match="at the start of epoch 1 is kept"):
+        trainer.fit(x, y)
+    for name, array in trainer.get_state().items():
+        assert np.array_equal(array, before[name])
+
+
+def test_openvino_notices_a_value_that_is_not_finite_behind_a_relu() -> None:
+    x, y, _ = data(WORKLOADS["W1"])
+    x = x[:30].copy()
+    x[17] = np.nan
+    options = {"loss": "squared_error", "batch_size": 15, "shuffle": False, "progress": False}
+    options |= {"check_finite": False}
+    trainer = Trainer(network(WORKLOADS["W1"]), backend="openvino", epochs=2, **options)
+    before = trainer.get_state()
+    with pytest.raises(TrainingDiverged):
+        trainer.fit(x, y[:30])
+    for name, array in trainer.get_state().items():
+        assert np.array_equal(array, before[name])
+
+
+def test_openvino_makes_single_steps_for_a_hook_and_ends_in_the_same_weights() -> None:
+    class Counts:
+        steps = 0
+
+        @hook
+        def step_end(self) -> None:
+            self.steps += 1
+
+    counts = Counts()
+    watched = fitted("W1", "openvino", callbacks=[counts])
+    assert counts.steps == watched.engine.counters()["runs"] == 8
+    agree(watched, fitted("W1", "openvino"), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2, "optimizer": "adam", "learning_rate": 1e-3},
+        {"averaging": "ema", "clip_norm": 0.5, "penalty": "l2"},
+        {"optimizer": "adam", "learning_rate": 1e-3, "schedule": "cosine", "epochs": 3},
+        # OpenVINO moves an Abs before the Concat of joined parameters, wrongly.
+        {"optimizer": "adamax", "learning_rate": 1e-3, "transforms": ["centralize"]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_openvino_combines_features_as_fused_does(options: dict[str, Any]) -> None:
+    agree(fitted("W1", "openvino", **options), fitted("W1", "fused", **options), 5e-4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_openvino_drops_what_fused_drops(accumulate: int) -> None:
+    made = step_programs.draw("mlp, dropping", "sgd", "squared_error", alone=True)
+    trainers = []
+    for backend in ("openvino", "fused"):
+        options = {**made.options, "epochs": 3, "accumulate": accumulate}
+        trainers.append(running.trainer(made.model, backend=backend, **options))
+        trainers[-1].fit(made.x, made.y)
+    agree(*trainers, 1e-5)
+
+
+def test_openvino_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    class Saves:
+        @hook
+        def epoch_end(self, trainer: Trainer, record: Any) -> None:
+            if record["epoch"] == 2:
+                trainer.save(tmp_path / "half")
+
+    options: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3, "epochs": 3}
+    whole = fitted("W1", "openvino", callbacks=[Saves()], **options)
+    x, y, _ = data(WORKLOADS["W1"])
+    rest = Trainer.resume(tmp_path / "half")
+    assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
+    for name, array in rest.get_state().items():
+        assert np.array_equal(array, whole.get_state()[name]), name
+
+
+# What it refuses ---------------------------------------------------------------------------------
+
+
+def refused(model: onnx.ModelProto, x: Array, y: Array, match: str, **options: Any) -> None:
+    trainer = running.trainer(model, **{"backend": "openvino", **options})
+    with pytest.raises(Unsupported, match=match):
+        trainer.step((x, y))
+
+
+def test_openvino_names_the_node_of_an_operator_that_it_does_not_have() -> None:
+    x, y = running.regression(rows=4)
+    model = running.network_model()
+    nodes = [
+        onnx.helper.make_node("Unsqueeze", ["W1", "axes"], ["deep"]),
+        onnx.helper.make_node("MatMul", ["turned", "deep"], ["square"]),
+        onnx.helper.make_node("Det", ["square"], ["det"], name="the determinant"),
+        onnx.helper.make_node("Transpose", ["deep"], ["turned"], perm=[0, 2, 1]),
+        onnx.helper.make_node("Mul", ["Y0", "det"], ["Y"]),
+    ]
+    model.graph.node[-1].output[0] = "Y0"
+    model.graph.node.extend([nodes[0], nodes[3], nodes[1], nodes[2], nodes[4]])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axes"))
+    refused(model, x, y, r"OpenVINO has no operator Det \(node 'the determinant'\)", params=["W2"])
+
+
+def test_openvino_refuses_what_it_would_compute_with_fewer_bits() -> None:
+    x, y = running.regression(rows=4)
+    model = running.linear_model()
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(
+                onnx.numpy_helper.to_array(tensor).astype(np.float64), tensor.name
+            )
+        )
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    refused(model, x.astype(np.float64), y.astype(np.float64), "has the type (float64|double)")
+    refused(running.linear_model(), x, y, "inference_precision", precision="bf16_mixed")
+
+
+def test_openvino_refuses_integers_of_more_than_32_bits() -> None:
+    x, _ = running.regression(rows=4)
+    options = {"loss": "softmax_cross_entropy", "backend": "openvino", "batch_size": 4}
+    options["loss"] = {"name": "softmax_cross_entropy", "ignore_index": 2**40}
+    trainer = running.trainer(running.linear_model(3), **options)
+    with pytest.raises(DataError, match=r"32-bit integers.*1099511627776; use backend='fused'"):
+        trainer.step((x, np.array([0, 1, 2**40, 2])))
+
+
+def test_openvino_refuses_a_hint_that_the_processor_cannot_follow() -> None:
+    x, y = running.regression(rows=4)
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    for hint in ("bf16", "f16"):
+        if hint.upper().replace("F16", "FP16" if hint == "f16" else "F16") not in able:
+            backend = {"name": "openvino", "inference_precision": hint}
+            refused(running.linear_model(), x, y, "no arithmetic for", backend=backend)
+    with pytest.raises(Exception, match="must be one of f32, bf16, f16"):
+        running.trainer(
+            running.linear_model(), backend={"name": "openvino", "inference_precision": "f64"}
+        )
