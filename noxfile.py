@@ -302,6 +302,20 @@ def run_xla(session: nox.Session) -> None:
         session.run(*pytest, *kit, env=environment)
 
 
+@session_for("tests", "openvino", "3.11")
+def run_openvino(session: nox.Session) -> None:
+    """The backend of OpenVINO: its kit, and trainings next to fused."""
+    with reported("tests(openvino)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        prepare(session, "stock", "openvino", "dev")
+        environment = {"OMP_NUM_THREADS": "1"}
+        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+        session.run(*pytest, "tests/plugins/test_openvino.py", env=environment)
+        kit = ("tests/plugins/test_conformance.py", "-k", "Backends and openvino")
+        session.run(*pytest, *kit, env=environment)
+
+
 @session_for("tests", "launchers", "3.11")
 def run_launchers(session: nox.Session) -> None:
     """Scripts under Dask; with the slow tests under Ray Train, Spark and Slurm's batch file, too."""

@@ -7,6 +7,7 @@ computes on one thread. An epoch function returns the losses of its last epoch.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,13 @@ def ours_on_xla(workload: Workload) -> Epochs:
     # It makes JAX see one processor before the first of its arrays.
     importlib.import_module("tests.benchmarks.jax_network")
     return _fit(workload, "xla")
+
+
+def ours_on_openvino(workload: Workload) -> Epochs:
+    """The same on the backend openvino."""
+    if importlib.util.find_spec("openvino") is None:
+        raise Absent("openvino is not installed")
+    return _fit(workload, "openvino")
 
 
 def _fit(workload: Workload, backend: str) -> Epochs:
@@ -173,6 +181,7 @@ def on_device(workload: Workload) -> Epochs:
 PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
     "ortflex": (ours, ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training")),
     "ortflex xla": (ours_on_xla, ("jax",)),
+    "ortflex openvino": (ours_on_openvino, ("openvino",)),
     "torch": (torch_eager, ("torch",)),
     "torch fused": (torch_fused, ("torch",)),
     "scikit-learn": (scikit_learn, ("scikit-learn",)),
