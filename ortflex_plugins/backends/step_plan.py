@@ -1,4 +1,4 @@
-"""What a graph of training steps is given and gives, for batches of one shape, whoever runs it."""
+"""The inputs and outputs of a graph of training steps, for batches of one shape, on any runtime."""
 
 from __future__ import annotations
 

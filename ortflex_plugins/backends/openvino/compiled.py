@@ -17,7 +17,7 @@ from ortflex_core.runtime import get_program
 from ortflex_core.types import dtype_name
 
 _WIDE = (TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.STRING)
-"""Types that OpenVINO does not compute with on a CPU: it would take 32 bits without a word."""
+"""Types that OpenVINO does not compute with on a CPU: it would silently take 32 bits."""
 _NOISE = ("Exception from", "Check '", "FrontEnd API", "Model wasn't", "Summary", "To facilitate")
 
 
