@@ -21,7 +21,8 @@ class Evaluator:
     """Runs the model in inference mode on weights that belong to an engine.
 
     The graphs have the parameters as inputs, so that no weight is copied; large frozen
-    initializers are put on the device once.
+    initializers are put on the device once. There is no caching binder: it belongs to one thread, and
+    several threads may predict with one Trainer.
     """
 
     def __init__(self, problem: Problem, device: Device) -> None:

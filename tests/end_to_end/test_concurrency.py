@@ -66,6 +66,23 @@ def test_two_trainers_in_two_threads(backend: str, sizes: Any) -> None:
         equal(state, wanted)
 
 
+@every_backend
+def test_several_threads_predict_with_one_trainer(backend: str) -> None:
+    """As a server does: no thread gets the rows of another."""
+    made = trainer(backend=backend)
+    made.fit(X, Y)
+    rows = [X[k : k + 16] for k in range(0, 48, 12)]
+    wanted = [made.predict(part) for part in rows]
+    together = threading.Barrier(len(rows))
+
+    def one(k: int) -> bool:
+        together.wait(60)
+        return all(made.predict(rows[k]).tobytes() == wanted[k].tobytes() for _ in range(50))
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        assert all(pool.map(one, range(len(rows))))
+
+
 def test_many_threads_compile_the_same_model_for_the_first_time() -> None:
     usable("fused")
     together = threading.Barrier(6)
