@@ -135,6 +135,7 @@ class Rebuild:
     ) -> Tensor:
         """A new node of new tensors with known types, which need no inference."""
         protos = {k: onnx.helper.make_attribute(k, v) for k, v in attributes.items()}
+        inputs = patterns.ranked(self, op_type, inputs)
         return self.trace.node(op_type, inputs, protos, types=[(dtype, shape)])[0]
 
     def run(self) -> tuple[Trace, dict[Any, Tensor]]:
@@ -150,7 +151,7 @@ class Rebuild:
             else:
                 made = self.trace.node(
                     node.op_type,
-                    inputs,
+                    patterns.ranked(self, node.op_type, inputs) if plain else inputs,
                     node.attributes,
                     outputs=len(node.outputs),
                     domain=node.domain,

@@ -3,7 +3,8 @@
 Three forms of a kernel's gradient, fastest where measured on one thread (forward = 1): a product
 for each place of the kernel (0.9 to 1.7, many channels), one product with all places side by side
 (1.2 to 2.5, few channels or strides), and a convolution whose strides and dilations are swapped
-(1.5 to 10; 50 for 1×1), which is left for tiny graphs and for kernels of unknown size.
+(1.5 to 10; 50 for 1×1), which is left for tiny graphs and for kernels of unknown size. On planes of
+few places all of a convolution is a product (:mod:`ortflex_plugins.gradients._small_planes`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full, reshape
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients import _planes
+from ortflex_plugins.gradients._small_planes import small_planes
 from ortflex_plugins.gradients._windows import (
     END,
     Sizes,
@@ -65,6 +67,11 @@ def _conv(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 
     shortcuts = node.trace.shortcuts
     planes = None if shortcuts is None else shortcuts.parts.get(whole)
+    small = None if planes is not None else small_planes(op, node, at)
+    if small is not None:
+        if shortcuts is not None:
+            shortcuts.instead[y] = small.forward()
+        return [*small.gradients(whole), lambda: _bias(op, node, whole, len(at.strides))]
     if planes is not None:
         return [
             to_x,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import add, mul, sub, truediv
 from typing import Any
 
 import numpy as np
@@ -302,3 +303,27 @@ def test_division_by_a_host_scalar_multiplies() -> None:
         return {"host": x / Host.symbol("rate"), "tensor": x / y, "over": Host.symbol("rate") / x}
 
     assert both(formula, {"x": A, "y": array(6, 4)}) == Counter(Mul=1, Div=2)
+
+
+@pytest.mark.parametrize("combine", [add, sub, mul, truediv])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", ["constant", "host", "input"])
+def test_a_scalar_beside_sizes_of_1_has_as_many_axes(combine: Any, turned: bool, kind: str) -> None:
+    arrays: dict[str, Any] = {"w": array(80, 60, 1, 1) + 3}
+    if kind == "input":
+        arrays["s"] = np.asarray(0.7, np.float32)
+
+    def formula(op: Ops, w: Tensor, s: Tensor | None = None) -> Outputs:
+        scalar: Any = {
+            "constant": lambda: op.constant(0.7, w.dtype),
+            "host": lambda: Host.symbol("rate"),
+            "input": lambda: s,
+        }[kind]()
+        return {"y": combine(scalar, w) if turned else combine(w, scalar)}
+
+    both(formula, arrays)
+    trace = Trace({"": 17})
+    inputs = {n: trace.input(n, a.dtype, a.shape) for n, a in arrays.items()}
+    made, _ = rebuild.optimize(trace, formula(trace.op, **inputs))
+    shapes = [[len(i.shape or ()) for i in n.inputs if i is not None] for n in made.nodes]
+    assert shapes[-1] == [4, 4]

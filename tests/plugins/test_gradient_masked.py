@@ -92,3 +92,27 @@ def test_a_remainder_that_is_dropped_leaves_the_shared_divisor_its_gradient(
     toward = [2, -2] if fmod else [2, -3]
     np.testing.assert_allclose(found["gradient/y"], [-np.dot([2, 3], toward)], rtol=1e-6)
     np.testing.assert_allclose(found["gradient/x"], [0, 2, 3, 0])
+
+
+@pytest.mark.parametrize("side", [8, 128, 129])
+@pytest.mark.parametrize("bounds", ["lo, hi", "lo", ", hi"])
+def test_clip_passes_nothing_outside_of_its_bounds(side: int, bounds: str) -> None:
+    """Not even an infinity, which the root of a clipped 0 gives; inside an infinity stays one."""
+    text = (
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[{side}, {side}] x) => (float[A, B] y) '
+        f"<float lo = {{-0.5}}, float hi = {{0.75}}> {{ y = Clip(x, {bounds}) }}"
+    )
+    proto = gradient_model(onnx.parser.parse_model(text), "x")
+    rng = np.random.default_rng(0)
+    x, g = (rng.standard_normal((side, side)).astype(np.float32) for _ in range(2))
+    inside = (x >= (-0.5 if "lo" in bounds else -9)) & (x <= (0.75 if "hi" in bounds else 9))
+    for value, where in [
+        (np.inf, ~inside),
+        (-np.inf, ~inside),
+        (np.inf, inside),
+        (-np.inf, inside),
+    ]:
+        place = rng.choice(np.flatnonzero(where))
+        g.flat[place] = value
+    out = Runner(proto, {})({"x": x, "cotangent/y": g})["gradient/x"]
+    np.testing.assert_array_equal(out, np.where(inside, g, 0))
