@@ -56,7 +56,7 @@ ENVIRONMENTS = {
     "agent": Environment("agent", "3.11", with_torch=True),
     # The packages that read the files of callbacks.
     "stock": Environment(
-        "stock", "3.11", with_torch=True, sample="1", pins=("tensorboard",), more=("mlflow",)
+        "stock", "3.11", with_torch=True, sample="1", pins=("tensorboard",), more=("mlflow", "hub")
     ),
     "stock-3.13": Environment("stock", "3.13", with_torch=False, sample="16"),
     # Comparisons with torch run above; this tests whether older runtimes compute the same.

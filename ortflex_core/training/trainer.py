@@ -21,6 +21,7 @@ from ortflex_core.engines.graph_files import load_graphs, write_programs
 from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.feed.feed import Feed
 from ortflex_core.hooks import HookManager, weak_hook
+from ortflex_core.hub.sharing import SharesModels
 from ortflex_core.model.inference_mode import in_training
 from ortflex_core.model.model import Model, as_model
 from ortflex_core.parameters.initialize import reinitialize as draw
@@ -42,7 +43,7 @@ _NOT_RECORDED = ("self", "model", "plugins")
 
 
 @short_tracebacks
-class Trainer:
+class Trainer(SharesModels):
     """Trains an ONNX model.
 
     Every part is chosen by name (``"adam"``), by a mapping (``{"name": "adam", "beta1": 0.8}``) or

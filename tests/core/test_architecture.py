@@ -41,6 +41,7 @@ ORDER = [
     "checkpoints",
     "feed",
     "portable",
+    "hub",
     "training",
     "check",
     "comparison",

@@ -1,0 +1,217 @@
+"""Files of a repository on the Hugging Face Hub, by its own client."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import onnx
+
+import ortflex_core
+from ortflex_core.errors import ConfigError, ModelError, suggest
+from ortflex_core.files import OutputError
+from ortflex_core.hub.card import MARK
+from ortflex_core.onnx_files import vetting
+from ortflex_core.onnx_files.external_data import is_outside
+
+_README = "README.md"
+
+
+def client(api: Any) -> Any:
+    """The client: the given one, or a new one.
+
+    Raises:
+        ConfigError: huggingface_hub is not installed.
+    """
+    if api is not None:
+        return api
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise ConfigError(
+            "models on the Hugging Face Hub need huggingface_hub, which is not installed: "
+            "pip install 'ortflex[hub]'"
+        ) from error
+    return hub.HfApi(library_name="ortflex", library_version=ortflex_core.__version__)
+
+
+@contextlib.contextmanager
+def open_model(
+    repo_id: str, filename: str | None, revision: str | None, api: Any
+) -> Iterator[tuple[Path, str]]:
+    """The path of a model with its data files, and its name in the repository.
+
+    The path is that of the client's cache; where there are data files, that of a temporary folder, since
+    the cache has links only and the data of a model must be next to it.
+
+    Raises:
+        ConfigError: not a name of a repository; or several models, and none is named.
+        ModelError: there is no such repository, revision or file, or the Hub cannot be reached.
+    """
+    hub = client(api)
+    if filename is None:
+        filename = _only_model(hub, repo_id, revision)
+    path = _download(hub, repo_id, filename, revision)
+    places = _data_files(path, f"{repo_id}/{filename}")
+    if not places:
+        yield path, filename
+        return
+    with tempfile.TemporaryDirectory(prefix="ortflex-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        _place(path, folder / path.name)
+        for place in places:
+            inside = PurePosixPath(filename).parent / place
+            if inside.is_absolute() or ".." in inside.parts:
+                raise ModelError(f"{repo_id}/{filename}: {place!r} is outside the model's folder")
+            _place(_download(hub, repo_id, str(inside), revision), folder / place)
+        yield folder / path.name, filename
+
+
+def _place(source: Path, target: Path) -> None:
+    """The file itself at another place: a hard link where the file system can, else a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _data_files(path: Path, label: str) -> list[str]:
+    """The files in which a model has tensors, relative to it.
+
+    Raises:
+        ModelError: the file is not a model.
+    """
+    try:
+        model = onnx.load(os.fspath(path), load_external_data=False)
+    except Exception as error:
+        raise ModelError(f"{label} is not an ONNX model or is truncated: {error}") from error
+    tensors = [*model.graph.initializer, *vetting.inner_tensors(model)]
+    entries = [e for t in tensors if is_outside(t) for e in t.external_data]
+    return list(dict.fromkeys(e.value for e in entries if e.key == "location"))
+
+
+def _download(hub: Any, repo_id: str, filename: str, revision: str | None) -> Path:
+    with _explained(hub, repo_id, revision, filename):
+        return Path(hub.hf_hub_download(repo_id, filename, revision=revision))
+
+
+def _only_model(hub: Any, repo_id: str, revision: str | None) -> str:
+    with _explained(hub, repo_id, revision):
+        files = _files(hub, repo_id, revision)
+    models = sorted(f for f in files if f.endswith(".onnx"))
+    if len(models) == 1:
+        return models[0]
+    if models:
+        listed = ", ".join(map(repr, models[:10])) + ", …" * (len(models) > 10)
+        raise ConfigError(f"{repo_id} has {len(models)} models; say which by filename=: {listed}")
+    others = ", ".join(sorted(files)[:10]) or "no files"
+    raise ModelError(f"{repo_id} has no .onnx file; it has {others}")
+
+
+def _files(hub: Any, repo_id: str, revision: str | None) -> list[str]:
+    """The files of a repository; without a connection, those in the cache."""
+    try:
+        return list(hub.list_repo_files(repo_id, revision=revision))
+    except Exception as error:
+        if not _unreachable(error):
+            raise
+        try:
+            folder = Path(hub.snapshot_download(repo_id, revision=revision, local_files_only=True))
+        except Exception:
+            raise error from None
+    return [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+
+
+def _names(error: BaseException) -> set[str]:
+    """The classes of an error; the client's are known by name, so that it need not be imported."""
+    return {cls.__name__ for cls in type(error).__mro__}
+
+
+def _unreachable(error: BaseException) -> bool:
+    names = _names(error)
+    if names & {"HfHubHTTPError", "HFValidationError"}:
+        return False
+    return bool(names & {"OfflineModeIsEnabled", "ConnectionError", "HTTPError", "OSError"})
+
+
+@contextlib.contextmanager
+def _explained(
+    hub: Any, repo_id: str, revision: str | None, filename: str | None = None
+) -> Iterator[None]:
+    """Errors of the client in our words.
+
+    Raises:
+        ConfigError: not a name of a repository.
+        ModelError: anything else.
+    """
+    try:
+        yield
+    except (ConfigError, ModelError):
+        raise
+    except Exception as error:
+        names = _names(error)
+        what = repo_id if filename is None else f"{repo_id}/{filename}"
+        if "HFValidationError" in names:
+            raise ConfigError(
+                f"repo_id: expected 'owner/name' of a repository on the Hugging Face Hub, got {repo_id!r}"
+            ) from error
+        if "GatedRepoError" in names:
+            text = "its owner asks for an agreement: accept it on its page, then `hf auth login`"
+        elif "RepositoryNotFoundError" in names:
+            text = "there is no such repository, or it is private: `hf auth login`"
+        elif "RevisionNotFoundError" in names:
+            text = f"there is no revision {revision!r}"
+        elif "LocalEntryNotFoundError" in names or _unreachable(error):
+            text = f"the Hub cannot be reached, and the local cache does not have it ({error})"
+        elif "EntryNotFoundError" in names and filename is not None:
+            text = "there is no such file" + _neighbours(hub, repo_id, revision, filename)
+        else:
+            text = f"the Hub says {type(error).__name__}: {error}"
+        raise ModelError(f"{what}: {text}") from error
+
+
+def _neighbours(hub: Any, repo_id: str, revision: str | None, filename: str) -> str:
+    try:
+        return f"; {suggest(filename, _files(hub, repo_id, revision))}"
+    except Exception:  # it is an addition to another error
+        return ""
+
+
+def push(
+    repo_id: str, folder: Path, message: str, revision: str | None, private: bool | None, api: Any
+) -> str:
+    """Upload a folder to a repository, which is made if it does not exist; returns its address.
+
+    A card that somebody has edited, which has no line of ours, is left as it is.
+
+    Raises:
+        ConfigError: not a name of a repository, or huggingface_hub is not installed.
+        OutputError: the Hub refuses it or cannot be reached.
+    """
+    hub = client(api)
+    try:
+        with _explained(hub, repo_id, revision):
+            hub.create_repo(repo_id, private=private, exist_ok=True)
+            if not _may_write_card(hub, repo_id, revision):
+                (folder / _README).unlink(missing_ok=True)
+            done = hub.upload_folder(
+                repo_id=repo_id, folder_path=folder, commit_message=message, revision=revision
+            )
+    except ModelError as error:
+        raise OutputError(f"cannot push to {error}") from error.__cause__
+    return str(getattr(done, "commit_url", done))
+
+
+def _may_write_card(hub: Any, repo_id: str, revision: str | None) -> bool:
+    """Whether the repository has no card but one of ours; the one that the Hub makes is empty."""
+    if not hub.file_exists(repo_id, _README, revision=revision):
+        return True
+    text = Path(hub.hf_hub_download(repo_id, _README, revision=revision)).read_text("utf-8")
+    return MARK in text or not text.strip()
