@@ -87,8 +87,8 @@ class AdaptedModel(Model):
                 name = initializer_name(product, tensor, adapter.label)
                 if name in self._taken:
                     raise ModelError(
-                        f"{where}: {self.label} has a tensor {name!r} already; give the adapter a "
-                        "label of its own"
+                        f"{where}: {self.label} already has a tensor {name!r}; give the adapter "
+                        "another label"
                     )
                 self._taken.add(name)
                 typed = np.asarray(array, numpy_dtype(dtype), order="C")

@@ -55,7 +55,7 @@ def write_adapter(
     if format is None and ending not in formats:
         endings = ", ".join(f"{e or 'a folder'} ({f})" for e, f in formats.items())
         raise ConfigError(
-            f"export_adapter: the ending {ending!r} names no format; known: {endings}; or give format="
+            f"export_adapter: the ending {ending!r} is unknown; known: {endings}; or give format="
         )
     format = formats[ending] if format is None else format
     if format not in known:
@@ -88,7 +88,7 @@ def _write_onnx_adapter(path: Path, tensors: Mapping[str, Array]) -> None:
 
     if not hasattr(onnxruntime, "AdapterFormat"):
         raise Unsupported(
-            f"onnxruntime {onnxruntime.__version__} has no files of adapters; versions from 1.20 on have"
+            f"onnxruntime {onnxruntime.__version__} does not support adapter files; install 1.20 or newer"
         )
     file: Any = onnxruntime.AdapterFormat()
     file.set_adapter_version(1)

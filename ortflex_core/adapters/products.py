@@ -121,9 +121,9 @@ def _stored(model: Model, name: str) -> tuple[str, bool, str]:
             return "", False, f"its matrix is {kind} ({node.op_type})"
         name = node.input[0]
     if name not in {t.name for t in model.proto.graph.initializer}:
-        return name, swapped, "its weight is no initializer of the file's graph"
+        return name, swapped, "its weight is not an initializer of the file's graph"
     if model.initializers[name].dtype not in (*_FLOATS, TensorProto.BFLOAT16):
-        return name, swapped, "its weight is no float initializer"
+        return name, swapped, "its weight is not a float initializer"
     return name, swapped, ""
 
 

@@ -380,7 +380,7 @@ def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node
     if walls:
         names = ", ".join(dict.fromkeys(_wall(w, reached) for w in walls))
         return NotDifferentiable(
-            f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every way from it to the "
-            f"output ends at an operator that has none ({names})"
+            f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every path from it to the "
+            f"output ends at an operator without a gradient ({names})"
         )
     return GraphError(f"{label!r} does not reach the output, so it has no gradient")

@@ -137,7 +137,7 @@ def _nodes(
     for node in model.internal.graph.node:
         before = frozenset().union(*(behind.get(n, frozenset()) for n in reads(node)))
         if id(node) not in leading:
-            judged.append((node, "frozen", "it does not lead to what the loss sees", set()))
+            judged.append((node, "frozen", "it does not affect the tensors of the loss", set()))
             continue
         if not before:
             whole = any(quantized.is_weight(model, name) for name in node.input)

@@ -147,7 +147,7 @@ def read(folder: Path) -> Record:
         raise CheckpointError(f"{str(path)!r} is broken: expected a table, got {_shown(table)}")
     digest = table.pop("digest", None)
     if digest is not None and digest != _digest(table):
-        raise CheckpointError(f"{str(path)!r} is damaged: it has another sha256 than when written")
+        raise CheckpointError(f"{str(path)!r} is damaged: its sha256 differs from the recorded one")
     written = table.get("format")
     if isinstance(written, bool) or written not in (1, FORMAT):
         raise CheckpointError(
@@ -155,7 +155,7 @@ def read(folder: Path) -> Record:
             "use the version of ortflex that wrote it"
         )
     if written == FORMAT and digest is None:
-        raise CheckpointError(f"{str(path)!r} is damaged: it lacks its digest")
+        raise CheckpointError(f"{str(path)!r} is damaged: its digest is missing")
     try:
         record: Record = _CONVERTER.structure(table, Record)
         problems = [*_missing(table), *_problems(record)]
@@ -206,7 +206,7 @@ def _problems(record: Record) -> Iterator[str]:
         if not math.isfinite(cost):
             yield f"position.{name} is {_shown(cost)}, expected a finite number"
     if not position.seed or any(s < 0 for s in position.seed):
-        yield f"position.seed is {_shown(position.seed)}, expected counts"
+        yield f"position.seed is {_shown(position.seed)}, expected integers >= 0"
     for k, line in enumerate(position.records):
         if missing := [name for name in _LINE if name not in line]:
             yield f"position.records[{k}] lacks {missing[0]!r}"

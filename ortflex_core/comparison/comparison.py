@@ -262,7 +262,7 @@ def _runners(
             skipped[backend.name] = tuple(dict.fromkeys(against))
     if not runners:
         lines = [f"  {name}: {reason}" for name, reasons in skipped.items() for reason in reasons]
-        raise Unsupported("no backend can train this here:\n" + "\n".join(lines))
+        raise Unsupported("no backend can train this problem on this machine:\n" + "\n".join(lines))
     return runners, skipped
 
 
@@ -305,7 +305,7 @@ def _compare(
                     f"{text}: nothing can be compared. A smaller learning_rate or scaled inputs "
                     "usually help"
                 )
-            notes.append(f"{text}: compared up to there")
+            notes.append(f"{text}: the comparison ends before it")
             break
         losses.append(true.cost)
         for runner in runners:

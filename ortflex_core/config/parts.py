@@ -204,7 +204,7 @@ class Parts:
             if len(whole) == 1:
                 return whole[0]
             raise ConfigError(
-                f"{name}: the endings of the files in {path!r} name no data source; choose a source: "
+                f"{name}: no data source reads the endings of the files in {path!r}; choose a source: "
                 "{name = …, path = …}"
             )
         if not is_there(path) and "://" not in path:

@@ -114,7 +114,7 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
     """Refuse to continue with data that come in another order.
 
     Raises:
-        DataError: the training to continue had data of another kind.
+        DataError: the interrupted training had data of another kind.
     """
     was = place.get("kind", kind)
     if was != kind:
@@ -124,8 +124,8 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
             "batches": "an iterable of batches",
         }
         raise DataError(
-            f"the training to continue had {names.get(was, repr(was))}, now it gets "
-            f"{names[kind]}: the rows would come in another order; give the same data"
+            f"the interrupted training had {names.get(was, repr(was))}, but this one has "
+            f"{names[kind]}, so the order of the rows would differ; give the same data"
         )
 
 

@@ -141,7 +141,7 @@ def _array(value: Any, what: str) -> Array:
         odd = [str(n) for n in value.columns if np.asarray(value[n]).dtype.kind not in "biuf"]
         names = ": " + ", ".join(map(repr, odd[:5])) + (", …" if len(odd) > 5 else "")
         raise DataError(
-            f"{what} has columns with something else than numbers, or with missing values"
+            f"{what} has columns that are not numeric or have missing values"
             f"{names if odd else ''}; encode them, fill in what is missing, or leave them out"
         )
     if array.ndim == 0:
@@ -150,7 +150,7 @@ def _array(value: Any, what: str) -> Array:
                 f"{what} is the string {value!r}, expected arrays, a data source or batches; numpy.load "
                 "reads .npy and .npz files, ortflex_plugins.data has sources"
             )
-        raise DataError(f"{what} is a single value, expected one row at least: {array!r}")
+        raise DataError(f"{what} is a single value, expected at least one row: {array!r}")
     return array
 
 

@@ -135,8 +135,8 @@ class Items:
             self._iterator = islice(self._source, spot.item, None)
         elif spot.item:
             raise DataError(
-                f"the training is to continue at batch {spot.item} of an epoch, and the "
-                f"{type(self._source).__name__} that makes the batches can only begin an epoch. Give "
+                f"the training continues at batch {spot.item} of an epoch, and the "
+                f"{type(self._source).__name__} that makes the batches can only start a new epoch. Give "
                 "a list, a function of (epoch, start) in Batches(function), or an object with "
                 "state_dict() and load_state_dict(); or resume from a checkpoint of an epoch's end"
             )

@@ -123,7 +123,7 @@ class IterableBatches:
             if "numbers of rows" not in str(error):
                 raise
             raise DataError(
-                f"{error}. An iterable gives batches, rows side by side; one of single rows has to be "
+                f"{error}. An iterable must give batches; one of single rows has to be "
                 "batched first (a DataLoader, .batch(32))"
             ) from error
 
@@ -156,8 +156,8 @@ class IterableBatches:
             json.dumps(state)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"the state_dict() of {type(self._given.source).__name__} cannot be kept in a "
-                f"checkpoint, which holds JSON alone: {error}"
+                f"the state_dict() of {type(self._given.source).__name__} cannot be saved in a "
+                f"checkpoint, which can only hold JSON: {error}"
             ) from error
         kept = {"turn": spot.turn, "item": spot.item, "offset": spot.offset, "state": state}
         out |= {"spot": kept, "check": checksum(spot.columns or {})}
@@ -173,8 +173,8 @@ class IterableBatches:
         buffer = self._given.buffer
         if place.get("buffer", buffer) != buffer:
             raise DataError(
-                f"the training to continue had buffer = {place['buffer']}, now it is {buffer}: the "
-                "rows would come in another order; give the same buffer"
+                f"the interrupted training had buffer = {place['buffer']}, but this one has {buffer}, "
+                "so the order of the rows would differ; give the same buffer"
             )
         self._kept = place if "spot" in place else None
 
@@ -187,11 +187,11 @@ class IterableBatches:
         self._items.go_to(spot)
         part = self._next()
         if part is None or checksum(part.columns) != kept.get("check", checksum(part.columns)):
-            what = "ends before it" if part is None else "that batch differs from the earlier one"
+            what = "it ends before" if part is None else "that batch differs from the earlier one"
             raise DataError(
-                f"the iterable is to continue at batch {spot.item}, but {what}: without "
-                "the same batches the training cannot continue exactly. Give the same data, seeded if "
-                "they are random, or fit a Trainer without a checkpoint"
+                f"the training continues at batch {spot.item} of the iterable, but {what}. To continue "
+                "exactly it needs the same batches: give the same data, with a seed if they are random, "
+                "or fit a Trainer without a checkpoint"
             )
         if same_epoch and self._given.buffer:  # the whole buffer is needed again
             self._left = part.cut(spot.offset, part.rows)

@@ -211,12 +211,12 @@ class PieceBatches:
             name = differ[0]
             if name == "sizes":
                 raise DataError(
-                    "the training to continue had as many pieces of data, but of other sizes; give "
-                    "the same data"
+                    "the interrupted training had the same number of pieces of data, but with other "
+                    "sizes; give the same data"
                 )
             raise DataError(
-                f"the training to continue had {name} = {place[name]}, these data give {now[name]}: "
-                f"the rows would come in another order; give the same {name}"
+                f"the interrupted training had {name} = {place[name]}, but these data have {now[name]}, "
+                f"so the order of the rows would differ; give the same {name}"
             )
 
     def epoch(
@@ -306,7 +306,7 @@ class PieceBatches:
                 if at >= stop and stop < size:
                     return
             if at != size:
-                raise DataError(f"{where} has {at} rows now, it had {size} when it was opened")
+                raise DataError(f"{where} has {at} rows now, but it had {size} when it was opened")
             left, offset = left - (size - offset), 0
 
 

@@ -81,8 +81,7 @@ class Prefetch(Generic[T]):
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
             _log.warning(
-                "the data source has been reading for %g s and does not stop; its thread is left "
-                "to itself",
+                "the data source has been reading for %g s and does not stop; its thread keeps running",
                 _PATIENCE,
             )
 

@@ -68,8 +68,8 @@ class RankBatches:
         was, size = place.get("ranks", 1), self._peers.size
         if place.get("kind") == "batches" and was != size:
             raise DataError(
-                f"the training to continue had batches that {was} processes made, now there are {size}: "
-                "the batches would be others; start as many processes"
+                f"the interrupted training had batches from {was} processes, but there are now {size}, "
+                f"so the batches would differ; start {was} processes"
             )
         # The digest of a batch is that of rank 0's.
         same = self._peers.rank == 0

@@ -35,7 +35,7 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
         # This error says that the named backend was switched off.
         for entry in plugins["backends"].off:
             plugins.component("backends", entry.name)
-        raise Unsupported("there is no backend; `ortflex plugins` lists what is installed")
+        raise Unsupported("no backend is installed; `ortflex plugins` lists the installed plugins")
     return sorted(backends, key=lambda b: -b.priority)
 
 
@@ -49,7 +49,7 @@ def against(
     """
     label = whose(plugins, "backends", backend)
     if problem.peers is not None and not backend.exchanges:
-        return ["it does not train in several processes (distributed=)"]
+        return ["it does not support several processes (distributed=)"]
     return reasons(
         backend, lambda: backend.available(runtime), f"{label} fails in available"
     ) or reasons(

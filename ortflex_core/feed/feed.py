@@ -210,13 +210,13 @@ def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
         return
     size = min(batch_size, rows)
     if size < batch_size:
-        _log.info("batch_size %d is reduced to the %d rows there are", batch_size, rows)
+        _log.info("batch_size %d is reduced to %d, the number of rows", batch_size, rows)
     for spec in model.inputs:
         fixed = spec.shape[0] if spec.shape else None
         if isinstance(fixed, int) and (size != fixed or rows % size):
             raise DataError(
-                f"the input {spec} has a fixed batch dimension, but there would be batches of "
-                f"{size} of {rows} rows; use batch_size={fixed} and a multiple of it as rows, "
+                f"the input {spec} has a fixed batch dimension, but {rows} rows would be divided into "
+                f"batches of {size}; use batch_size={fixed} and a multiple of it as rows, "
                 "free_batch=True, or export the model with a dynamic batch dimension"
             )
 

@@ -38,14 +38,14 @@ def encode_labels(
             if text and array.dtype.kind != "b":
                 raise DataError(
                     f"{request.label!r} has type {array.dtype}, expected numbers for the "
-                    f"{request.loss.name} loss; only losses on class scores take names of classes"
+                    f"{request.loss.name} loss; only losses on class scores accept class names"
                 )
             continue
         if classes is None:
             if text and array.dtype.kind != "b":
                 raise DataError(
-                    f"{request.label!r} has labels of type {array.dtype} and the model does not say "
-                    "their order; pass it: classes=[…]"
+                    f"{request.label!r} has labels of type {array.dtype}, but the model does not "
+                    "define their order; pass classes=[…]"
                 )
             continue
         if array.dtype.kind == "f" and (array.ndim > 1 and array.shape[-1] == len(classes)):

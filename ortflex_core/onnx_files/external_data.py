@@ -131,8 +131,8 @@ class _File:
         if (now.st_size, now.st_mtime_ns) != (self._was.st_size, self._was.st_mtime_ns):
             raise ModelError(
                 f"{str(self._path)!r}, where the model has its tensors, was changed since the model was "
-                f"read (it had {self._was.st_size} bytes, now {now.st_size}), so what is in it cannot be "
-                "trusted. Put the old file back and make the Trainer again; get_state() still has the "
+                f"read (it had {self._was.st_size} bytes, now {now.st_size}), so its content cannot be "
+                "trusted. Restore the old file and create the Trainer again; get_state() still has the "
                 "trained tensors"
             )
 

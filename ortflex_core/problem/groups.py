@@ -203,7 +203,7 @@ def _owners(
             owner.setdefault(name, k)
         if hits and k not in owner.values():
             line = f"groups[{k}].params: an earlier group has {', '.join(hits)} already"
-            found.extend([f"{line}; the first group that fits takes a parameter"])
+            found.extend([f"{line}; a parameter belongs to the first group that matches it"])
     return owner
 
 

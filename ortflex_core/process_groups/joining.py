@@ -44,7 +44,7 @@ def _of_launcher(plugins: Plugins) -> ProcessGroup:
         lines.append(f"  {name}: {'; '.join(reasons)}. {_command(cls)}")
     if not found:
         raise ConfigError(
-            "distributed='auto': this process was started by no launcher of several processes:\n"
+            "distributed='auto': this process was not started by a launcher of several processes:\n"
             + "\n".join(lines)
         )
     if len(found) > 1:

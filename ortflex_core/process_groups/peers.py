@@ -140,7 +140,7 @@ class Peers:
             f"weights {epoch + 1}",
             {f"the weight {n!r} after epoch {epoch + 1}": _digest(a) for n, a in state.items()},
             "A callback that changes weights has to run in every process: every_rank = True in its "
-            "class; machines of other kinds compute other bits",
+            "class; different processors may round differently",
         )
 
     @contextlib.contextmanager
@@ -164,7 +164,7 @@ class Peers:
     def _all_gather(self, array: Array) -> list[Array]:
         if self._ended:
             raise RankFailed(
-                "the processes of this training have parted after an error; start again"
+                "the processes of this training were separated by an error; start the training again"
             )
         try:
             return list(self._communicator.all_gather(array))
@@ -173,7 +173,7 @@ class Peers:
         except Exception as error:
             self._ended = True
             raise RankFailed(
-                "another process of the training has ended; its own messages say why "
+                "another process of the training has ended; its messages show the reason "
                 f"({describe_error(error)})"
             ) from error
 

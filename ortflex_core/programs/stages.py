@@ -141,8 +141,7 @@ class TracedLoss:
         except (NoGradientRule, NotDifferentiable) as error:
             raise type(error)(
                 f"the {self.term.loss.name} loss on {self.term.output!r} cannot be differentiated: "
-                f"{error}. Write it with operators that have a gradient, or give it a gradient() "
-                "of its own"
+                f"{error}. Write it with operators that have a gradient, or define its gradient()"
             ) from None
 
 

@@ -75,7 +75,7 @@ def match_products(
             named = [n for p in products for n in (p.module, p.node, p.weight) if n]
             known = last if len(pattern) < min(map(len, named)) else [*last, *named]
             raise ModelError(
-                f"{where}: {pattern!r} fits no product of the model; {suggest(pattern, known)}"
+                f"{where}: {pattern!r} matches no product of the model; {suggest(pattern, known)}"
             )
     found = [p for p in products if not wanted or any(p.matches(w) for w in wanted)]
     found = [p for p in found if not any(p.matches(u) for u in unwanted)]

@@ -53,7 +53,7 @@ class Optimizer(Component, abc.ABC):
         ``weights``, ``gradients`` and ``slots`` have an entry for every weight, and ``shared`` and
         the result tensors of shape [].
         """
-        raise NotImplementedError(f"{type(self).__name__} has shared state and no update_shared")
+        raise NotImplementedError(f"{type(self).__name__} has shared state but no update_shared")
 
     @abc.abstractmethod
     def update(

@@ -106,7 +106,9 @@ class Difference:
         if self.kind == "gradient":
             text = f"the gradient of {self.name!r}, which {by} reads, is off by {self.error:.1e}; "
             return (
-                head + text + f"nearer the loss they agree, so look at {', '.join(self.suspects)}"
+                head
+                + text
+                + f"closer to the loss they agree, so look at {', '.join(self.suspects)}"
             )
         if self.kind == "kept":
             text = f"{self.name!r} (a slot, an average or a running statistic) is off by "

@@ -237,7 +237,7 @@ def missing_kernel(
     if onnx.TensorProto.DOUBLE in types:
         ways.insert(0, "convert the model to float32, which has more kernels than float64")
     else:
-        ways.append("write the operator with others")
+        ways.append("replace the operator by others")
     if newer := _changed_at(operator, domain, opsets.get(domain, 1)):
         ways.insert(0, f"export the model with opset <= {newer - 1}, for which there may be one")
     return (

@@ -291,7 +291,7 @@ def _compare(
         _log.info("the training continues with other arguments: %s", "; ".join(changed.values()))
     elif changed:
         differ.append(
-            f"by a training with other arguments: {'; '.join(changed.values())}. Put them back, or "
+            f"by a training with other arguments: {'; '.join(changed.values())}. Restore them, or "
             "use Trainer.resume(folder), which takes them from the checkpoint"
         )
     frozen = differences.frozen(record, identity, found.part("buffer"))
@@ -305,7 +305,7 @@ def _compare(
         text = f"the checkpoint {label!r} was written {difference}"
         if strict:
             raise CheckpointError(
-                f"{text}, or continue anyway with strict=False. For its weights alone use "
+                f"{text}, or continue anyway with strict=False. To use only its weights, call "
                 "set_state(Trainer.resume(folder).get_state())"
             )
         _log.warning("%s", text)
@@ -323,15 +323,15 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
     given = now.rows_per_epoch, now.steps_per_epoch
     if (was.rows_per_epoch, was.steps_per_epoch) != given:
         raise DataError(
-            f"the training to continue had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
-            f"steps an epoch, these data give {given[0]} and {given[1]}; give the same data and "
+            f"the interrupted training had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
+            f"steps per epoch, but these data have {given[0]} and {given[1]}; give the same data and "
             "batch_size"
         )
     if start.data is None:
         return
     source.go_on(start.data)
     if differ := differences.data(start.data, source.place()):
-        text = f"the training to continue had other data: {'; '.join(differ)}"
+        text = f"the interrupted training had other data: {'; '.join(differ)}"
         if strict:
             raise DataError(
                 f"{text}. Give the same data, or continue with these anyway: "

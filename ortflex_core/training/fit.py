@@ -104,7 +104,7 @@ def train(
         go_on(start, now, source, standing.strict)
     if inner.setup.metrics and validate is None:
         _log.warning(
-            "metrics (%s) are computed on validation data, and there are none: give validation_data, "
+            "metrics (%s) are computed on validation data, but there are none: give validation_data, "
             "or validation = 0.2 in a recipe, to hold a fifth of the rows out",
             ", ".join(metric.name for metric in inner.setup.metrics),
         )

@@ -35,12 +35,12 @@ _BLOCK = 256
 # The number of rows in a first batch whose loss is taken as the start.
 _SOME = 8
 _NO_STEP_END = (
-    "sync_every: a callback with the hook step_end asks for the weights after every step, but the "
-    "processes have the same ones after a synchronization alone; use steps_end or epoch_end"
+    "sync_every: a callback with the hook step_end needs the weights after every step, but the "
+    "processes have the same weights only after a synchronization; use steps_end or epoch_end"
 )
 _OTHER_SIZE = (
-    "the training to continue had {} processes that train by themselves (sync_every), now there are {}, "
-    "which would be another training; start as many processes with the same sync_every"
+    "the interrupted training had {} processes that train separately (sync_every), but there are now {}, "
+    "so the result would differ; start the same number of processes with the same sync_every"
 )
 
 Hook = Callable[..., Any]

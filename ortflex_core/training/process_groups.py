@@ -45,8 +45,8 @@ def check_rows(peers: Peers, source: Source) -> None:
     """
     if source.rows is not None and source.rows < peers.size:
         raise Unsupported(
-            f"{source.rows} rows cannot be divided among {peers.size} processes: start as many processes "
-            "as there are rows at most"
+            f"{source.rows} rows cannot be divided among {peers.size} processes; start at most as many "
+            "processes as there are rows"
         )
 
 

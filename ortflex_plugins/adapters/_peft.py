@@ -69,14 +69,14 @@ def read_config(folder: Path) -> Config:
             hint = ""
             if (folder / "adapter_model.bin").is_file():
                 hint = "; it has adapter_model.bin: save it again with safe_serialization=True"
-            raise ConfigError(f"{str(folder)!r} is no folder of PEFT: it has no {name}{hint}")
+            raise ConfigError(f"{str(folder)!r} is not a folder of PEFT: it has no {name}{hint}")
     try:
         entries = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind, found = entries["peft_type"], Config(folder, entries)
         found.fields()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{str(folder / CONFIG)!r} is no configuration of a LoRA adapter: "
+            f"{str(folder / CONFIG)!r} is not the configuration of a LoRA adapter: "
             f"{type(error).__name__}: {error}"
         ) from error
     if kind != "LORA":
@@ -178,7 +178,7 @@ def _matrix(file: Any, key: str) -> Array:
     """A stored tensor [to, from], or a convolution's [to, from, 1, …], as [from, to]."""
     array = file.get_tensor(key).astype(np.float32)
     if array.ndim < 2 or any(d != 1 for d in array.shape[2:]):
-        raise ModelError(f"the tensor {key!r} of shape {list(array.shape)} is no matrix")
+        raise ModelError(f"the tensor {key!r} of shape {list(array.shape)} is not a matrix")
     return np.asarray(array.reshape(array.shape[:2]).T)
 
 
@@ -203,7 +203,9 @@ def write_peft(folder: Path, lora: Lora, tensors: Mapping[Product, Mapping[str, 
     for product, pair in tensors.items():
         module = product.module
         if not module.startswith(lora.prefix):
-            raise ConfigError(f"prefix: {lora.prefix!r} is no beginning of the module {module!r}")
+            raise ConfigError(
+                f"prefix: {lora.prefix!r} is not the beginning of the module {module!r}"
+            )
         module = module[len(lora.prefix) :]
         for letter in "AB":
             matrix = np.asarray(pair[f"lora_{letter}"], np.float32).T

@@ -72,7 +72,7 @@ class TrainingAgentBackend(LayerBackend):
             return []
         return [
             f"{runtime} has no TrainingAgent; "
-            "install 'ortflex[agent]' or 'ortflex[session]' into an environment of its own"
+            "install 'ortflex[agent]' or 'ortflex[session]' into a separate environment"
         ]
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:

@@ -142,7 +142,7 @@ class TrainingSessionBackend(Backend):
             return []
         return [
             f"{runtime} has no TrainingSession; install 'ortflex[session]' (onnxruntime-training "
-            "1.16.3: Linux x86_64, Python 3.11, numpy < 2) into an environment of its own"
+            "1.16.3: Linux x86_64, Python 3.11, numpy < 2) into a separate environment"
         ]
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:

@@ -56,7 +56,7 @@ class Runs:
         if not free:
             raise CheckpointError(
                 f"the folder {str(place)!r} is in use: {self._lock.holder(place)} writes checkpoints "
-                "there. Wait for its end, or give the callback checkpoint another folder"
+                "there. Wait until it ends, or give the callback checkpoint another folder"
             )
         try:
             self._take(place, step, identifier)

@@ -117,7 +117,7 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
         else:
             why = f"{spec.name!r} does not come from a Softmax"
             if spec.shape is not None and len(spec.shape) > 1 and spec.shape[1] != 1:
-                why += "; if its columns are scores of classes, take softmax_cross_entropy"
+                why += "; if its columns are scores of classes, use softmax_cross_entropy"
             suggestions.append((spec.name, "squared_error", why))
     if not suggestions:
         # Raises, with the alternatives.
@@ -158,7 +158,7 @@ def _model_keys(
         yield '# data = { name = "csv", path = "data.csv", target = "y" }'
         yield 'data = "data.npz"'
     else:
-        yield from _comment(f"What is there: {', '.join(look.lines)}.")
+        yield from _comment(f"The data have: {', '.join(look.lines)}.")
         yield f"data = {to_toml(look.spec)}"
     yield ""
     yield from _comment(f"{_help('loss')}. {why}.")

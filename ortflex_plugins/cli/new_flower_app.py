@@ -92,7 +92,7 @@ def _client_recipe(path: Path) -> tuple[str, str]:
     if recipe.averaging is not None:
         raise ConfigError(
             "averaging: the averages of a client are neither shared nor exported; leave it out of the "
-            "recipe, the strategy averages"
+            "recipe, because the strategy averages"
         )
     if recipe.distributed is not None:
         raise ConfigError("distributed: a client trains in one process; leave it out of the recipe")

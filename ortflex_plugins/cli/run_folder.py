@@ -87,8 +87,8 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
         raise OutputError(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
     if not free:
         raise OutputError(
-            f"the run folder {str(folder)!r} is in use: {lock.holder(folder)} trains there. Wait for its "
-            "end, or give another output"
+            f"the run folder {str(folder)!r} is in use: {lock.holder(folder)} trains there. Wait until "
+            "it ends, or give another output"
         )
     return folder, lock
 

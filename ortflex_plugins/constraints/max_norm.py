@@ -41,8 +41,8 @@ class MaxNorm(Constraint):
         rank = weight.rank or 0
         if rank > 1 and not -rank <= self.axis < rank:
             raise GraphError(
-                f"max_norm: axis={self.axis} is none of a weight with {rank} axes; give one that all of "
-                "its weights have, or choose them: constraint={'W*': …}"
+                f"max_norm: axis={self.axis} is not an axis of a weight with {rank} axes; give an axis "
+                "that all its weights have, or choose the weights: constraint={'W*': …}"
             )
         axes = [k for k in range(rank) if k != self.axis % rank] if rank else []
         square = op.ReduceSumSquare(weight, axes=axes, keepdims=1) if axes else weight * weight

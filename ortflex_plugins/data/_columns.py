@@ -68,7 +68,7 @@ def sort_columns(
         )
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise DataError(f"{where}: {name!r} is a single value, expected one row at least")
+            raise DataError(f"{where}: {name!r} is a single value, expected at least one row")
     columns = Columns(
         inputs=inputs,
         labels={name: arrays[source] for name, source in labels.items()},

@@ -46,7 +46,7 @@ class _Member:
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
         if not shape:
-            raise DataError(f"{path}: is a single value, expected one row at least")
+            raise DataError(f"{path}: is a single value, expected at least one row")
         if fortran and len(shape) > 1:
             raise DataError(
                 f"{path}: is in Fortran order, in which a row is not contiguous; save "

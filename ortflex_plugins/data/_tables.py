@@ -231,7 +231,7 @@ def _array(values: Any, where: str) -> Array:
             row = int((lengths != lengths[0]).argmax())
             raise DataError(
                 f"{where}: the list of row {row} has {lengths[row]} values, that of row 0 has "
-                f"{lengths[0]}; lists of one length are needed"
+                f"{lengths[0]}; all lists must have the same length"
             )
         flat = _array(values.flatten(), where)
         return flat.reshape(len(values), int(lengths[0]) if len(lengths) else 0, *flat.shape[1:])

@@ -137,8 +137,8 @@ class OrtEstimator(BaseEstimator):
         self._after(history, stopping)
         if not stopping.stopped and self.max_iter > self.n_iter_no_change:
             warnings.warn(
-                f"{type(self).__name__}: {self.max_iter} epochs (max_iter) were made and the "
-                "training has not converged yet; allow more, or a larger learning_rate",
+                f"{type(self).__name__}: the training has not converged after {self.max_iter} epochs "
+                "(max_iter); increase max_iter or learning_rate",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -197,8 +197,8 @@ def _check_new(trainer: Trainer) -> None:
         )
     if inner.arguments.get("averaging") is not None:
         raise ConfigError(
-            "averaging: the averages of a client are neither shared nor exported; leave it out, the "
-            "strategy averages"
+            "averaging: the averages of a client are neither shared nor exported; leave it out, because "
+            "the strategy averages"
         )
     if inner.arguments.get("distributed") is not None:
         raise ConfigError("distributed: a client trains in one process; leave it out")

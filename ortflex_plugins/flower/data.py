@@ -48,7 +48,7 @@ def partition_rows(data: Any, context: Context, *, seed: int = 0) -> Any:
     if not isinstance(loaded, tuple) or not loaded:
         raise DataError(
             "partition_rows: expected (X, y), (X, y, sample_weight), Columns or a data source that fits "
-            f"into memory, got {type(loaded).__name__}; give each client a file of its own"
+            f"into memory, got {type(loaded).__name__}; give each client its own file"
         )
     sizes = {len(array) for part in loaded for array in _arrays(part)}
     if len(sizes) != 1:
@@ -86,7 +86,7 @@ def _place(context: Context) -> tuple[int, int]:
 
 def _rows(rows: int, number: int, count: int, seed: int) -> np.ndarray[Any, Any]:
     if rows < count:
-        raise DataError(f"{rows} rows cannot be divided among {count} clients; take fewer clients")
+        raise DataError(f"{rows} rows cannot be divided among {count} clients; use fewer clients")
     return np.sort(np.random.default_rng(seed).permutation(rows)[number::count])
 
 

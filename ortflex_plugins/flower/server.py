@@ -125,10 +125,10 @@ def _checked(strategy: Any, expected: Mapping[str, Array]) -> Any:
         errors = [reply.error.reason for reply in replies if reply.has_error()]
         if errors and len(errors) == len(replies):
             raise OrtflexError(
-                f"every client failed in round {server_round}; the first said: {errors[0]}"
+                f"every client failed in round {server_round}; the first error: {errors[0]}"
             )
         if not replies:
-            raise OrtflexError(f"no client answered in round {server_round}")
+            raise OrtflexError(f"no client replied in round {server_round}")
         arrays, metrics = aggregate(server_round, replies)
         if arrays is not None:
             try:

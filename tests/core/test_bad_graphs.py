@@ -36,7 +36,7 @@ def behind_a_step() -> ModelProto:
 
 @by_rules
 def test_a_parameter_that_no_gradient_reaches(backend: str) -> None:
-    text = r"no gradient reaches 'W' \[6, 4\]: every way .* ends at .*'cut' \(Floor\)"
+    text = r"no gradient reaches 'W' \[6, 4\]: every path .* ends at .*'cut' \(Floor\)"
     with pytest.raises(Unsupported, match=text):
         make(behind_a_step(), backend=backend).fit(X, Y)
 
@@ -67,7 +67,9 @@ class StepsWithGradient(Steps):
 
 @by_rules
 def test_a_loss_that_is_not_differentiable(backend: str) -> None:
-    text = r"the steps loss on 'Y' cannot be differentiated: .*\(Floor\)\. .*give it a gradient\(\)"
+    text = (
+        r"the steps loss on 'Y' cannot be differentiated: .*\(Floor\)\. .*define its gradient\(\)"
+    )
     with pytest.raises(OrtflexError, match=text):
         make(models.mlp(), loss=Steps(), backend=backend).fit(X, Y)
 

@@ -293,7 +293,7 @@ def test_constants_that_are_nan_in_the_file_are_named(backend: str) -> None:
 
 def test_class_labels_the_model_does_not_know() -> None:
     x, names = X[:, :4], np.array(["ant", "bee", "cat"])[np.arange(20) % 3]
-    with pytest.raises(DataError, match=r"does not say their order; pass it: classes=\[…\]"):
+    with pytest.raises(DataError, match=r"does not define their order; pass classes=\[…\]"):
         make(models.classifier(), loss="softmax_cross_entropy").fit(x, names)
     trainer = make(
         models.classifier(), loss="softmax_cross_entropy", classes=["ant", "bee", "dog"], epochs=1
@@ -311,7 +311,8 @@ def test_a_batch_dimension_that_is_fixed(backend: str) -> None:
     assert len(trainer.fit(X, Y)) == 1
     assert trainer.predict(X).shape == (20, 1)
     with pytest.raises(
-        DataError, match=r"fixed batch dimension.*batches of 8 of 20 rows; use batc"
+        DataError,
+        match=r"fixed batch dimension.*20 rows would be divided into batches of 8; use batc",
     ):
         make(model, backend=backend, batch_size=8).fit(X, Y)
     with pytest.raises(DataError, match=r"fixed batch dimension.*18 rows"):

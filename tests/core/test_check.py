@@ -64,7 +64,7 @@ def test_what_lies_before_the_parameters_or_aside_is_frozen() -> None:
     assert nodes["matmul3"].status == "trainable"
     aside = model("m = MatMul(x, w)  y = MatMul(m, v)  z = Exp(m)", W)
     found = by_name(report(aside))["Exp"]
-    assert (found.status, found.reason) == ("frozen", "it does not lead to what the loss sees")
+    assert (found.status, found.reason) == ("frozen", "it does not affect the tensors of the loss")
 
 
 def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:

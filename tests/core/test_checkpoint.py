@@ -296,7 +296,9 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     _, _, saver = undisturbed(models.mlp(), tmp_path, 13, backend="fused")
     x, y = regression(rows=46, features=6)
     again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(DataError, match="had 47 rows and 10 steps an epoch, these data give 46"):
+    with pytest.raises(
+        DataError, match="had 47 rows and 10 steps per epoch, but these data have 46"
+    ):
         again.fit(x, y)
 
 

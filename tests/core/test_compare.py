@@ -138,7 +138,10 @@ def test_steps_of_several_batches_are_compared() -> None:
 def test_a_training_that_diverges_is_compared_as_long_as_there_are_numbers() -> None:
     found = compared(learning_rate=1e30, clip_norm=1e38)
     (note,) = found.notes
-    assert note == "float64 is not finite at step 1, with the rate 1e+30: compared up to there"
+    assert (
+        note
+        == "float64 is not finite at step 1, with the rate 1e+30: the comparison ends before it"
+    )
     assert found.agree
     assert len(found.reference_losses) == 1
     with pytest.raises(TrainingDiverged, match="float64 is not finite at step 0, with the rate"):
@@ -224,7 +227,9 @@ def test_what_cannot_be_compared() -> None:
         [models.floats("Y", "N", 1)],
         {"W": np.ones((6, 1))},
     )
-    with pytest.raises(Unsupported, match=r"no backend can train this here:\n  fused: "):
+    with pytest.raises(
+        Unsupported, match=r"no backend can train this problem on this machine:\n  fused: "
+    ):
         compare(make(rounded), X, Y, backends=["fused"])
 
 

@@ -98,7 +98,7 @@ def columns_of(x: Any, y: Any = None, weight: Any = None, **names: Any) -> Colum
     ("x", "y", "weight", "names", "text"),
     [
         (np.zeros((0, 2)), None, None, {}, "the data are empty: 0 rows"),
-        (3.0, None, None, {}, "X is a single value, expected one row at least"),
+        (3.0, None, None, {}, "X is a single value, expected at least one row"),
         (np.zeros((3, 2)), np.zeros(2), None, {}, "X has 3, label has 2"),
         (np.zeros((3, 2)), np.zeros(3), np.ones(4), {}, "sample_weight has 4"),
         (np.zeros(3), None, None, {"inputs": ["a", "b"]}, r"2 inputs: give a mapping \{'a': …"),

@@ -233,11 +233,13 @@ def test_who_gives_other_batches_than_before_is_refused(buffer: int, tmp_path: P
     _, saver = train(Batches(unseeded, buffer=buffer), tmp_path, 10)
     again = Trainer.resume(saver.written[0], plugins=plugins())
     with pytest.raises(
-        DataError, match=r"that batch differs from the earlier one.*seeded if they are rand"
+        DataError, match=r"that batch differs from the earlier one.*with a seed if they are"
     ):
         again.fit(Batches(unseeded, buffer=buffer))
     again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(DataError, match=r"is to continue at batch \d, but ends before it"):
+    with pytest.raises(
+        DataError, match=r"continues at batch \d of the iterable, but it ends before"
+    ):
         again.fit(Batches(lambda epoch, start: parts()[start:1], buffer=buffer))
 
 
@@ -245,9 +247,9 @@ def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) ->
     _, saver = train(shards, tmp_path / "shards", 21)
     x, y = regression(rows=ROWS, features=6)
     for given, text in (
-        ((attrs.evolve(shards, buffer=18),), "had buffer = 17, these data give 18"),
-        ((x, y), "had files that are read piece by piece, now it gets arrays"),
-        ((attrs.evolve(shards, buffer=100),), "now it gets arrays, or data that fit into"),
+        ((attrs.evolve(shards, buffer=18),), "had buffer = 17, but these data have 18"),
+        ((x, y), "had files that are read piece by piece, but this one has arrays"),
+        ((attrs.evolve(shards, buffer=100),), "but this one has arrays, or data that fit into"),
     ):
         with pytest.raises(DataError, match=text):
             Trainer.resume(saver.written[0], plugins=plugins()).fit(*given)
@@ -256,11 +258,13 @@ def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) ->
     for k, (a, b) in enumerate([(0, 19), (19, 21)]):  # as many pieces of two rows or one
         np.save(Path(shards.path) / f"shard-{k}" / "X.npy", x[a:b])
         np.save(Path(shards.path) / f"shard-{k}" / "y.npy", y[a:b])
-    with pytest.raises(DataError, match="had as many pieces of data, but of other sizes"):
+    with pytest.raises(
+        DataError, match="had the same number of pieces of data, but with other sizes"
+    ):
         Trainer.resume(saver.written[0], plugins=plugins()).fit(wider)
     _, saver = train(Batches(parts(), buffer=17), tmp_path / "list", 21)
     again = Trainer.resume(saver.written[0], plugins=plugins())
-    with pytest.raises(DataError, match="had buffer = 17, now it is 18"):
+    with pytest.raises(DataError, match="had buffer = 17, but this one has 18"):
         again.fit(Batches(parts(), buffer=18))
 
 
@@ -269,7 +273,9 @@ def test_a_state_that_is_not_json_cannot_be_saved(tmp_path: Path) -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"rng": np.random.default_rng(0)}
 
-    with pytest.raises((DataError, CheckpointError), match=r"state_dict\(\) of Odd cannot be kept"):
+    with pytest.raises(
+        (DataError, CheckpointError), match=r"state_dict\(\) of Odd cannot be saved"
+    ):
         train(Batches(Odd()), tmp_path, 3)
 
 

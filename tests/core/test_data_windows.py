@@ -187,7 +187,7 @@ def test_a_piece_with_other_rows_than_it_had_is_refused() -> None:
     pieces._sizes = [4, 3]
     source.pieces = Runs([4, 4], buffer=3)
     source.pieces.read = pieces.read  # type: ignore[method-assign]
-    with pytest.raises(DataError, match="run 1 has 3 rows now, it had 4 when it was opened"):
+    with pytest.raises(DataError, match="run 1 has 3 rows now, but it had 4 when it was opened"):
         epoch(source, None)
 
 

@@ -139,7 +139,7 @@ def test_a_batch_larger_than_the_data_is_reduced_with_one_line(
     with caplog.at_level(logging.INFO, "ortflex"):
         trainer.fit(x, y)
     lines = [m for m in caplog.messages if "batch_size" in m]
-    assert lines == ["batch_size 100 is reduced to the 6 rows there are"]
+    assert lines == ["batch_size 100 is reduced to 6, the number of rows"]
     weights = start(model)
     for _ in range(3):
         sgd(weights, x, y, 0.05)

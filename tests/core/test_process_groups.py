@@ -491,7 +491,7 @@ def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
     jobs: list[tuple[str, Callable[[ThreadGroup], Any]]] = [
         ("iterable", lambda g: training(distributed=g).fit([(X, Y), (X, Y)])),
         (
-            "does not train in several processes",
+            "does not support several processes",
             lambda g: training(distributed=g, backend="example_numpy").fit(X, Y),
         ),
     ]
@@ -504,7 +504,7 @@ def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
 def test_without_a_launcher_the_error_shows_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="no launcher") as raised:
+    with pytest.raises(ConfigError, match="not started by a launcher") as raised:
         training(distributed="auto")
     assert "ortflex train train.toml" in str(raised.value)
     with pytest.raises(OrtflexError, match="distributed: unknown process group 'trch'"):

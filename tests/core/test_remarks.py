@@ -49,7 +49,7 @@ def test_a_loss_that_did_not_rise_is_not(
 
 
 def test_metrics_without_validation_data_are_remarked_on(caplog: pytest.LogCaptureFixture) -> None:
-    assert "metrics (mae, rmse) are computed on validation data, and there are none" in remarks(
+    assert "metrics (mae, rmse) are computed on validation data, but there are none" in remarks(
         caplog, metrics=["mae", "rmse"], epochs=1
     )
 

@@ -203,7 +203,7 @@ def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(opti
         (SharesTheStep(), r"SharesTheStep gives .* from shared \('step'\)"),
         (SharesASlot(), r"SharesASlot gives .* from shared \('long'\)"),
         (GivesSharedBack(), r"GivesSharedBack gives .* from update, .* the slots given are long"),
-        (ForgetsUpdateShared(), r"ForgetsUpdateShared has shared state and no update_shared"),
+        (ForgetsUpdateShared(), r"ForgetsUpdateShared has shared state but no update_shared"),
     ],
 )
 def test_slots_of_a_wrong_shape_are_an_error_that_names_the_plugin(

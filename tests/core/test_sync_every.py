@@ -246,7 +246,7 @@ def test_another_number_of_processes_is_another_training(tmp_path: Path) -> None
     results(run_ranks(2, first))
     for error in run_ranks(4, second):
         assert isinstance(error, Unsupported)
-        assert "had 2 processes that train by themselves" in str(error)
+        assert "had 2 processes that train separately" in str(error)
 
 
 def test_local_steps_of_a_backend_that_knows_nothing_of_processes() -> None:

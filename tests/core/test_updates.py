@@ -254,7 +254,7 @@ def test_weights_that_are_set_are_their_own_average() -> None:
         ),
         (
             {"groups": [{"params": "W*"}, {"params": ["W1", "W3"], "rate": 0.1}]},
-            r"groups\[1\]\.params: an earlier group has W1, W3 already; the first group that fits",
+            r"groups\[1\]\.params: an earlier group has W1, W3 already; a parameter belongs to the first",
         ),
         (
             {"groups": [{"params": "W*", "start_epoch": 1}, {"params": "b*", "start_epoch": 3}]},
@@ -282,7 +282,9 @@ def test_a_wrong_loss_is_not_blamed_on_the_patterns() -> None:
 def test_an_axis_that_a_weight_has_not_is_none() -> None:
     x, y = regression(features=6)
     made = trainer("fused", constraint={"name": "max_norm", "axis": 2})
-    with pytest.raises(Unsupported, match="max_norm: axis=2 is none of a weight with 2 axes"):
+    with pytest.raises(
+        Unsupported, match="max_norm: axis=2 is not an axis of a weight with 2 axes"
+    ):
         made.fit(x, y)
 
 

@@ -173,13 +173,17 @@ def test_targets_are_paths_nodes_or_weights(targets: Any, modules: set[str]) -> 
 @pytest.mark.parametrize(
     ("adapters", "error", "text"),
     [
-        ({**LORA, "targets": ["v_proj"]}, ModelError, "'v_proj' fits no product .* did you mean"),
-        ({**LORA, "targets": ["!W9"]}, ModelError, "'W9' fits no product"),
+        (
+            {**LORA, "targets": ["v_proj"]},
+            ModelError,
+            "'v_proj' matches no product .* did you mean",
+        ),
+        ({**LORA, "targets": ["!W9"]}, ModelError, "'W9' matches no product"),
         ({**LORA, "targets": ["conv", "!conv"]}, ModelError, "leaves no product"),
         ({**LORA, "rank": 0}, ConfigError, r"rank: expected an integer >= 1, got 0"),
         ({**LORA, "rank": 2.5}, ConfigError, "rank"),
         ({**LORA, "dropout": 1.0}, ConfigError, "dropout: must be a number >= 0 and < 1"),
-        ([LORA, LORA], ModelError, "already; give the adapter a label of its own"),
+        ([LORA, LORA], ModelError, "already has a tensor .*; give the adapter another label"),
         ("lara", OrtflexError, "did you mean 'lora'"),
     ],
 )

@@ -207,7 +207,7 @@ def test_a_folder_in_pefts_layout_is_read(prefix: str, tmp_path: Path) -> None:
         ({"peft_type": "IA3"}, "of the kind IA3, not LORA"),
         ({"bias": "all"}, "more than A·B: bias is 'all'"),
         ({"use_dora": True}, "use_dora is True"),
-        ({"r": "two"}, "no configuration of a LoRA adapter"),
+        ({"r": "two"}, "not the configuration of a LoRA adapter"),
         ({"modules_to_save": ["head"]}, "modules_to_save"),
     ],
 )
@@ -217,7 +217,7 @@ def test_what_is_no_low_rank_adapter_is_refused(change: Any, text: str, tmp_path
 
 
 def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder of PEFT"):
+    with pytest.raises(ConfigError, match="is not a folder of PEFT"):
         Lora.from_peft(tmp_path / "none")
     half = folder(tmp_path / "half", dict(list(pairs().items())[:3]))
     with pytest.raises(ConfigError, match=r"of 'net\.fc' only A; A and B are needed"):
@@ -236,15 +236,13 @@ def test_damaged_or_foreign_folders_are_refused(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_written_are_said_before_anything_is_changed(tmp_path: Path) -> None:
     made = trainer()
-    with pytest.raises(
-        ConfigError, match=r"the ending '.zip' names no format; known: .onnx_adapter"
-    ):
+    with pytest.raises(ConfigError, match=r"the ending '.zip' is unknown; known: .onnx_adapter"):
         made.export_adapter(tmp_path / "a.zip")
     with pytest.raises(ConfigError, match="unknown format 'pft'; did you mean 'peft'"):
         made.export_adapter(tmp_path / "a", format="pft")
     with pytest.raises(ConfigError, match="no adapter is called 'style'"):
         made.export_adapter(tmp_path / "a", label="style")
-    with pytest.raises(ConfigError, match="no beginning of the module"):
+    with pytest.raises(ConfigError, match="not the beginning of the module"):
         trainer(adapters={**LORA, "prefix": "x."}).export_adapter(tmp_path / "a")
     with pytest.raises(OrtflexError, match="has no adapters"):
         trainer(adapters=()).export_base(tmp_path / "a.onnx")

@@ -141,7 +141,7 @@ def test_without_data_the_choice_is_explained(folder: Path) -> None:
     onnx.save(models.linear(outputs=3), "model.onnx")
     assert ortflex("init", "model.onnx", "-o", "new.toml").exit_code == 0
     text = " ".join((folder / "new.toml").read_text().replace("\n#", "").split())
-    assert "if its columns are scores of classes, take softmax_cross_entropy" in text
+    assert "if its columns are scores of classes, use softmax_cross_entropy" in text
 
 
 # ---------------------------------------------------------------------- report a b c

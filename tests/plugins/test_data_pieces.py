@@ -235,7 +235,7 @@ def test_a_file_that_got_fewer_rows_is_noticed(tmp_path: Path) -> None:
         write_table(path, table_of(X[:60], Y[:60]), rows=25)
         trainer = make(models.mlp(), epochs=1, shuffle=False)
         with pytest.raises(
-            DataError, match=r"row group 2 has 10 rows now, it had 25 when it was op"
+            DataError, match=r"row group 2 has 10 rows now, but it had 25 when it was op"
         ):
             trainer.fit(source)
 
@@ -262,7 +262,7 @@ def shards(folder: Path, **first: Any) -> NpyFolder:
         ({"z": Y}, "b/z.npy: does not exist in {}/a"),
         ({"y": Y[:50]}, "b: the arrays have different numbers of rows: X has 100, y has 50"),
         ({"X": np.asfortranarray(X)}, "b/X.npy: is in Fortran order"),
-        ({"y": np.float32(3)}, "b/y.npy: is a single value, expected one row at least"),
+        ({"y": np.float32(3)}, "b/y.npy: is a single value, expected at least one row"),
     ],
 )
 def test_shards_that_differ_are_refused(other: Any, text: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_several_inputs_and_labels_by_name(store: Any) -> None:
         ),
         ({"weight": "w"}, {"y": Y}, "weight names 'w', and there is no such array; Known: X, y"),
         ({}, {"y": Y[:3]}, "different numbers of rows: X has 4, y has 3"),
-        ({}, {"y": Y, "k": np.float32(3)}, "'k' is a single value, expected one row at least"),
+        ({}, {"y": Y, "k": np.float32(3)}, "'k' is a single value, expected at least one row"),
     ],
 )
 def test_names_and_lengths_are_checked(store: Any, options: Any, arrays: Any, text: str) -> None:

@@ -94,7 +94,7 @@ def test_a_loader_goes_on_from_the_end_of_an_epoch_only(buffer: int, tmp_path: P
     # What is in the buffer has been read; the batch that a new epoch begins with is there, too.
     ends = {step for step in range(1, epochs * steps) if step % steps in (0, 1)}
     assert refused
-    assert all(re.search(r"can only begin an epoch.*state_dict", m) for m in refused.values())
+    assert all(re.search(r"can only start a new epoch.*state_dict", m) for m in refused.values())
     assert buffer or not ends & set(refused)
 
 
