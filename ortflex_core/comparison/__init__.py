@@ -1,8 +1,9 @@
-"""One recipe on every backend, step by step, and where results differ.
+"""One recipe on every backend: where results differ, step by step, and how long a step takes.
 
 May import: training and everything before it. The command ``ortflex compare`` prints it.
 """
 
 from ortflex_core.comparison.comparison import Comparison, Result, compare
+from ortflex_core.comparison.times import Times, time_backends
 
-__all__ = ["Comparison", "Result", "compare"]
+__all__ = ["Comparison", "Result", "Times", "compare", "time_backends"]

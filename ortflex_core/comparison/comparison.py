@@ -17,18 +17,15 @@ from typing import Any
 import attrs
 import numpy as np
 
+from ortflex_core.comparison.candidates import named_backends, some_columns
 from ortflex_core.config.arguments import default
-from ortflex_core.data import columns as data
 from ortflex_core.data.batches import Batch, Source, whole_steps
-from ortflex_core.data.iterables import gives_batches
 from ortflex_core.engines import backend_choice
 from ortflex_core.errors import (
     ConfigError,
-    DataError,
     OrtflexError,
     TrainingDiverged,
     Unsupported,
-    suggest,
 )
 from ortflex_core.feed.feed import Feed
 from ortflex_core.model.training_mode import buffer_value
@@ -197,15 +194,8 @@ def compare(
     inner = internals_of(trainer)
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"steps: expected an integer >= 1, got {steps!r}")
-    if gives_batches(X, y):
-        raise DataError(
-            "an iterable of batches cannot be used for a comparison; give arrays or a data source"
-        )
-    feed = Feed.of(X, y, sample_weight, inner.setup.open, batch_size=trainer.batch_size)
     together = inner.problem.updating.accumulate
-    columns = feed.some(steps * trainer.batch_size * together)
-    if held_out is not None:
-        columns, _ = data.split(columns, held_out, trainer.seed)
+    columns = some_columns(trainer, (X, y, sample_weight), steps, held_out)
     rows = min(trainer.batch_size, columns.rows)
     problem = attrs.evolve(
         inner.problem,
@@ -231,23 +221,11 @@ def compare(
 def _runners(
     trainer: Trainer, problem: Problem, probe: Problem, names: Sequence[str] | None
 ) -> tuple[list[_Runner], dict[str, tuple[str, ...]]]:
-    inner = internals_of(trainer)
-    plugins, device, runtime = trainer.plugins, trainer.device, inner.runtime
-    # Backends that are objects count, and settings of those that have a name.
-    own = {b.name: b for b in inner.setup.backends}
-    known = list(dict.fromkeys([*plugins["backends"].names(), *own]))
-    for name in names or ():
-        if name not in known:
-            raise ConfigError(f"unknown backend {name!r}; {suggest(name, known)}")
+    plugins, device = trainer.plugins, trainer.device
+    runtime = internals_of(trainer).runtime
+    backends, skipped = named_backends(trainer, names)
     runners: list[_Runner] = []
-    skipped: dict[str, tuple[str, ...]] = {}
-    found = []
-    for name in known if names is None else names:
-        try:
-            found.append(own.get(name) or plugins.component("backends", name))
-        except OrtflexError as error:
-            skipped[name] = (str(error),)
-    for backend in sorted(found, key=lambda b: -b.priority):
+    for backend in backends:
         try:
             against = backend_choice.against(plugins, backend, problem, device, runtime)
             if not against:

@@ -179,7 +179,8 @@ class Arguments:
         of="devices",
     )
     backend: Any = argument(
-        "the backend that runs the steps; ``auto`` chooses the first one that supports the problem",
+        "the backend that runs the steps; ``auto`` chooses the first one that supports the problem, "
+        "``fastest`` measures all that support it and keeps the quickest",
         "auto",
         kind=COMPONENT,
         of="backends",

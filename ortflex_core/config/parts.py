@@ -12,6 +12,7 @@ import attrs
 from ortflex_core.class_paths import is_class_path
 from ortflex_core.component import Component
 from ortflex_core.config.arguments import device_spec, kinds_of_plugins
+from ortflex_core.engines import backend_choice
 from ortflex_core.errors import ConfigError, Problems, suggest
 from ortflex_core.files import is_there, no_file
 from ortflex_core.problem import groups, losses
@@ -51,7 +52,10 @@ class Parts:
             return self.plugins.component(_KINDS[name], self._device(name, value), name)
         if name in ("backend", "distributed"):
             kind = _KINDS[name]
-            return value if value in (None, "auto") else self.plugins.component(kind, value, name)
+            words = backend_choice.WORDS if name == "backend" else ("auto",)
+            if value is None or (isinstance(value, str) and value in words):
+                return value
+            return self.plugins.component(kind, value, name)
         if name in _LISTS:
             return self._each(name, value)
         if name == "loss":

@@ -12,12 +12,20 @@ from ortflex_core.protocols import Backend, Device, Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import Runtime
 
+AUTO, FASTEST = "auto", "fastest"
+WORDS = (AUTO, FASTEST)
+"""Ways to choose a backend, by names that no backend has."""
 _ENGINE = (*Engine.__annotations__, *(n for n in vars(Engine) if not n.startswith("_")))
+
+
+def is_word(spec: Any) -> bool:
+    """Whether this says how to choose a backend, and names none."""
+    return isinstance(spec, str) and spec in WORDS
 
 
 def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
     """The named backend, or all that can be loaded, those with the highest priority first."""
-    if spec != "auto":
+    if not is_word(spec):
         return [plugins.component("backends", spec)]
     backends: list[Backend] = []
     for name in plugins["backends"].names():
@@ -37,6 +45,13 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
             plugins.component("backends", entry.name)
         raise Unsupported("no backend is installed; `ortflex plugins` lists the installed plugins")
     return sorted(backends, key=lambda b: -b.priority)
+
+
+def by_name(plugins: Plugins, backends: Sequence[Backend]) -> dict[str, Backend]:
+    """Backends in the given order; names that two distributions have are qualified."""
+    registry = plugins["backends"]
+    entries = [(registry.entry_of(backend), backend) for backend in backends]
+    return {registry.ask_for(e) if e is not None else b.name: b for e, b in entries}
 
 
 def against(

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from ortflex_core.data.columns import Batch
 from ortflex_core.errors import DataError, GraphError, MissingKernel
+from ortflex_core.graph.ops import FLOATS
 from ortflex_core.problem.problem import Problem
 from ortflex_core.protocols import Engine
-from ortflex_core.types import shape_text
+from ortflex_core.types import Array, shape_text
 
 
 def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
@@ -52,6 +57,29 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
                 f"this batch (the model says {declared}), its labels {term.label_key!r} have "
                 f"{shape_text(label)}; expected the same"
             )
+
+
+def broken_weight(problem: Problem, state: Mapping[str, Array]) -> str:
+    """The first weight that is not finite: trained weights first, then constants; "" without any.
+
+    Constants may be infinite, as in masks, but not NaN.
+    """
+    for name in problem.parameters:
+        if text := _not_numbers(state[name], np.isfinite(state[name])):
+            return f"the weight {name!r} {text}"
+    for name, spec in problem.model.initializers.items():
+        if name in problem.parameters or spec.dtype not in FLOATS:
+            continue
+        array = problem.model.initializer(name)
+        if text := _not_numbers(array, ~np.isnan(array)):
+            return f"the weight {name!r}, which is not trained, {text}"
+    return ""
+
+
+def _not_numbers(array: Array, good: Array) -> str:
+    count = int(good.size - np.count_nonzero(good))
+    kind = "NaN" if np.isnan(array).any() else "infinities"
+    return f"has {kind} ({count} of {good.size} values)" if count else ""
 
 
 def batch_dim_uncertain(problem: Problem) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ortflex_core.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.training.internals import internals_of
 from ortflex_core.types import dtype_name, shape_text
-from ortflex_core.views.progress import say
+from ortflex_core.views.progress import tell
 from ortflex_core.views.summary import Summary
 
 if TYPE_CHECKING:
@@ -23,11 +23,7 @@ def announce(trainer: Trainer) -> None:
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
     inner = internals_of(trainer)
-    headline = inner.setup.headline()
-    if trainer.progress is not False:
-        say(headline)
-    else:
-        _log.info("%s", headline)
+    tell(trainer.progress, inner.setup.headline())
     _log.debug("%s", trainer.describe())
     _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, inner.runtime)
     if inner.hooks.installed:

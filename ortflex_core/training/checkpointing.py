@@ -40,7 +40,8 @@ class Standing:
     fit that was interrupted in this process: its checkpoints can be resumed, but the next fit starts a
     new training. ``slots`` and ``buffers`` are kept for the next engine, ``written`` is the checkpoint of
     this model that was written or read last, ``identity`` is common to all of them, and ``size`` and
-    ``epoch`` are those the engine was built for. Without ``strict``, other data are accepted.
+    ``epoch`` are those the engine was built for. ``backend`` is the one that ``fastest`` chose. Without
+    ``strict``, other data are accepted.
     """
 
     fits: int = 0
@@ -53,6 +54,7 @@ class Standing:
     size: Size | None = None
     epoch: int = 0
     identity: Identity | None = None
+    backend: str | None = None
     strict: bool = True
 
     def built(self, size: Size, taken: Iterable[str]) -> None:
@@ -81,7 +83,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         unnamed=identity.unnamed,
         versions=identity.versions | fingerprint.of_backends(trainer, live.backend),
         runtime=str(inner.runtime),
-        backend=live.backend,
+        backend=standing.backend or live.backend,
         size=standing.size,
         fits=standing.fits,
         manual=now if position is None else attrs.evolve(now, history=()),
@@ -241,6 +243,7 @@ def _take(
             size=record.size,
             epoch=record.manual.epoch,
             identity=identity,
+            backend=record.backend if _goes_on(trainer, chosen) else None,
             strict=strict,
         )
         tell = inner.hooks.callables(trainer).get("checkpoint_loading")
@@ -260,6 +263,11 @@ def _take(
             record.runtime,
             inner.runtime,
         )
+
+
+def _goes_on(trainer: Trainer, chosen: Collection[str] | None) -> bool:
+    """Whether a training by the quickest backend keeps the one that the checkpoint records."""
+    return internals_of(trainer).setup.fastest and (chosen is None or "backend" not in chosen)
 
 
 def _compare(

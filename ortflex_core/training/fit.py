@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.data.batches import Source
@@ -18,14 +17,12 @@ from ortflex_core.errors import GraphError, Unsupported
 from ortflex_core.feed.altered import AlteredBatches
 from ortflex_core.feed.feed import Feed, held_out
 from ortflex_core.feed.preparation import Preparation
-from ortflex_core.graph.ops import FLOATS
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
 from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import Loop, Plan, beginning
-from ortflex_core.types import Array
 from ortflex_core.views.history import History
 
 if TYPE_CHECKING:
@@ -55,11 +52,19 @@ def fit(
         feed, validation = feed.split(validation_data, trainer.seed)
     elif validation_data is not None:
         validation = feed_of(*held_out(validation_data))
-    preparing = inner.live.build(feed.first, feed.size)
+    opened: list[Source] = []
+
+    def open_once(preparing: Preparation) -> Source:
+        if not opened:
+            source = feed.source(
+                preparing, trainer.batch_size, shuffle=trainer.shuffle, peers=peers, limit=limit
+            )
+            opened.append(source)
+        return opened[0]
+
+    preparing = inner.live.build(feed.first, feed.size, open_once)
     announce(trainer)
-    source = feed.source(
-        preparing, trainer.batch_size, shuffle=trainer.shuffle, peers=peers, limit=limit
-    )
+    source = open_once(preparing)
     alter = partial(_altered, trainer, preparing)
     validate = None if validation is None else inner.live.scorer(validation, peers)
     if peers is not None and validation is not None:
@@ -134,7 +139,7 @@ def train(
         accumulate=accumulate,
         enter=live.enter if inner.setup.problem.phase(0) is not inner.setup.problem else None,
         start=start,
-        broken=partial(_broken, trainer),
+        broken=lambda: failures.broken_weight(live.problem, live.state()),
         peers=peers,
         sync_every=None if peers is None else inner.setup.sync_every,
     )
@@ -169,30 +174,6 @@ def train(
         standing.manual, inner.loop = loop.progress, None
         trainer.history_ = loop.history()
     return history
-
-
-def _broken(trainer: Trainer) -> str:
-    """The first weight that is not finite: trained weights first, then constants.
-
-    Constants may be infinite, as in masks, but not NaN.
-    """
-    problem = internals_of(trainer).live.problem
-    for name, array in trainer.engine.state().items():
-        if text := _not_numbers(array, np.isfinite(array)):
-            return f"the weight {name!r} {text}"
-    for name, spec in problem.model.initializers.items():
-        if name in problem.parameters or spec.dtype not in FLOATS:
-            continue
-        array = problem.model.initializer(name)
-        if text := _not_numbers(array, ~np.isnan(array)):
-            return f"the weight {name!r}, which is not trained, {text}"
-    return ""
-
-
-def _not_numbers(array: Array, good: Array) -> str:
-    count = int(good.size - np.count_nonzero(good))
-    kind = "NaN" if np.isnan(array).any() else "infinities"
-    return f"has {kind} ({count} of {good.size} values)" if count else ""
 
 
 def _risen(begun: float | None, history: History) -> tuple[float, float] | None:

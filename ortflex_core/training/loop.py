@@ -19,11 +19,11 @@ import numpy as np
 
 from ortflex_core.data.batches import Batch, Source, runs_of, whole_steps
 from ortflex_core.engines.last_good import Good
+from ortflex_core.engines.sums import Sums
 from ortflex_core.errors import TrainingDiverged, Unsupported
 from ortflex_core.process_groups.interrupts import Interrupts
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import Engine, Losses, Schedule, calls
-from ortflex_core.training.sums import Sums
 from ortflex_core.types import Array, Position, Progress
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -61,9 +61,13 @@ class Setup:
     learning_rate: float
     problem: Problem
     sync_every: int | None = None
+    fastest: bool = False
+    """Whether the quickest backend is taken, not the first."""
 
-    def compiled(self, candidate: Problem) -> tuple[Backend, Engine]:
-        """The first backend that supports a problem, and its engine.
+    def compiled(
+        self, candidate: Problem, backends: Sequence[Backend] | None = None
+    ) -> tuple[Backend, Engine]:
+        """The first backend that supports a problem, and its engine; of all backends by default.
 
         Raises:
             Unsupported: no backend does; the reasons of each are given.
@@ -71,7 +75,7 @@ class Setup:
         peers = candidate.peers if self.sync_every is not None else None
         alone = candidate if peers is None else local_steps.of_one_process(candidate, peers)
         backend, engine = backend_choice.chosen(
-            self.plugins, self.backends, alone, self.device, self.runtime
+            self.plugins, backends or self.backends, alone, self.device, self.runtime
         )
         if peers is None:
             return backend, engine
@@ -260,6 +264,7 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             peers=peers,
         ),
         sync_every=arguments.sync_every,
+        fastest=arguments.backend == backend_choice.FASTEST,
     )
 
 

@@ -12,11 +12,13 @@ import numpy as np
 
 from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.data import columns as data
+from ortflex_core.data.batches import Source
 from ortflex_core.data.columns import Columns
-from ortflex_core.engines import failures
+from ortflex_core.engines import backend_choice, failures, fastest
 from ortflex_core.engines import scores as scoring
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.scores import Scores
+from ortflex_core.engines.timing import Setting, Trial
 from ortflex_core.errors import DataError, suggest
 from ortflex_core.feed.feed import Feed
 from ortflex_core.feed.preparation import Preparation
@@ -26,11 +28,12 @@ from ortflex_core.problem.losses import bind_terms
 from ortflex_core.problem.problem import LossTerm, Problem
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.programs import cost
-from ortflex_core.protocols import Engine, Schedule, ScheduleContext, Value, calls
+from ortflex_core.protocols import Backend, Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.loop import Hook
 from ortflex_core.training.setup import Setup
 from ortflex_core.types import Array
+from ortflex_core.views.tables import text_table
 
 _log = logging.getLogger("ortflex")
 
@@ -48,6 +51,8 @@ class Live:
         threads: as for the Trainer.
         check_finite: as for the Trainer.
         graph_built: returns the hook that is called for every graph, or None.
+        step_end: returns the hook that is called after every step, or None.
+        tell: shows a line to the user.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class Live:
         threads: int | Literal["auto"],
         check_finite: bool,
         graph_built: Callable[[], Hook | None],
+        step_end: Callable[[], Hook | None],
+        tell: Callable[[str], None],
     ) -> None:
         self.setup, self.problem = setup, setup.problem
         self.model, self.device = setup.model, setup.device
@@ -67,6 +74,7 @@ class Live:
         self.evaluator = Evaluator(self.problem, self.device)
         self._weights = dict(weights)
         self._threads, self._check_finite, self._graph_built = threads, check_finite, graph_built
+        self._step_end, self._tell = step_end, tell
         self._bound: tuple[Schedule, tuple[LossTerm, ...], Schedule] | None = None
 
     def terms(self, columns: Columns) -> tuple[LossTerm, ...]:
@@ -79,13 +87,21 @@ class Live:
         """The preparation of data for a problem."""
         return Preparation(wanted, self.device, self._check_finite)
 
-    def build(self, columns: Columns, size: Size) -> Preparation:
-        """Compile for the types of these labels and weights, unless that is done already."""
+    def build(
+        self,
+        columns: Columns,
+        size: Size,
+        source: Callable[[Preparation], Source] | None = None,
+    ) -> Preparation:
+        """Compile for the types of these labels and weights, unless that is done already.
+
+        ``source`` makes the batches of the training, with which backends may be measured.
+        """
         terms = self.terms(columns)
         if self.engine is None or terms != self.problem.terms:
             known = self.standing.size if self.engine is None else None
             batch = columns.take(np.arange(min(size.rows, columns.rows)))
-            self._compile(terms, known or size, self.standing.epoch, batch)
+            self._compile(terms, known or size, self.standing.epoch, batch, source)
         return self.preparing(self.problem)
 
     def inference(self, terms: tuple[LossTerm, ...] = ()) -> Problem:
@@ -110,10 +126,45 @@ class Live:
         return self._compile(now.terms, self.standing.size, epoch)
 
     def _compile(
-        self, terms: tuple[LossTerm, ...], size: Size, epoch: int, batch: Columns | None = None
+        self,
+        terms: tuple[LossTerm, ...],
+        size: Size,
+        epoch: int,
+        batch: Columns | None = None,
+        source: Callable[[Preparation], Source] | None = None,
     ) -> Engine:
         before, slots = self.engine, self.slots()
         state = self._weights | (before.state() if before is not None else {})
+        problem = self.problem_for(terms, size, epoch, state, slots)
+        if before is not None:
+            self.standing.slots, self.standing.buffers = slots, self.buffers()
+        with shape_probe.explain_unknown(self.model):
+            backend, engine = self._built(problem, batch, source)
+        self._load(problem, state, engine)
+        taken = {"step", *problem.slot_ports}
+        if batch is not None and failures.batch_dim_uncertain(problem):
+            failures.check_rows(problem, engine, self.preparing(problem).batch(batch))
+        if before is not None:
+            before.close()
+        self._weights, self.problem = state, problem
+        self.engine, self.backend = engine, backend.name
+        self.standing.built(size, taken)
+        # The large tensors that it put on the device for predictions are in the engine now.
+        self.evaluator = Evaluator(self.inference(terms), self.device)
+        tell = self._graph_built()
+        for name, program in engine.programs().items() if tell is not None else ():
+            tell(name=name, program=program)  # type: ignore[misc]
+        return engine
+
+    def problem_for(
+        self,
+        terms: tuple[LossTerm, ...],
+        size: Size,
+        epoch: int,
+        state: Mapping[str, Array],
+        slots: Mapping[str, Array],
+    ) -> Problem:
+        """What an engine is built for."""
         problem = attrs.evolve(
             self.setup.problem,
             terms=terms,
@@ -130,29 +181,62 @@ class Live:
             if problem.peers is not None:  # those on this machine share its processors
                 own = max(1, problem.threads // problem.peers.neighbours)
                 problem = attrs.evolve(problem, threads=own)
-        with shape_probe.explain_unknown(self.model):
-            backend, engine = self.setup.compiled(problem)
+        return problem
+
+    def _load(self, problem: Problem, state: Mapping[str, Array], engine: Engine) -> None:
+        """Write weights, the optimizer's state and statistics into a new engine."""
         engine.load({n: state[n] for n in problem.parameters})
-        if before is not None:
-            self.standing.slots, self.standing.buffers = slots, self.buffers()
         taken = {"step", *problem.slot_ports}
         if self.standing.slots:
             engine.load_slots({n: a for n, a in self.standing.slots.items() if n in taken})
         if self.standing.buffers:
             engine.load_buffers(self.standing.buffers)
-        if batch is not None and failures.batch_dim_uncertain(problem):
-            failures.check_rows(problem, engine, self.preparing(problem).batch(batch))
-        if before is not None:
-            before.close()
-        self._weights, self.problem = state, problem
-        self.engine, self.backend = engine, backend.name
-        self.standing.built(size, taken)
-        # The large tensors that it put on the device for predictions are in the engine now.
-        self.evaluator = Evaluator(self.inference(terms), self.device)
-        tell = self._graph_built()
-        for name, program in engine.programs().items() if tell is not None else ():
-            tell(name=name, program=program)  # type: ignore[misc]
-        return engine
+
+    def _built(
+        self,
+        problem: Problem,
+        batch: Columns | None,
+        source: Callable[[Preparation], Source] | None,
+    ) -> tuple[Backend, Engine]:
+        """The backend of a problem, and its engine."""
+        setup = self.setup
+        if not setup.fastest:
+            return setup.compiled(problem)
+        backends = backend_choice.by_name(setup.plugins, setup.backends)
+        name, engine = fastest.choose(
+            Setting(setup.plugins, problem, self.device, setup.runtime),
+            backends,
+            self.standing.backend,
+            None if batch is None else self.trial(problem, batch, source),
+            self._show,
+            alone=setup.sync_every is not None,
+        )
+        if engine is None:
+            backend, engine = setup.compiled(problem, [backends[name]] if name else None)
+            name = next(n for n, b in backends.items() if b is backend)
+        self.standing.backend = name
+        return backends[str(name)], engine
+
+    def _show(self, rows: list[list[str]]) -> None:
+        for line in text_table(rows):
+            self._tell(line)
+
+    def trial(
+        self,
+        problem: Problem,
+        columns: Columns,
+        source: Callable[[Preparation], Source] | None,
+    ) -> Trial:
+        """What the steps of a problem are measured with, from the present state."""
+        preparing = self.preparing(problem)
+        opened = None if source is None else source(preparing)  # its errors show all rows
+        return Trial(
+            load=lambda engine: self._load(problem, self.state(), engine),
+            first=preparing.batch(columns),
+            source=opened,
+            rate=self.setup.learning_rate,
+            one_by_one=self._step_end() is not None,
+        )
 
     def forget(self) -> None:
         """Discard the engine, keep its state; the next step builds another one."""

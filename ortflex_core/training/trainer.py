@@ -35,6 +35,7 @@ from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
 from ortflex_core.types import Array
 from ortflex_core.views.history import History
+from ortflex_core.views.progress import tell
 from ortflex_core.views.summary import Summary
 from ortflex_core.views.tracebacks import short_tracebacks
 
@@ -80,7 +81,7 @@ class Trainer(SharesModels):
             updates keep the types of the file, with float32 instead of float16 and bfloat16.
         device: the device on which the training runs; ``name:1`` is the second device of its kind.
         backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
-            problem.
+            problem, ``fastest`` measures all that support it and keeps the quickest.
         distributed: the process group of a training in several processes, which compute the
             gradients of different batches; ``auto`` uses the group of the launcher; by default one
             process trains.
@@ -175,6 +176,8 @@ class Trainer(SharesModels):
         setup = resolve(require_runtime(), found, source, arguments)
         hooks = HookManager(setup.plugins, setup.callbacks)
         weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
+        hook_of = partial(weak_hook, weakref.ref(self), hooks)
+        peers = setup.problem.peers
         self._internals = Internals(
             arguments=attrs.asdict(arguments, recurse=False),
             setup=setup,
@@ -184,7 +187,9 @@ class Trainer(SharesModels):
                 weights | draw(setup.model, setup.problem.choices, arguments.reinitialize, seed),
                 threads=threads,
                 check_finite=check_finite,
-                graph_built=partial(weak_hook, weakref.ref(self), hooks, "graph_built"),
+                graph_built=partial(hook_of, "graph_built"),
+                step_end=partial(hook_of, "step_end"),
+                tell=partial(tell, False if peers is not None and peers.rank else progress),
             ),
         )
         if self.rank:

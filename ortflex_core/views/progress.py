@@ -23,6 +23,14 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
+def tell(progress: bool | None, line: str) -> None:
+    """Log a line; print it where logging is not configured, unless there is to be no progress."""
+    if progress is not False:
+        say(line)
+    else:
+        _log.info("%s", line)
+
+
 class _View(Protocol):
     """Something that moves while a training runs."""
 

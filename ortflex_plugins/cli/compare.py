@@ -14,7 +14,7 @@ from ortflex_plugins.cli.overrides import TakesKeys
 from ortflex_plugins.cli.terminal import plain
 
 if TYPE_CHECKING:
-    from ortflex_core.comparison import Comparison
+    from ortflex_core.comparison import Comparison, Times
 
 
 @click.command(cls=TakesKeys)
@@ -22,18 +22,29 @@ if TYPE_CHECKING:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--steps", default=10, show_default=True, help="How many steps to compare.")
 @click.option("--backend", "backends", multiple=True, help="Only this backend; may be repeated.")
+@click.option("--time", "times", is_flag=True, help="Measure the time of a step instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def compare(
-    recipe: Path, overrides: Sequence[str], steps: int, backends: Sequence[str], as_json: bool
+    recipe: Path,
+    overrides: Sequence[str],
+    steps: int,
+    backends: Sequence[str],
+    times: bool,
+    as_json: bool,
 ) -> None:
     """Train the same steps on every available backend, and show where they differ.
 
     RECIPE and KEY=VALUE are those of `ortflex train`. Every step starts from the same weights and
     takes the same batch; nothing is written. Exits with 1 if a backend differs from the reference
     by more than float32 rounding explains.
+
+    With --time the steps are those of a training with several steps a run, as `backend = "fastest"`
+    measures them: milliseconds a step, the seconds until the graphs are compiled and until the first
+    step is done. Exits with 1 if no backend can train.
     """
     from ortflex_core import Trainer
     from ortflex_core.comparison import compare as run
+    from ortflex_core.comparison import time_backends
     from ortflex_core.config import Parts, Recipe
     from ortflex_core.registry import Plugins
 
@@ -41,19 +52,46 @@ def compare(
     loaded = Recipe.load(recipe, overrides, plugins)
     held_out = loaded.validation if isinstance(loaded.validation, float) else None
     trainer = Trainer.from_recipe(loaded, plugins)
-    result = run(
-        trainer,
-        Parts(trainer.plugins.preferring(loaded.prefer)).build("data", loaded.data),
-        steps=steps,
-        backends=list(backends) or None,
-        held_out=held_out,
-    )
+    rows = Parts(trainer.plugins.preferring(loaded.prefer)).build("data", loaded.data)
+    named = list(backends) or None
+    if times:
+        measured = time_backends(trainer, rows, backends=named, held_out=held_out)
+        if as_json:
+            click.echo(json.dumps(measured.to_dict(), indent=2))
+        else:
+            _show_times(measured)
+        if measured.fastest is None:
+            raise SystemExit(1)
+        return
+    result = run(trainer, rows, steps=steps, backends=named, held_out=held_out)
     if as_json:
         click.echo(json.dumps(result.to_dict(), indent=2))
     else:
         _show(result)
     if not result.agree:
         raise SystemExit(1)
+
+
+def _show_times(measured: Times) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    head, *rows = measured.table()
+    for k, column in enumerate(head[:-1]):
+        table.add_column(column, justify="right" if k else "left")
+    for row in rows:
+        if row[1]:
+            table.add_row(*map(plain, row[:-1]))
+    console.print(table)
+    for timing in measured.timings:
+        if timing.reason:
+            console.print(plain(f"{timing.backend} was not measured: {timing.reason}"))
+    if measured.fastest is None:
+        console.print("no backend can train this here")
+    else:
+        console.print(plain(f'backend = "fastest" takes {measured.fastest}'))
 
 
 def _show(found: Comparison) -> None:

@@ -229,7 +229,7 @@ def _choices(key: str, plugins: Plugins) -> Iterator[str]:
     kind = kinds_of_plugins().get(key)
     names = plugins[kind].names() if kind else key_choices(key)
     if key in ("backend", "distributed"):
-        names = ["auto", *names]
+        names = ["auto", *(["fastest"] if key == "backend" else []), *names]
     if names:
         yield from _comment(f"Choices: {', '.join(names)}.")
 

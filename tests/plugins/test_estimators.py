@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import ortflex_core
+from ortflex_core.engines import timing
 from ortflex_core.errors import ModelError
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime import session
 from ortflex_plugins.estimators import OrtClassifier, OrtRegressor, pipeline_to_onnx
 from tests import models
+from tests.training import plugins
 
 quick: dict[str, Any] = {"max_iter": 30, "random_state": 0}
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -255,3 +260,24 @@ def test_bad_input_is_refused_as_scikit_learn_does() -> None:
         OrtRegressor(models.linear(4), **quick).fit(x, np.stack([y, y], axis=1))
     with pytest.raises(AttributeError, match="predict_proba"):
         OrtClassifier(loss="squared_error").predict_proba(x)
+
+
+def test_a_search_measures_the_backends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folds differ by a row, candidates in values that no graph has."""
+    kept = [e for r in plugins() for e in r if e.kind != "backends" or e.name == "fused"]
+    monkeypatch.setattr(Plugins, "discover", lambda: Plugins(kept))
+    monkeypatch.setattr(session, "_cache", OrderedDict())
+    measured: list[Any] = []
+    measure = timing.measure
+
+    def counted(*given: Any) -> Any:
+        measured.append(given)
+        return measure(*given)
+
+    monkeypatch.setattr(timing, "measure", counted)
+    x, y = load_iris(return_X_y=True)
+    model = OrtClassifier(hidden_layer_sizes=(4,), max_iter=2, batch_size=10, backend="fastest")
+    grid = {"alpha": [1e-4, 1e-2], "learning_rate": [0.01, 0.1]}
+    search = GridSearchCV(model, grid, cv=3).fit(x[:-1], y[:-1])
+    assert len(measured) == 1
+    assert search.best_estimator_.predict(x).shape == (150,)

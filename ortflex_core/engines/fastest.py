@@ -1,0 +1,159 @@
+"""``backend="fastest"``: the backend whose steps are the shortest, measured before the training.
+
+What was measured is remembered for the process, by the structure of the problem, its batches and the
+backends. A Trainer keeps its choice, also in checkpoints and pickles, so that a training that is
+continued measures nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ortflex_core.engines import local_steps, timing
+from ortflex_core.engines.timing import Setting, Timing, Trial
+from ortflex_core.errors import OrtflexError, Unsupported
+from ortflex_core.programs.cache_key import component_key, problem_key
+from ortflex_core.protocols import Backend, Engine
+from ortflex_core.runtime.session import get_program
+
+if TYPE_CHECKING:
+    from ortflex_core.process_groups.peers import Peers
+
+_log = logging.getLogger("ortflex")
+
+
+class _Nothing(Exception):
+    """No backend could be measured."""
+
+
+def choose(
+    setting: Setting,
+    backends: Mapping[str, Backend],
+    known: str | None,
+    trial: Trial | None,
+    show: Callable[[list[list[str]]], None],
+    *,
+    alone: bool = False,
+) -> tuple[str | None, Engine | None]:
+    """The name of the quickest backend, and its engine if it was measured now.
+
+    Args:
+        setting: the problem, and where it is trained.
+        backends: those that may be used, by name, the preferred ones first.
+        known: the backend that was chosen before, which is kept if it supports the problem.
+        trial: what steps to measure are made of; None where there are no data.
+        show: takes the rows of the measured table.
+        alone: whether the processes of a training make steps by themselves (``sync_every``).
+
+    Returns:
+        (None, None) if nothing could be measured: the error is that of the backends when they are built.
+
+    Raises:
+        Unsupported: the process of rank 0 chose a backend that is not installed here.
+    """
+    others = {name: backend for name, backend in backends.items() if name != known}
+    peers = setting.problem.peers
+    if peers is None:
+        kept = _kept(setting, backends, known)
+        if kept is not None or trial is None:
+            return kept, None
+        return _measured(setting, others, trial, show)
+    # Every process gets to this place, whatever it remembers.
+    own = None
+    if not peers.rank:
+        own = _kept(setting, backends, known)
+        if own is None and trial is not None:
+            able = {n: b for n, b in others.items() if alone or b.exchanges}
+            own = _measured_alone(setting, peers, able, trial, show)
+    name: str | None = peers.values("fastest", own)[0]
+    if name is not None and name not in backends:
+        raise Unsupported(
+            f"the process of rank 0 chose the backend {name!r}, which is not installed here"
+        )
+    return name, None
+
+
+def _kept(setting: Setting, backends: Mapping[str, Backend], known: str | None) -> str | None:
+    """The backend that was chosen before, if it can still be used."""
+    if known is None:
+        return None
+    against = ["it is not installed"]
+    if known in backends:
+        try:
+            against = setting.against(backends[known])
+        except OrtflexError as error:
+            against = [str(error)]
+    if not against:
+        return known
+    _log.warning(
+        "the training began with the backend %s, which cannot continue it here (%s): with another one "
+        "the weights will be the same to rounding, not to the last bit",
+        known,
+        against[0],
+    )
+    return None
+
+
+def _measured_alone(
+    setting: Setting,
+    peers: Peers,
+    backends: Mapping[str, Backend],
+    trial: Trial,
+    show: Callable[[list[list[str]]], None],
+) -> str | None:
+    """The quickest backend of a process that trains with others, measured without them."""
+    problem = local_steps.of_one_process(setting.problem, peers)
+    name, engine = _measured(attrs.evolve(setting, problem=problem), backends, trial, show)
+    if engine is not None:
+        engine.close()
+    return name
+
+
+def _measured(
+    setting: Setting,
+    backends: Mapping[str, Backend],
+    trial: Trial,
+    show: Callable[[list[list[str]]], None],
+) -> tuple[str | None, Engine | None]:
+    """The quickest backend, and its engine if it was measured now; None if none can be measured."""
+    measured: timing.Measured | None = None
+
+    def measure() -> tuple[Timing, ...]:
+        nonlocal measured
+        measured = timing.measure(setting, backends, trial)
+        if not measured.engines:
+            raise _Nothing  # which is not remembered: other data may be all that it needs
+        return measured.timings
+
+    try:
+        timings = get_program(_key(setting, backends, trial), measure)
+    except _Nothing:
+        return None, None
+    name = timing.quickest(timings)
+    if measured is None or name is None:
+        _log.info("backend %s was the quickest when it was measured in this process", name)
+        return name, None
+    show(timing.table(timings, name))
+    return name, measured.take(name)
+
+
+def _key(setting: Setting, backends: Mapping[str, Backend], trial: Trial) -> tuple[object, ...]:
+    """What a time depends on; the length of an epoch counts by powers of four."""
+    problem, batch = setting.problem, trial.first
+    steps = problem.epoch_steps
+    return (
+        "timings",
+        problem_key(attrs.evolve(problem, seed=0)),
+        problem.batch_size,
+        None if steps is None else (steps - 1).bit_length() // 2,
+        problem.threads,
+        tuple((n, batch.columns[n].dtype.str, batch.shape(n)) for n in sorted(batch.columns)),
+        trial.one_by_one,
+        setting.device,
+        str(setting.runtime),
+        tuple((name, component_key(backend)) for name, backend in backends.items()),
+    )

@@ -1,0 +1,471 @@
+"""``backend="fastest"``: the quickest of backends whose speed is known, without a trace in the training.
+
+The backends are ``fused`` with pauses, so their weights are equal, and one is known to be quicker.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import pickle
+import time
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from ortflex_core.checkpoints import checkpoint
+from ortflex_core.comparison import time_backends
+from ortflex_core.engines import timing
+from ortflex_core.entries import Entry
+from ortflex_core.errors import DataError, Unsupported
+from ortflex_core.hooks import hook
+from ortflex_core.process_groups import RankFailed
+from ortflex_core.registry import Plugins
+from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core.training import internals_of
+from ortflex_core.training.trainer import Trainer
+from ortflex_plugins.backends.fused import FusedBackend
+from ortflex_plugins.cli.main import main
+from tests import models
+from tests.training import plugins, regression
+
+X, Y = regression(rows=40, features=6)
+PAUSE: dict[str, float] = {}
+"""Seconds that every run of a backend takes longer."""
+BUILT: list[str] = []
+FAILURES: dict[str, tuple[str, BaseException]] = {}
+
+
+class PacedEngine:
+    """An engine with a pause in every run."""
+
+    def __init__(self, name: str, engine: Any) -> None:
+        self._name, self._engine = name, engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, batches: Any, rates: Any) -> Any:
+        when, error = FAILURES.get(self._name, ("", None))
+        if when == "run" and error is not None:
+            raise error
+        time.sleep(PAUSE.get(self._name, 0.0))
+        losses = self._engine.run(batches, rates)
+        return Nothing(len(rates)) if when == "nan" else losses
+
+
+class Nothing:
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def read(self) -> Any:
+        return [(math.nan, 0.0)] * self._steps
+
+
+@attrs.frozen(kw_only=True)
+class Paced(FusedBackend):
+    """The backend fused with pauses."""
+
+    def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
+        when, error = FAILURES.get(self.name, ("", None))
+        if when == "refuse":
+            return [str(error)]
+        return super().supports(problem, device, runtime)
+
+    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
+        when, error = FAILURES.get(self.name, ("", None))
+        if when == "build" and error is not None:
+            raise error
+        BUILT.append(self.name)
+        return PacedEngine(self.name, FusedBackend(steps_per_run=2).build(problem, device, runtime))
+
+
+@attrs.frozen(kw_only=True)
+class First(Paced):
+    name: ClassVar[str] = "first"
+    priority: ClassVar[int] = 50
+
+
+@attrs.frozen(kw_only=True)
+class Second(Paced):
+    name: ClassVar[str] = "second"
+    priority: ClassVar[int] = 40
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Two backends, the second of which is the quicker one, and nothing remembered."""
+    from ortflex_core.runtime import session
+
+    PAUSE.clear()
+    PAUSE.update(first=0.01, second=0.0)
+    FAILURES.clear()
+    session._cache.clear()
+    BUILT.clear()
+    yield
+    session._cache.clear()
+
+
+def paced() -> Plugins:
+    others = [e for r in plugins() for e in r if e.kind != "backends"]
+    own = [
+        Entry("backends", n, f"{__name__}:{c}", "tests", "1.0", point(n, c))
+        for n, c in (("first", "First"), ("second", "Second"))
+    ]
+    return Plugins([*others, *own])
+
+
+def point(name: str, cls: str) -> EntryPoint:
+    return EntryPoint(name, f"{__name__}:{cls}", "ortflex.backends")
+
+
+def make(model: Any = None, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "loss": "squared_error",
+        "optimizer": "adam",
+        "batch_size": 8,
+        "epochs": 2,
+        "backend": "fastest",
+        "progress": False,
+        "plugins": paced(),
+    }
+    return Trainer(models.mlp() if model is None else model, **settings | options)
+
+
+def everything(trainer: Trainer) -> dict[str, bytes]:
+    live = internals_of(trainer).live
+    return {n: a.tobytes() for n, a in {**live.state(buffers=True), **live.slots()}.items()}
+
+
+@pytest.mark.parametrize("quick", ["first", "second"])
+def test_it_keeps_the_quick_one_in_both_orders(quick: str) -> None:
+    slow = "second" if quick == "first" else "first"
+    PAUSE.update({quick: 0.0, slow: 0.01})
+    trainer = make()
+    trainer.fit(X, Y)
+    assert trainer.backend_ == quick
+    assert BUILT == ["first", "second"]  # the measured engine trains; none is compiled twice
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": False, "accumulate": 2},
+        {"averaging": "ema", "clip_norm": 0.1},
+        {"groups": [{"params": "W*", "start_epoch": 1}]},
+        {"schedule": "cosine", "penalty": "l2"},
+    ],
+)
+def test_the_training_is_that_of_the_backend_to_the_bit(options: dict[str, Any]) -> None:
+    state = np.random.get_state()[1].tolist()  # type: ignore[union-attr, index]
+    measured, named = make(**options), make(backend="second", **options)
+    a, b = measured.fit(X, Y), named.fit(X, Y)
+    assert measured.backend_ == named.backend_ == "second"
+    assert everything(measured) == everything(named)
+    assert a.losses == b.losses
+    assert np.random.get_state()[1].tolist() == state  # type: ignore[union-attr, index]
+
+
+def test_running_statistics_and_dropout_start_as_without_a_measurement() -> None:
+    from tests.core.test_process_groups import classifier
+
+    x = np.random.default_rng(0).standard_normal((24, 6)).astype(np.float32)
+    y = np.arange(24) % 3
+    trained = [
+        make(classifier(dropout=True), loss="softmax_cross_entropy", backend=backend)
+        for backend in ("fastest", "second")
+    ]
+    for trainer in trained:
+        trainer.fit(x, y)
+    assert everything(trained[0]) == everything(trained[1])
+
+
+def test_a_second_fit_goes_on_from_the_first_to_the_bit() -> None:
+    """The measurement starts from the state of the training, here that of another engine."""
+    trained = [make(backend=backend) for backend in ("fastest", "second")]
+    for trainer in trained:
+        trainer.fit(X, Y)
+        internals_of(trainer).forget_engine()
+        trainer.fit(X, Y)
+    assert everything(trained[0]) == everything(trained[1])
+
+
+@pytest.mark.parametrize("kind", ["batches", "step"])
+def test_data_that_come_once_are_not_consumed(kind: str) -> None:
+    drawn: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for k in range(5):
+            drawn.append(k)
+            yield X[8 * k : 8 * k + 8], Y[8 * k : 8 * k + 8]
+
+    trained = [make(backend=backend, epochs=1) for backend in ("fastest", "second")]
+    for trainer in trained:
+        if kind == "batches":
+            drawn.clear()
+            trainer.fit(batches())
+            assert drawn == list(range(5))
+        else:
+            trainer.step((X[:8], Y[:8]))
+    assert trained[0].backend_ == "second"
+    assert everything(trained[0]) == everything(trained[1])
+
+
+def test_it_remembers_by_structure_and_batch() -> None:
+    def built(**options: Any) -> list[str]:
+        BUILT.clear()
+        make(**options).fit(X, Y)
+        return list(BUILT)
+
+    assert built() == ["first", "second"]
+    assert built() == ["second"]
+    assert built(learning_rate=0.5, seed=3) == ["second"]  # bound when a step runs
+    assert built(batch_size=4) == ["first", "second"]
+    assert built(optimizer="sgd") == ["first", "second"]
+    assert built(callbacks=[EveryStep()]) == ["first", "second"]  # one step a run
+    assert built() == ["second"]
+
+
+class EveryStep:
+    @hook
+    def step_end(self, loss: float) -> None:
+        """Asks for every step."""
+
+
+def test_the_checkpoint_records_the_choice_and_a_resume_keeps_it(tmp_path: Path) -> None:
+    class Save:
+        @hook
+        def epoch_end(self, trainer: Trainer, record: Any) -> None:
+            if record["epoch"] == 2:
+                trainer.save(tmp_path / "c")
+
+    whole = make(epochs=4, callbacks=[Save()])
+    whole.fit(X, Y)
+    assert checkpoint.read(tmp_path / "c").record.backend == "second"
+    PAUSE.update(first=0.0, second=0.01)  # a measurement would now choose otherwise
+    session_forgets()
+    BUILT.clear()
+    resumed = Trainer.resume(tmp_path / "c", plugins=paced(), epochs=4)
+    resumed.save(tmp_path / "again")  # before anything is compiled
+    assert checkpoint.read(tmp_path / "again").record.backend == "second"
+    resumed.fit(X, Y)
+    assert resumed.backend_ == "second"
+    assert BUILT == ["second"]
+    assert everything(resumed) == everything(whole)
+    restored = make(epochs=2)
+    restored.restore(tmp_path / "c")
+    restored.fit(X, Y)
+    assert restored.backend_ == "second"
+    other = Trainer.resume(tmp_path / "c", plugins=paced(), epochs=4, backend="fastest")
+    other.fit(X, Y)
+    assert other.backend_ == "first"  # asked for anew
+
+
+def session_forgets() -> None:
+    from ortflex_core.runtime import session
+
+    session._cache.clear()
+
+
+def test_a_recorded_backend_that_cannot_go_on_is_replaced_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make()
+    trainer.fit(X, Y)
+    trainer.save(tmp_path / "c")
+    FAILURES["second"] = ("refuse", ValueError("not on Mondays"))
+    resumed = Trainer.resume(tmp_path / "c", plugins=paced(), epochs=4)
+    with caplog.at_level(logging.WARNING, "ortflex"):
+        resumed.fit(X, Y)
+    assert resumed.backend_ == "first"
+    text = caplog.text
+    assert "the backend second, which cannot continue it here (not on Mondays)" in text
+
+
+def test_a_pickle_keeps_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plugins, "discover", lambda: paced())
+    trainer = make(plugins=None)
+    trainer.fit(X, Y)
+    packed = pickle.dumps(trainer)
+
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(timing, "measure", refuse)
+    session_forgets()
+    copy = pickle.loads(packed)
+    copy.fit(X, Y)
+    trainer.fit(X, Y)
+    assert copy.backend_ == trainer.backend_
+    assert everything(copy) == everything(trainer)
+
+
+@pytest.mark.parametrize("when", ["build", "run", "refuse", "nan"])
+def test_a_candidate_that_fails_is_out_with_its_reason(
+    when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    FAILURES["second"] = (when, RuntimeError("no paper left"))
+    trainer = make()
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer.fit(X, Y)
+    assert trainer.backend_ == "first"
+    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("second ")]
+    assert ("its first loss is nan" if when == "nan" else "no paper left") in line
+
+
+def test_without_a_candidate_the_error_is_that_of_auto() -> None:
+    FAILURES.update(
+        first=("refuse", ValueError("too heavy")), second=("refuse", ValueError("too light"))
+    )
+    texts = []
+    for backend in ("fastest", "auto"):
+        with pytest.raises(Unsupported) as raised:
+            make(backend=backend).fit(X, Y)
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+    assert "first: too heavy" in texts[0]
+    assert "second: too light" in texts[0]
+
+
+def test_wrong_data_give_the_error_of_auto_and_nothing_is_remembered() -> None:
+    texts = []
+    for backend in ("fastest", "auto"):
+        with pytest.raises(DataError) as raised:
+            make(backend=backend).fit(X[:, :3], Y)
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+    trainer = make()
+    trainer.fit(X, Y)
+    assert trainer.backend_ == "second"
+
+
+def test_the_table_is_shown_unless_progress_is_off(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    make(progress=None).fit(X, Y)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].split() == ["backend", "ms/step", "compile", "s", "first", "step", "s"]
+    assert [line.split()[0] for line in lines[1:3]] == ["first", "second"]
+    assert float(lines[1].split()[1]) > 4  # 10 ms in each run of two steps
+    assert lines[2].endswith("quickest")
+    session_forgets()
+    with caplog.at_level(logging.INFO, "ortflex"):
+        make().fit(X, Y)
+    assert capsys.readouterr().err == ""
+    assert any(m.startswith("second") and m.endswith("quickest") for m in caplog.messages)
+
+
+def test_two_that_are_equally_quick_are_told_apart_by_priority() -> None:
+    rows = [timing.Timing(backend=n, step_seconds=s) for n, s in (("a", 1.0), ("b", 0.97))]
+    assert timing.quickest(rows) == "a"
+    assert timing.quickest([attrs.evolve(rows[0], reason="no"), rows[1]]) == "b"
+    assert timing.quickest([attrs.evolve(row, reason="no") for row in rows]) is None
+
+
+def test_a_measurement_that_has_taken_long_compiles_no_further_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(timing, "COMPILING", 0.0)
+    trainer = make()
+    with caplog.at_level(logging.INFO, "ortflex"):
+        trainer.fit(X, Y)
+    assert trainer.backend_ == "first"
+    assert any("second" in m and "not measured" in m for m in caplog.messages)
+
+
+@pytest.mark.parametrize("options", [{}, {"sync_every": 2}])
+def test_of_several_processes_the_first_one_measures(options: dict[str, Any]) -> None:
+    measured: list[int] = []
+
+    def job(group: ThreadGroup) -> Any:
+        trainer = make(distributed=group, **options)
+        internals_of(trainer).live._tell = lambda line: measured.append(trainer.rank)
+        trainer.fit(X, Y)
+        return trainer.backend_, everything(trainer)
+
+    found = run_ranks(2, job)
+    assert not [f for f in found if isinstance(f, BaseException)], found
+    assert [f[0] for f in found] == ["second", "second"]
+    assert found[0][1] == found[1][1]
+    assert set(measured) == {0}
+
+    def named(group: ThreadGroup) -> Any:
+        trainer = make(distributed=group, backend="second", **options)
+        trainer.fit(X, Y)
+        return trainer.backend_, everything(trainer)
+
+    assert run_ranks(2, named) == found
+
+
+def test_of_several_processes_all_end_with_an_error_of_the_first_one() -> None:
+    FAILURES.update(first=("refuse", ValueError("x")), second=("refuse", ValueError("y")))
+
+    def job(group: ThreadGroup) -> Any:
+        make(distributed=group).fit(X, Y)
+
+    found = run_ranks(2, job)
+    assert all(isinstance(error, Unsupported | RankFailed) for error in found), found
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(Plugins, "discover", lambda: paced())
+    onnx.save(models.mlp(), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", X=X, y=Y)
+    path = tmp_path / "train.toml"
+    path.write_text(
+        'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\nbatch_size = 8\n'
+        'epochs = 1\nbackend = "fastest"\noutput = "run"\n'
+    )
+    return path
+
+
+def test_the_command_compare_prints_the_times(recipe: Path) -> None:
+    FAILURES["first"] = ("refuse", ValueError("it is Monday"))
+    result = CliRunner().invoke(main, ["compare", str(recipe), "--time"])
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].split() == ["backend", "ms/step", "compile", "s", "first", "step", "s"]
+    assert lines[1].split()[0] == "second"
+    assert lines[2:] == [
+        "first was not measured: it is Monday",
+        'backend = "fastest" takes second',
+    ]
+    FAILURES.clear()
+    result = CliRunner().invoke(main, ["compare", str(recipe), "--time", "--json"])
+    table = json.loads(result.output)
+    assert table["fastest"] == "second"
+    times = {row["backend"]: row["step_seconds"] for row in table["timings"]}
+    assert times["first"] > 0.005 > times["second"]
+    FAILURES.update({n: ("refuse", ValueError("closed")) for n in ("first", "second")})
+    result = CliRunner().invoke(main, ["compare", str(recipe), "--time"])
+    assert result.exit_code == 1
+    assert "no backend can train this here" in result.output
+
+
+def test_a_recipe_names_it_and_the_run_records_the_choice(recipe: Path) -> None:
+    result = CliRunner().invoke(main, ["train", str(recipe)])
+    assert result.exit_code == 0, result.output
+    found = [p for p in (recipe.parent / "run").rglob("*.json") if "second" in p.read_text()]
+    assert found
+
+
+def test_times_of_a_trainer_change_nothing_in_it() -> None:
+    trainer = make(backend="second")
+    trainer.fit(X, Y)
+    before = everything(trainer)
+    times = time_backends(trainer, X, Y)
+    assert times.fastest == "second"
+    assert everything(trainer) == before
+    assert [t.backend for t in time_backends(trainer, X, Y, backends=["first"]).timings] == [
+        "first"
+    ]
