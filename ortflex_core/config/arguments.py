@@ -26,6 +26,7 @@ from ortflex_core.config.checks import (
     check_names_or,
     check_nothing,
     check_positive,
+    check_recompute,
     check_threads,
     immutable,
     several,
@@ -171,6 +172,13 @@ class Arguments:
         "float32",
         kind=COMPONENT,
         of="precisions",
+    )
+    recompute: bool | int | str | Iterable[str] = argument(
+        "computes tensors of the forward pass again in the backward pass instead of keeping them, for "
+        "less memory: ``True``, a number of segments, or the names of the tensors to keep",
+        False,
+        keep=texts,
+        check=check_recompute,
     )
     device: Any = argument(
         "the device on which the training runs; ``name:1`` is the second device of its kind",

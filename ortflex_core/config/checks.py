@@ -140,6 +140,14 @@ def check_count_or_none(name: str, value: Any) -> Iterator[str]:
     return iter(()) if value is None else check_count(name, value)
 
 
+def check_recompute(name: str, value: Any) -> Iterator[str]:
+    """A boolean, a number of segments, or names."""
+    names = isinstance(value, tuple) and value and all(isinstance(text, str) for text in value)
+    if not (isinstance(value, bool | np.bool_) or names or is_count(value, 2, MOST)):
+        given = short_repr(list(value) if isinstance(value, tuple) else value)
+        yield f"{name}: expected True, False, an integer >= 2 or names of tensors, got {given}"
+
+
 def check_nothing(*_: Any) -> Iterator[str]:
     """The registry or the model decides."""
     return iter(())

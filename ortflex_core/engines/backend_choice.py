@@ -65,6 +65,8 @@ def against(
     label = whose(plugins, "backends", backend)
     if problem.peers is not None and not backend.exchanges:
         return ["it does not support several processes (distributed=)"]
+    if problem.recompute is not False and not backend.recomputes:
+        return ["it does not support activation checkpointing (recompute=)"]
     return reasons(
         backend, lambda: backend.available(runtime), f"{label} fails in available"
     ) or reasons(

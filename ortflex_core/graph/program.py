@@ -8,9 +8,10 @@ are found by their ports (:mod:`~ortflex_core.graph.ports`), never by reading a 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -21,10 +22,15 @@ from ortflex_core.errors import GraphError
 from ortflex_core.graph.host_scalars import Host, HostProgram
 from ortflex_core.graph.ops import Node, Tensor, Trace
 from ortflex_core.graph.ports import Key, Port
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 # Above this number of nodes their order affects the time that onnxruntime takes to open a session.
 _MANY = 5000
+# The size of an axis that is not known.
+_GUESS = 64
+Recompute: TypeAlias = bool | int | tuple[str, ...]
+"""False is nothing, True a number of segments of the forward pass that takes little memory, an integer is
+that number; names are those of the tensors to keep."""
 _IR_OF_OPSET = ((25, 13), (23, 11), (21, 10), (19, 9), (0, 8))
 
 
@@ -47,7 +53,9 @@ class Program:
 
     ``inputs`` are the tensors to bind, ``hosts`` the scalars that the host computes, ``outputs``
     in the order of the request; ``input_keys`` and ``output_keys`` say in the same order what
-    each is. ``nodes`` counts the operators.
+    each is. ``nodes`` counts the operators. ``sizes`` are the bytes of computed tensors, about, for
+    decisions about memory. ``recompute`` says which tensors of the forward pass are computed again
+    for the backward pass (:mod:`ortflex_core.runtime.recompute`).
     """
 
     name: str
@@ -58,6 +66,8 @@ class Program:
     nodes: int
     input_keys: tuple[Key, ...]
     output_keys: tuple[Key, ...]
+    sizes: Mapping[str, int] = attrs.field(factory=dict, eq=False, repr=False)
+    recompute: Recompute = False
 
     @cached_property
     def takes(self) -> Mapping[Key, TensorSpec]:
@@ -87,10 +97,13 @@ class Program:
         return onnx.load_model_from_string(self.model)
 
 
-def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
+def build(
+    trace: Trace, outputs: Mapping[Any, Tensor], *, name: str, rows: int | None = None
+) -> Program:
     """Name and serialize what ``outputs`` depend on; everything else is left out.
 
-    An output (or input) that is given by a name keeps it; a port gets a unique name.
+    An output (or input) that is given by a name keeps it; a port gets a unique name. With ``rows``,
+    the usual size of a batch, the program has sizes.
 
     Raises:
         GraphError: an output has the name of an input.
@@ -164,7 +177,18 @@ def build(trace: Trace, outputs: Mapping[Any, Tensor], *, name: str) -> Program:
         nodes=len(graph.node),
         input_keys=tuple(inputs),
         output_keys=tuple(outputs),
+        sizes={names[id(t)]: _size(t, rows) for node in nodes for t in node.outputs if t.dtype}
+        if rows is not None
+        else {},
     )
+
+
+def _size(tensor: Tensor, rows: int) -> int:
+    """The bytes of a tensor; a guess where a size is not known."""
+    shape = (_GUESS,) if tensor.shape is None else tensor.shape
+    known = {"batch": rows}
+    sizes = (d if isinstance(d, int) else known.get(str(d), _GUESS) for d in shape)
+    return math.prod(sizes) * numpy_dtype(tensor.dtype).itemsize
 
 
 def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -> dict[Key, str]:

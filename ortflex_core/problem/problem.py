@@ -17,6 +17,7 @@ from ortflex_core.autodiff.rules import RuleTable
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Trace
 from ortflex_core.graph.ports import Port
+from ortflex_core.graph.program import Recompute
 from ortflex_core.model import training_mode
 from ortflex_core.model.model import Model
 from ortflex_core.parameters.output_axes import output_axes
@@ -163,6 +164,8 @@ class Problem:
     """Rows of a whole batch, for cost models."""
     epoch_steps: int | None = None
     """Whole batches in an epoch, for cost models; None if unknown."""
+    recompute: Recompute = False
+    """Which tensors of the forward pass the backward pass computes again."""
     peers: Peers | None = attrs.field(default=None, eq=False, repr=False)
     """The processes that compute the batches of a step together; batch k is that of rank k mod size."""
 

@@ -55,6 +55,7 @@ def problem_key(problem: Problem) -> Hashable:
         tuple(Same(family) for family in problem.rules.families),
         tuple(problem.rules.doubled),
         (problem.reduction, problem.batch_norm, problem.dropout, problem.seed),
+        _value(problem.recompute),
     )
 
 

@@ -108,7 +108,8 @@ def step_program(
     trace, outputs = rebuild.optimize(
         trace, outputs, replaced | shortcuts.instead, rows_of, _kept(relu_mask)
     )
-    return build(trace, outputs, name="step")
+    program = build(trace, outputs, name="step", rows=rows or problem.batch_size)
+    return attrs.evolve(program, recompute=problem.recompute)
 
 
 def _kept(relu_mask: ReluMask) -> tuple[str, ...]:
@@ -147,7 +148,8 @@ def gradient_program(
             outputs[share_port(k, name)] = tensor
     without = _kept(relu_mask)
     trace, outputs = rebuild.optimize(trace, outputs, shortcuts.instead, without=without)
-    return build(trace, outputs, name="gradient")
+    program = build(trace, outputs, name="gradient", rows=rows or problem.batch_size)
+    return attrs.evolve(program, recompute=problem.recompute)
 
 
 def update_program(problem: Problem) -> Program:

@@ -81,6 +81,9 @@ class Backend(Component, abc.ABC):
     exchanges: ClassVar[bool] = False
     """Whether it adds up the gradients of several processes (``Problem.peers``)."""
 
+    recomputes: ClassVar[bool] = False
+    """Whether it computes tensors of the forward pass again (``Problem.recompute``)."""
+
     @classmethod
     @abc.abstractmethod
     def available(cls, runtime: Runtime) -> list[str]:

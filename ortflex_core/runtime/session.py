@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import tempfile
 import threading
 import weakref
 from collections import OrderedDict
@@ -19,9 +20,10 @@ from typing import Any, TypeVar
 
 import onnx
 
-from ortflex_core.errors import GraphError, MissingKernel, PluginError
+from ortflex_core.errors import GraphError, MissingKernel, OrtflexError, PluginError
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Device
+from ortflex_core.runtime import recompute
 from ortflex_core.runtime.installation import version_tuple
 from ortflex_core.types import Array
 
@@ -149,12 +151,13 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
         MissingKernel: the runtime lacks an operator; names it, the node, the opset and ways out.
         GraphError: onnxruntime refuses the graph; the message has its reason without the C++ trace.
     """
-    key = (os.getpid(), program.key, device, threads, optimize)
+    key = (os.getpid(), program.key, program.recompute, device, threads, optimize)
     with _lock:
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key]
     import onnxruntime
+    from onnxruntime.capi._pybind_state import ExecutionOrder
 
     options = session_options(threads)
     levels = onnxruntime.GraphOptimizationLevel
@@ -163,7 +166,16 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
     elif program.nodes > _NO_FUSION:
         options.graph_optimization_level = levels.ORT_ENABLE_BASIC
     try:
-        session = open_session(program.model, options, device)
+        model = program.model
+        if program.recompute is not False:
+            model = _recomputing(program, options, device)
+            options = session_options(threads)
+            options.graph_optimization_level = levels.ORT_DISABLE_ALL
+            options.execution_order = ExecutionOrder.PRIORITY_BASED  # the order of the file
+            options.enable_mem_pattern = False
+        session = open_session(model, options, device)
+    except OrtflexError:
+        raise
     except Exception as error:  # onnxruntime has its own exception classes, made in C++
         if missing := missing_kernel(error, program.proto(), program.name, device):
             raise MissingKernel(missing) from error
@@ -171,6 +183,19 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
             f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {error_reason(error)}"
         ) from error
     return _remember(key, session)
+
+
+def _recomputing(program: Program, options: Any, device: Device) -> bytes:
+    """The graph as onnxruntime optimizes it, with nodes of the forward pass in the backward pass, too."""
+    losses = [
+        spec.name for key, spec in program.gives.items() if getattr(key, "role", "") == "loss"
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = os.path.join(folder, "step.onnx")
+        open_session(program.model, options, device)
+        model = onnx.load(options.optimized_model_filepath)
+    recompute.apply(model, losses, program.sizes, program.recompute)
+    return bytes(model.SerializeToString())
 
 
 def open_session(model: bytes, options: Any, device: Device) -> Any:

@@ -25,6 +25,7 @@ FREE: Mapping[str, str] = {
     "params": "the trained tensors themselves are compared",
     "epochs": "a training may be extended",
     "backend": "every backend computes the same, to rounding",
+    "recompute": "tensors that are computed again have the same bits",
     "device": "every device computes the same, to rounding",
     "threads": "they change only the speed of a step",
     "metrics": "they are reported, and nothing is trained on them",

@@ -15,9 +15,10 @@ from ortflex_core.autodiff.families import load_rules
 from ortflex_core.config.arguments import Arguments, device_spec, short_forms
 from ortflex_core.data.columns import Columns
 from ortflex_core.engines import backend_choice, local_steps
-from ortflex_core.errors import ModelError, Problems, Unsupported
+from ortflex_core.errors import ModelError, Problems, Unsupported, suggest
 from ortflex_core.feed.labels import encode_labels, with_last_axis
 from ortflex_core.feed.opening import open_source
+from ortflex_core.graph.program import Recompute
 from ortflex_core.model import shape_probe, targets
 from ortflex_core.model.model import Model
 from ortflex_core.onnx_files.nodes import reads
@@ -214,6 +215,12 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     short = {n: getattr(arguments, n) for n in short_forms("transforms") if n not in wrong}
     read = partial(groups.read_transforms, short, arguments.transforms, plugins)
     transforms = errors.collect(read) or ()
+    if isinstance(kept := arguments.recompute, tuple) and "recompute" not in wrong:
+        errors.extend(
+            f"recompute: no node of the model computes {name!r}; {suggest(name, model.producers)}"
+            for name in kept
+            if name not in model.producers
+        )
     errors.raise_all()
     check_inputs(model)
     check_precision(model, [c.name for c in grouped.choices if c.trained])
@@ -261,10 +268,22 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
             dropout=arguments.dropout,
             seed=arguments.seed,
             batch_size=arguments.batch_size,
+            recompute=_recompute(arguments.recompute),
             peers=peers,
         ),
         sync_every=arguments.sync_every,
         fastest=arguments.backend == backend_choice.FASTEST,
+    )
+
+
+def _recompute(given: Any) -> Recompute:
+    """The argument in one of the types that programs have."""
+    return (
+        given
+        if isinstance(given, tuple)
+        else bool(given)
+        if isinstance(given, bool | np.bool_)
+        else int(given)
     )
 
 

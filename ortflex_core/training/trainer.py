@@ -79,6 +79,9 @@ class Trainer(SharesModels):
             exports use.
         precision: the types in which the forward and backward pass compute; weights, losses and
             updates keep the types of the file, with float32 instead of float16 and bfloat16.
+        recompute: computes tensors of the forward pass again in the backward pass instead of
+            keeping them, for less memory: ``True``, a number of segments, or the names of the
+            tensors to keep.
         device: the device on which the training runs; ``name:1`` is the second device of its kind.
         backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
             problem, ``fastest`` measures all that support it and keeps the quickest.
@@ -146,6 +149,7 @@ class Trainer(SharesModels):
         constraint: Any = None,
         averaging: Any = None,
         precision: Any = "float32",
+        recompute: bool | int | str | Iterable[str] = False,
         device: Any = "cpu",
         backend: Any = "auto",
         distributed: Any = None,

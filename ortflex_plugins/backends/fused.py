@@ -74,6 +74,7 @@ class FusedBackend(Backend):
     name: ClassVar[str] = "fused"
     priority: ClassVar[int] = 30
     exchanges: ClassVar[bool] = True
+    recomputes: ClassVar[bool] = True
 
     steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=_steps)
 
@@ -149,7 +150,7 @@ class FusedEngine:
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._last: tuple[Any, int, int, Plan] | None = None
-        if problem.peers is not None:
+        if problem.peers is not None or problem.recompute is not False:
             steps = 1
         if steps == "auto":
             if problem.updating.accumulate == 1:

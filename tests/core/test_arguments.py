@@ -82,6 +82,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "clip_value": (-1, "expected a finite number > 0, got -1"),
     "clip_norm": (0.0, "expected a finite number > 0, got 0.0"),
     "accumulate": (0, "expected an integer >= 1, got 0"),
+    "recompute": (1, "expected True, False, an integer >= 2 or names of tensors, got 1"),
     "sync_every": (0, "expected an integer >= 1, got 0"),
     "batch_size": (2.5, "expected an integer >= 1, got 2.5"),
     "epochs": (True, "expected an integer >= 1, got True"),

@@ -102,6 +102,7 @@ SAME: dict[str, Any] = {
     "params": ["W*", "b*"],
     "epochs": 3,
     "backend": {"name": "fused", "steps_per_run": 1},
+    "recompute": True,
     "device": {"name": "cpu"},
     "threads": 1,
     "metrics": ["mae"],

@@ -1,0 +1,142 @@
+"""How much memory a graph takes while its nodes run in the order of the file.
+
+A tensor takes memory from the node that computes it to its last reader. The outputs of the graph lie in
+memory that the caller binds, inputs and constants exist anyway: none of these counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import attrs
+from onnx import NodeProto
+
+from ortflex_core.graph.subgraphs import all_nodes
+
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators whose output is the memory of their first input."""
+_IN_PLACE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "Ceil",
+        "Clip",
+        "Div",
+        "Elu",
+        "Exp",
+        "Floor",
+        "HardSigmoid",
+        "LeakyRelu",
+        "Log",
+        "Mul",
+    }
+    | {"Neg", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub"}
+    | {"Sum", "Tanh"}
+)
+"""Operators that onnxruntime lets write over an input of the same size which nothing reads later."""
+
+
+@attrs.frozen
+class Peak:
+    """The largest sum of the tensors alive at one time, and which these are.
+
+    Attributes:
+        size: in bytes.
+        node: the place of the node that runs then, in the order given.
+        live: the bytes of each, by the name of the tensor that its memory was taken for.
+    """
+
+    size: int
+    node: int
+    live: Mapping[str, int]
+
+
+def reads(node: NodeProto) -> set[str]:
+    """The tensors that a node and its subgraphs read."""
+    if not any(a.HasField("g") or a.graphs for a in node.attribute):
+        return {name for name in node.input if name}
+    return {name for inner in all_nodes([node]) for name in inner.input if name}
+
+
+def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
+    """The peak of some nodes in their order.
+
+    Args:
+        nodes: in the order in which they run.
+        sizes: bytes of tensors; those that it lacks count as empty.
+        bound: the outputs of the graph, whose memory is the caller's.
+    """
+    owners = storage(nodes, bound)
+    last: dict[str, int] = {}
+    read = [reads(node) for node in nodes]
+    for k, names in enumerate(read):
+        last.update((owners[n], k) for n in names if n in owners)
+    ends: dict[int, list[str]] = {}
+    for name, k in last.items():
+        ends.setdefault(k, []).append(name)
+    held: dict[str, int] = {}
+    now = most = place = 0
+    for k, node in enumerate(nodes):
+        made = {o: sizes.get(o, 0) for o in node.output if o and o not in bound and owners[o] == o}
+        given = [held[n] for n in ends.get(k, ()) if n in held]
+        spare = 0
+        if node.op_type in _IN_PLACE and made:
+            (size, *_) = made.values()
+            spare = size if size in given else 0
+        now += sum(made.values())
+        held.update(made)
+        if now - spare > most:
+            most, place = now - spare, k
+        for name in (*ends.get(k, ()), *(n for n in made if n not in last)):
+            now -= held.pop(name, 0)
+    return Peak(most, place, _alive(nodes, sizes, bound, owners, last, place))
+
+
+def _alive(
+    nodes: Sequence[NodeProto],
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+    owners: Mapping[str, str],
+    last: Mapping[str, int],
+    place: int,
+) -> dict[str, int]:
+    """The tensors that are alive while the node at a place runs, the largest first."""
+    found = {
+        o: sizes[o]
+        for k, node in enumerate(nodes[: place + 1])
+        for o in node.output
+        if sizes.get(o)
+        and o not in bound
+        and owners[o] == o
+        and (last.get(o, k) >= place or k == place)
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def storage(nodes: Iterable[NodeProto], bound: Collection[str]) -> dict[str, str]:
+    """For the output of each node the tensor whose memory it has: its own, or that of a view's input."""
+    owners: dict[str, str] = {}
+    for node in nodes:
+        view = node.op_type in VIEWS and not node.domain
+        for name in node.output:
+            source = node.input[0] if view else ""
+            owners[name] = owners[source] if source in owners and name not in bound else name
+    return owners
+
+
+def completed(nodes: Sequence[NodeProto], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes also of tensors that onnxruntime's optimizer has added: those of what they are a form of."""
+    out = dict(sizes)
+    readers: dict[str, NodeProto] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, node)
+    for node in nodes:
+        for name in node.output:
+            if name in out:
+                continue
+            if node.op_type in VIEWS and node.input[0] in out:
+                out[name] = out[node.input[0]]
+            elif name in readers and readers[name].op_type in VIEWS:
+                out[name] = out.get(readers[name].output[0], 0)
+    return out

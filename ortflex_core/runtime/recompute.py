@@ -1,0 +1,234 @@
+"""Activation checkpointing: tensors of the forward pass are computed again for the backward pass.
+
+A few tensors of the forward pass are kept. Every other one that the backward pass reads is computed
+a second time, from those, right before its first reader, and takes no memory in between. Nodes are
+copied after onnxruntime has optimized the graph, and the result runs as it is, in the order of the
+file. So the same kernels get the same values, and every result has the same bits as without.
+
+What is never computed again: random values, control flow and what it captures, operators of custom
+libraries, and small tensors, such as shapes.
+
+Source of the method: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost"
+(2016), arXiv:1604.06174.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
+
+import attrs
+from onnx import ModelProto, NodeProto
+
+from ortflex_core.errors import GraphError, suggest
+from ortflex_core.graph.ops import RANDOM
+from ortflex_core.graph.program import Recompute
+from ortflex_core.graph.subgraphs import subgraphs_of
+from ortflex_core.runtime import liveness
+
+SMALL = 4096
+"""Bytes up to which a tensor is kept: computing it takes longer than it saves."""
+_COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""The numbers of segments that are tried."""
+_AGAIN = "/again"
+
+
+@attrs.frozen
+class Forward:
+    """The nodes before the losses, and what the other nodes read of them.
+
+    Attributes:
+        nodes: in their order.
+        others: the other nodes, in their order.
+        place: for every tensor that the nodes compute the place of its node.
+        sizes: bytes of tensors.
+        owners: the tensor in whose memory another lies.
+        fixed: tensors that are kept in any case.
+    """
+
+    nodes: Sequence[NodeProto]
+    others: Sequence[NodeProto]
+    place: Mapping[str, int]
+    sizes: Mapping[str, int]
+    owners: Mapping[str, str]
+    fixed: Collection[str]
+
+    def crossing(self) -> list[int]:
+        """For every place in the order the bytes that nodes from there on read of those before it."""
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, node in enumerate(self.nodes):
+            for name in liveness.reads(node) & self.place.keys():
+                owner = self.owners[name]
+                first.setdefault(owner, self.place[owner])
+                last[owner] = k
+        steps = [0] * (len(self.nodes) + 1)
+        for owner, end in last.items():
+            size = self.sizes.get(owner, 0)
+            if size > SMALL:
+                steps[first[owner] + 1] += size
+                steps[end + 1] -= size
+        return list(accumulate(steps))
+
+    def read(self) -> dict[str, int]:
+        """The memory that the other nodes read, in bytes, by its tensor."""
+        names = {n for node in self.others for n in liveness.reads(node) & self.place.keys()}
+        owners = {self.owners[n] for n in names - set(self.fixed)}
+        return {n: self.sizes.get(n, 0) for n in owners}
+
+    def kept(self, cuts: Sequence[int]) -> set[str]:
+        """The tensors that are kept if the order is cut before these places."""
+        names = {n for n, k in self.place.items() if k >= cuts[-1]}
+        for k, node in enumerate(self.nodes):
+            for name in liveness.reads(node) & self.place.keys():
+                cut = bisect.bisect_right(cuts, self.place[name])
+                if cut < len(cuts) and cuts[cut] <= k:
+                    names.add(name)
+        return names | set(self.fixed)
+
+
+def apply(
+    model: ModelProto,
+    losses: Collection[str],
+    sizes: Mapping[str, int],
+    recompute: Recompute,
+) -> ModelProto:
+    """The same graph, with nodes of the forward pass copied into the backward pass.
+
+    Args:
+        model: a step, as onnxruntime has optimized it; it is changed.
+        losses: the outputs that are costs.
+        sizes: bytes of tensors.
+        recompute: what is kept.
+
+    Raises:
+        GraphError: a tensor to keep is not in the graph.
+    """
+    graph = model.graph
+    bound = {o.name for o in graph.output}
+    sizes = liveness.completed(graph.node, sizes)
+    plans = _plans(_forward(list(graph.node), losses, sizes, bound), recompute)
+    best = min(plans, key=lambda nodes: liveness.peak(nodes, with_copies(sizes, nodes), bound).size)
+    del graph.node[:]
+    graph.node.extend(best)
+    return model
+
+
+def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[str, int]:
+    """The sizes of tensors and of their copies."""
+    names = (o for node in nodes for o in node.output if o.endswith(_AGAIN))
+    return dict(sizes) | {n: sizes.get(n.removesuffix(_AGAIN), 0) for n in names}
+
+
+def _forward(
+    nodes: Sequence[NodeProto],
+    losses: Collection[str],
+    sizes: Mapping[str, int],
+    bound: Collection[str],
+) -> Forward:
+    """The ancestors of the losses, and the rest."""
+    makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
+    leading: set[int] = set()
+    pending = [makers[name] for name in losses if name in makers]
+    while pending:
+        k = pending.pop()
+        if k not in leading:
+            leading.add(k)
+            pending.extend(makers[n] for n in liveness.reads(nodes[k]) if n in makers)
+    own = [nodes[k] for k in sorted(leading)]
+    others = [node for k, node in enumerate(nodes) if k not in leading]
+    place = {o: k for k, node in enumerate(own) for o in node.output if o}
+    fixed = {n for n in place if n in bound or sizes.get(n, SMALL + 1) <= SMALL}
+    for node in own:
+        if _once(node):
+            fixed.update(node.output)
+            fixed |= liveness.reads(node) - set(node.input)
+    for node in others:
+        fixed |= liveness.reads(node) - set(node.input)
+    return Forward(own, others, place, sizes, liveness.storage(own, bound), fixed & place.keys())
+
+
+def _once(node: NodeProto) -> bool:
+    """Whether a node may not be computed a second time."""
+    known = node.domain in ("", "ai.onnx") or node.domain.startswith("com.microsoft")
+    return node.op_type in RANDOM or not known or bool(subgraphs_of(node))
+
+
+def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
+    """The orders of nodes to choose from."""
+    if isinstance(recompute, tuple):
+        missing = [name for name in recompute if name not in forward.place]
+        if missing:
+            raise GraphError(
+                f"recompute: the tensor {missing[0]!r} is not computed by a node of the optimized forward "
+                f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or a number of segments"
+            )
+        kept = set(recompute) | set(forward.fixed)
+        end = max(forward.place[name] for name in recompute)
+        kept |= {n for n, k in forward.place.items() if k > end}
+        return [_recomputed(forward, kept)]
+    counts = _COUNTS if recompute is True else [int(recompute)]
+    cuts = dict.fromkeys(tuple(_cuts(forward, count)) for count in counts)
+    plain = [*forward.nodes, *forward.others]
+    found = [_recomputed(forward, forward.kept(c)) for c in cuts if c]
+    return found or [plain]
+
+
+def _cuts(forward: Forward, count: int) -> list[int]:
+    """The places that cut the order into so many segments of similar size, where little crosses."""
+    crossing = forward.crossing()
+    read = forward.read()
+    filled = [0] * (len(forward.nodes) + 1)
+    for name, size in read.items():
+        filled[forward.place[name] + 1] += size
+    filled = list(accumulate(filled))
+    total = filled[-1]
+    cuts: list[int] = []
+    for k in range(1, count):
+        low = bisect.bisect_left(filled, total * (k - 0.5) / count)
+        high = bisect.bisect_right(filled, total * (k + 0.5) / count)
+        target = total * k / count
+        low = max(low, cuts[-1] + 1 if cuts else 1)
+        places = range(low, min(high, len(forward.nodes)))
+        if places:
+            cuts.append(min(places, key=lambda p: (crossing[p], abs(filled[p] - target))))
+    return cuts
+
+
+def _recomputed(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
+    """The nodes of forward pass and others, with copies right before their first readers."""
+    out = list(forward.nodes)
+    copied: set[int] = set()
+
+    def again(name: str) -> bool:
+        return name in forward.place and name not in kept
+
+    def copy(node: NodeProto) -> NodeProto:
+        twin = NodeProto()
+        twin.CopyFrom(node)
+        for k, name in enumerate(twin.input):
+            if again(name):
+                twin.input[k] = name + _AGAIN
+        return twin
+
+    for node in forward.others:
+        pending = [forward.place[n] for n in node.input if again(n)]
+        while pending:
+            k = pending[-1]
+            source = forward.nodes[k]
+            missing = [forward.place[n] for n in source.input if again(n)]
+            missing = [m for m in missing if m not in copied]
+            if k in copied or not missing:
+                pending.pop()
+                if k not in copied:
+                    copied.add(k)
+                    twin = copy(source)
+                    twin.name += _AGAIN
+                    for at, name in enumerate(twin.output):
+                        twin.output[at] = name + _AGAIN if name else ""
+                    out.append(twin)
+                continue
+            pending += missing
+        out.append(copy(node))
+    return out

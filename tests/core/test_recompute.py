@@ -1,0 +1,267 @@
+"""recompute=: tensors are computed again with the same bits, and take no memory in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import helper
+
+from ortflex_core import Trainer
+from ortflex_core.errors import ConfigError, GraphError, Unsupported
+from ortflex_core.runtime import liveness, recompute
+from ortflex_core.testing import compositions, step_programs
+from ortflex_core.types import Array
+from ortflex_plugins.backends.fused import FusedBackend
+from tests import models
+from tests.training import regression
+
+ONE = FusedBackend(steps_per_run=1)
+WAYS: tuple[Any, ...] = (2, 3, 6, True)
+FLOW = """
+<ir_version: 8, opset_import: ["": 17]>
+flow (float[N, 6] X) => (float[N, 6] Y)
+<float zero = {0.0}, int64 three = {3}, bool yes = {1}>
+{
+    a = MatMul (X, A)
+    t = Tanh (a)
+    size = ReduceSum <keepdims = 0> (t)
+    positive = Greater (size, zero)
+    u = If (positive) <
+        then_branch = g1 () => (float[N, 6] p) { p = Mul (t, a) },
+        else_branch = g2 () => (float[N, 6] q) { q = Sub (t, a) }
+    >
+    v = MatMul (u, B)
+    w = Loop (three, yes, v) <
+        body = step (int64 i, bool on, float[N, 6] x) => (bool still, float[N, 6] z) {
+            still = Identity (on)
+            s = Sigmoid (x)
+            z = Mul (s, t)
+        }
+    >
+    c = MatMul (w, C)
+    left = Tanh (c)
+    right = Tanh (c)
+    both = Mul (left, right)
+    Y = Add (both, t)
+}
+"""
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of any size are computed again, since those of tests are small."""
+    monkeypatch.setattr(recompute, "SMALL", 0)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of copies in every graph that is made."""
+    counts: list[int] = []
+    real = recompute.apply
+
+    def counted(model: Any, *given: Any) -> None:
+        real(model, *given)
+        counts.append(sum(node.name.endswith("/again") for node in model.graph.node))
+
+    monkeypatch.setattr(recompute, "apply", counted)
+    return counts
+
+
+def everything(made: compositions.Composition, **options: Any) -> dict[str, Array]:
+    """Weights, slots, statistics and losses after a training."""
+    trainer = Trainer(
+        made.model,
+        progress=False,
+        backend=ONE,
+        **{"loss": "squared_error"} | made.options | options,
+    )
+    data = (made.x, made.y) if made.weight is None else (made.x, made.y, made.weight)
+    history = trainer.fit(*data)
+    state = {**trainer.get_state(buffers=True), **trainer.engine.slots()}
+    return state | {"losses": np.array(history["loss"])}
+
+
+def compare(made: compositions.Composition, ways: tuple[Any, ...] = WAYS) -> None:
+    wanted = everything(made)
+    for way in ways:
+        got = everything(made, recompute=way)
+        assert got.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert np.isfinite(array).all(), name
+            assert got[name].tobytes() == array.tobytes(), (way, name, made.describe())
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("feature", compositions.FEATURES)
+def test_a_training_has_the_same_bits(feature: str) -> None:
+    compare(compositions.draw(feature, 5), (2, True))
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("network", step_programs.NETWORKS)
+def test_networks_have_the_same_bits(network: str, copies: list[int]) -> None:
+    loss = "softmax_cross_entropy"
+    compare(step_programs.draw(network, "adam", loss, alone=True))
+    compare(step_programs.draw(network, "momentum", loss))
+    assert max(copies) > 0 or network not in ("lenet", "transformer")
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("precision", ["bf16_mixed", "fp16_mixed"])
+def test_mixed_precision_has_the_same_bits(precision: str) -> None:
+    made = step_programs.draw("mlp, dropping", "adam", "softmax_cross_entropy", alone=True)
+    made.options["precision"] = precision
+    try:
+        everything(made)
+    except Unsupported as error:
+        pytest.skip(str(error)[:80])
+    compare(made)
+
+
+@pytest.mark.usefixtures("whole")
+def test_control_flow_has_the_same_bits_and_is_not_copied(copies: list[int]) -> None:
+    model = onnx.parser.parse_model(FLOW)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((6, 6)).astype(np.float32) for name in "ABC"}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, n) for n, w in weights.items())
+    x = rng.standard_normal((26, 6)).astype(np.float32)
+    options = {"batch_size": 8, "epochs": 2, "learning_rate": 0.01, "optimizer": "adam"}
+    made = compositions.Composition(
+        model=model, options=options, x=x, y=x[:, ::-1].copy(), weight=None
+    )
+    compare(made, (*WAYS, ["v"], ["t", "c"]))
+    assert max(copies) > 0
+
+
+@pytest.mark.usefixtures("whole")
+def test_random_values_are_drawn_once(copies: list[int]) -> None:
+    """The gradient of a product with random values is that of the values of the forward pass."""
+    text = """
+    <ir_version: 8, opset_import: ["": 17]> g (float[N, 4] X) => (float[N, 4] Y)
+    {
+        a = MatMul (X, A)
+        noise = RandomNormalLike <seed = 3.0> (a)
+        b = Mul (a, noise)
+        c = MatMul (b, B)
+        d = Tanh (c)
+        e = MatMul (d, C)
+        Y = Tanh (e)
+    }
+    """
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in "ABC"}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(w, n) for n, w in weights.items())
+    x = rng.standard_normal((8, 4)).astype(np.float32)
+    made = compositions.Composition(
+        model=model, options={"batch_size": 8, "epochs": 1}, x=x, y=x, weight=None
+    )
+    compare(made, (2, 3, ["e"]))
+    assert max(copies) > 0
+
+
+def chain(layers: int, rows: int, width: int = 64) -> onnx.ModelProto:
+    return models.mlp((width,) * layers + (1,))
+
+
+def planned(path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> liveness.Peak:
+    """The peak of the graph that runs."""
+    peaks = []
+    real = recompute.apply
+
+    def measured(model: Any, losses: Any, sizes: Any, given: Any) -> None:
+        real(model, losses, sizes, given)
+        nodes = list(model.graph.node)
+        known = recompute.with_copies(liveness.completed(nodes, sizes), nodes)
+        peaks.append(liveness.peak(nodes, known, {o.name for o in model.graph.output}))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recompute, "apply", measured)
+        x, y = regression(rows=512, features=64)
+        trainer = Trainer(
+            str(path),
+            loss="squared_error",
+            backend=ONE,
+            batch_size=512,
+            recompute=way,
+            progress=False,
+        )
+        trainer.step((x, y))
+    return peaks[-1]
+
+
+def test_the_peak_of_a_chain_grows_with_the_root_of_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain of n layers of one size keeps n tensors, with k segments k + n / k, and a few."""
+    layers, one = 36, 512 * 64 * 4
+    path = tmp_path / "chain.onnx"
+    onnx.save(chain(layers, 512), path)
+    for way in (2, 4, 6):
+        most = way + layers / way + 4
+        assert planned(path, way, monkeypatch).size <= most * one
+    assert planned(path, True, monkeypatch).size <= 16 * one
+
+
+def test_liveness_of_a_small_graph_is_that_of_paper_and_pencil() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),  # over a
+        helper.make_node("Reshape", ["b", "s"], ["c"]),  # the memory of b
+        helper.make_node("MatMul", ["c", "w"], ["d"]),
+        helper.make_node("Mul", ["d", "b"], ["e"]),  # over d or b
+        helper.make_node("ReduceSum", ["e"], ["y"]),
+    ]
+    sizes = {"a": 100, "b": 100, "c": 100, "d": 30, "e": 100, "y": 4}
+    peak = liveness.peak(nodes, sizes, {"y"})
+    assert (peak.size, peak.node) == (130, 3)
+    assert peak.live == {"b": 100, "d": 30}
+
+
+def test_names_and_numbers_that_fit_nothing_are_refused() -> None:
+    x, y = regression(rows=8, features=6)
+    with pytest.raises(ConfigError, match="recompute: no node of the model computes 'nowhere'"):
+        Trainer(models.mlp(), loss="squared_error", recompute=["nowhere"])
+    for wrong in (0, 1, -3, 2.5, "", ()):
+        if wrong != "":
+            with pytest.raises(
+                ConfigError, match="recompute: expected True, False, an integer >= 2"
+            ):
+                Trainer(models.mlp(), loss="squared_error", recompute=wrong)
+    trainer = Trainer(models.mlp(), loss="squared_error", recompute=100, progress=False)
+    assert np.isfinite(trainer.step((x, y)))
+
+
+def test_a_tensor_inside_a_fused_operator_is_named() -> None:
+    """MatMul and Add become one Gemm, and the product between them is no tensor."""
+    text = """
+    <ir_version: 8, opset_import: ["": 17]> g (float[N, 2] X) => (float[N, 1] Y)
+    <float[2, 2] A = {1, 2, 3, 4}, float[2] b = {1, 2}, float[2, 1] C = {1, 2}> {
+        product = MatMul (X, A)
+        h = Add (product, b)
+        t = Tanh (h)
+        Y = MatMul (t, C)
+    }
+    """
+    x = np.ones((4, 2), np.float32)
+    trainer = Trainer(
+        onnx.parser.parse_model(text), loss="squared_error", recompute=["product"], progress=False
+    )
+    with pytest.raises(
+        GraphError, match=r"recompute: the tensor 'product' is not computed .* Name another"
+    ):
+        trainer.step((x, x[:, :1]))
+
+
+@pytest.mark.parametrize("backend", ["training_agent", "training_session", "xla"])
+def test_other_backends_refuse(backend: str) -> None:
+    x, y = regression(rows=8, features=6)
+    trainer = Trainer(
+        models.mlp(), loss="squared_error", recompute=True, backend=backend, progress=False
+    )
+    with pytest.raises(Unsupported, match=r"recompute="):
+        trainer.fit(x, y)
