@@ -176,7 +176,7 @@ def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
 
 
 def _cuts(forward: Forward, count: int) -> list[int]:
-    """The places that cut the order into so many segments of similar size, where little crosses."""
+    """The places that cut the order into ``count`` segments of similar size, where little crosses."""
     crossing = forward.crossing()
     read = forward.read()
     filled = [0] * (len(forward.nodes) + 1)
