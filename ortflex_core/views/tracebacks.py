@@ -79,7 +79,12 @@ def _shorten(error: BaseException) -> None:
         seen.add(id(link))
         link.__traceback__ = _without_ours(link.__traceback__)
         following = before = _before(link)
-        while before is not None and _without_ours(before.__traceback__) is None:
+        while (
+            before is not None
+            and id(before) not in seen
+            and _without_ours(before.__traceback__) is None
+        ):
+            seen.add(id(before))
             before = _before(before)
         if before is not following:
             link.__cause__ = before  # None ends the chain, which leaves out the context, too
@@ -87,9 +92,9 @@ def _shorten(error: BaseException) -> None:
 
 
 def _before(error: BaseException) -> BaseException | None:
-    """The exception that is printed before this one."""
+    """The exception that is printed before this one; an error may be raised from itself."""
     if error.__cause__ is not None or error.__suppress_context__:
-        return error.__cause__
+        return None if error.__cause__ is error else error.__cause__
     return error.__context__
 
 
