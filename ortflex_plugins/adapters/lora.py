@@ -25,13 +25,13 @@ def _rank(instance: Lora, attribute: attrs.Attribute[int], value: int) -> None:
 
 @attrs.frozen(kw_only=True)
 class Lora(Adapter):
-    """A product of two thin matrices next to a weight: ``y = x·M + s · drop(x)·A·B``, s = alpha / rank.
+    """A product of two thin matrices, added to a weight: ``y = x·M + s · drop(x)·A·B``, s = alpha / rank.
 
     A is [inputs, rank] and starts uniform in ±1/√inputs (Kaiming's with a = √5), B is [rank, outputs]
-    and starts at 0, so that the model starts as what it was. With ``rslora`` s is alpha / √rank.
+    and starts at 0, so that the model is unchanged at the start. With ``rslora`` s is alpha / √rank.
 
     Raises:
-        ValueError: ``rank`` is no integer above 0, ``dropout`` is not in [0, 1), ``alpha`` is 0.
+        ValueError: ``rank`` is not an integer above 0, ``dropout`` is not in [0, 1), ``alpha`` is 0.
 
     >>> Lora(rank=4, alpha=8, targets=("*/q_proj/*",)).scale
     2.0
@@ -44,22 +44,22 @@ class Lora(Adapter):
     formats: ClassVar[Mapping[str, str]] = {"": "peft"}
 
     rank: int = attrs.field(
-        default=8, validator=_rank, metadata={"help": "the columns of A and the rows of B"}
+        default=8, validator=_rank, metadata={"help": "the number of columns of A and of rows of B"}
     )
     alpha: float = attrs.field(
         default=16.0,
         validator=number(gt=0),
-        metadata={"help": "times 1/rank the factor of the branch"},
+        metadata={"help": "the factor of the branch is alpha / rank"},
     )
     dropout: float = attrs.field(
         default=0.0,
         validator=number(ge=0, lt=1),
-        metadata={"help": "the ratio of the data of the branch that a step drops"},
+        metadata={"help": "the dropout ratio of the input of the branch"},
     )
     rslora: bool = attrs.field(default=False, metadata={"help": "divide alpha by √rank"})
 
     source: str = attrs.field(
-        default="", metadata={"help": "a folder of PEFT with the values it starts with"}
+        default="", metadata={"help": "a folder of PEFT with the initial values"}
     )
     prefix: str = attrs.field(
         default="",

@@ -27,7 +27,11 @@ class Ema(Average):
 
     name: ClassVar[str] = "ema"
 
-    decay: float = hyper(default=0.999, validator=number(ge=0, lt=1), help="what stays, a step")
+    decay: float = hyper(
+        default=0.999,
+        validator=number(ge=0, lt=1),
+        help="the fraction of the average that each step keeps",
+    )
 
     def share(self, op: Ops, step: Host) -> Host:
         """1 at the first step and 1 − decay from then on."""

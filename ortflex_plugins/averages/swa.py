@@ -31,8 +31,12 @@ class Swa(Average):
 
     name: ClassVar[str] = "swa"
 
-    start: float = hyper(default=1, validator=number(ge=1), help="the first step that counts")
-    every: float = hyper(default=1, validator=number(ge=1), help="steps between two that count")
+    start: float = hyper(default=1, validator=number(ge=1), help="the first step that is averaged")
+    every: float = hyper(
+        default=1,
+        validator=number(ge=1),
+        help="the number of steps from one averaged step to the next",
+    )
 
     def share(self, op: Ops, step: Host) -> Host:
         """1/n at the n-th step that counts, 0 at others, and 1 before the first."""

@@ -56,7 +56,7 @@ def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> Non
 
 @attrs.frozen(kw_only=True)
 class FusedBackend(Backend):
-    """Train on any onnxruntime, inference builds included: one graph, one run a step.
+    """Trains on any onnxruntime, including inference builds: one graph, one run per step.
 
     Any loss, penalty and optimizer works; every operator between a parameter and a loss needs a
     gradient rule (``ortflex.gradients``). ``steps_per_run`` is how many steps one graph holds;

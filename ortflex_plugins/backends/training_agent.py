@@ -53,10 +53,10 @@ _LOSS, _PENALTY = Port("loss"), Port("penalty")
 
 @attrs.frozen(kw_only=True)
 class TrainingAgentBackend(LayerBackend):
-    """Train by TrainingAgent of onnxruntime-training 1.16 and 1.19.
+    """Trains with the TrainingAgent of onnxruntime-training 1.16 and 1.19.
 
     Any loss, penalty and optimizer works; the model's operators must be among those that
-    onnxruntime's gradient builder differentiates rightly (they are checked first).
+    onnxruntime's gradient builder differentiates correctly (they are checked first).
 
     Example:
         >>> trainer = Trainer("model.onnx", backend="training_agent")  # doctest: +SKIP

@@ -123,11 +123,11 @@ def native_session() -> Any:
 
 @attrs.frozen(kw_only=True)
 class TrainingSessionBackend(Backend):
-    """Train by TrainingSession of onnxruntime-training 1.16.
+    """Trains with the TrainingSession of onnxruntime-training 1.16.
 
     Optimizers: sgd, adam, and on GPUs lamb, which are the runtime's own. Losses and penalties are
     our formulas, differentiated by the runtime, so all operators must be among those that its
-    gradient builder differentiates rightly (they are checked first). float32 only.
+    gradient builder differentiates correctly (they are checked first). float32 only.
 
     Example:
         >>> trainer = Trainer("model.onnx", backend="training_session")  # doctest: +SKIP

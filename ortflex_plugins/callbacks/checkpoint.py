@@ -56,15 +56,20 @@ class Checkpoint:
     """
 
     folder: str = attrs.field(
-        default="checkpoints", metadata={"help": "relative to the run folder, if there is one"}
+        default="checkpoints",
+        metadata={"help": "the folder, relative to the run folder if there is one"},
     )
     epochs: int | None = attrs.field(default=None, validator=_every)
     steps: int | None = attrs.field(default=None, validator=_every)
     minutes: float | None = attrs.field(default=None, validator=_every)
     keep: int = attrs.field(
-        default=3, validator=number(ge=1), metadata={"help": "how many of the latest to keep"}
+        default=3,
+        validator=number(ge=1),
+        metadata={"help": "the number of the latest checkpoints to keep"},
     )
-    best: bool = attrs.field(default=True, metadata={"help": "keep the best epoch's as well"})
+    best: bool = attrs.field(
+        default=True, metadata={"help": "also keep the checkpoint of the best epoch"}
+    )
     monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
     _best: float | None = attrs.field(default=None, init=False)
     _improved: bool = attrs.field(default=False, init=False)

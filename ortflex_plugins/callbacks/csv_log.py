@@ -20,7 +20,7 @@ _log = logging.getLogger("ortflex")
 
 @attrs.define(kw_only=True)
 class CsvLog:
-    """Writes the complete History as a CSV file at every epoch's end.
+    """Writes the complete History as a CSV file after every epoch.
 
     A training that continues from a checkpoint keeps the earlier lines. If the file cannot be
     written during the training, for example because the disk is full, there is a warning, the
@@ -36,7 +36,7 @@ class CsvLog:
     """
 
     path: str = attrs.field(
-        default="log.csv", metadata={"help": "relative to the run folder, if there is one"}
+        default="log.csv", metadata={"help": "the file, relative to the run folder if there is one"}
     )
 
     @hook

@@ -47,7 +47,9 @@ class EarlyStopping:
 
     monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
     patience: int = attrs.field(
-        default=10, validator=number(ge=1), metadata={"help": "epochs without an improvement"}
+        default=10,
+        validator=number(ge=1),
+        metadata={"help": "the number of epochs without an improvement"},
     )
     min_delta: float = attrs.field(
         default=0.0,
@@ -55,7 +57,7 @@ class EarlyStopping:
         metadata={"help": "the smallest change that counts as an improvement"},
     )
     restore_best: bool = attrs.field(
-        default=True, metadata={"help": "restore the best epoch's weights at the end"}
+        default=True, metadata={"help": "restore the weights of the best epoch at the end"}
     )
     best_: float | None = attrs.field(default=None, init=False)
     best_epoch_: int = attrs.field(default=-1, init=False)

@@ -16,7 +16,7 @@ from ortflex_core.training import epoch_summary
 class EpochLine:
     """Prints a line per epoch, to stdout, also where the Trainer shows a bar.
 
-    Where the Trainer would print lines by itself, it leaves that to this callback.
+    The Trainer then prints no lines of its own.
 
     >>> EpochLine().epoch_end(record={"epoch": 1, "loss": 0.25, "seconds": 0.5})
     epoch 1: loss 0.25 (0.50 s)

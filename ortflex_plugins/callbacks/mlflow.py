@@ -56,10 +56,10 @@ class Mlflow:
     uri: str | None = attrs.field(
         default=None,
         metadata={
-            "help": "where the store is; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder"
+            "help": "the address of the store; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder"
         },
     )
-    model: bool = attrs.field(default=True, metadata={"help": "store the trained model as well"})
+    model: bool = attrs.field(default=True, metadata={"help": "also store the trained model"})
     _client: Any = attrs.field(default=None, init=False, repr=False, eq=False)
     _id: str | None = attrs.field(default=None, init=False)
     _outcome: str = attrs.field(default="FINISHED", init=False)

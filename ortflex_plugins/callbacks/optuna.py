@@ -21,7 +21,7 @@ class Optuna:
     object, the trial, so it is made in Python and not named in a recipe.
 
     Raises:
-        ConfigError: optuna is not installed (extra ``optuna``), the trial is no trial, or the History
+        ConfigError: optuna is not installed (extra ``optuna``), ``trial`` is not a trial, or the History
             has no such column.
 
     >>> Optuna(trial=trial, metric="validation_loss").metric  # doctest: +SKIP
@@ -30,9 +30,11 @@ class Optuna:
     Source: optuna.trial.Trial.report and should_prune.
     """
 
-    trial: Any = attrs.field(default=None, metadata={"help": "the trial of the objective"})
+    trial: Any = attrs.field(
+        default=None, metadata={"help": "the trial that the study passes to its objective"}
+    )
     metric: str = attrs.field(
-        default="validation_loss", metadata={"help": "column of the History that is reported"}
+        default="validation_loss", metadata={"help": "the column of the History to report"}
     )
 
     def __attrs_post_init__(self) -> None:

@@ -38,7 +38,8 @@ class Tensorboard:
     """
 
     folder: str = attrs.field(
-        default="tensorboard", metadata={"help": "relative to the run folder, if there is one"}
+        default="tensorboard",
+        metadata={"help": "the folder, relative to the run folder if there is one"},
     )
     steps: int = attrs.field(
         default=0,
@@ -50,7 +51,7 @@ class Tensorboard:
         validator=number(ge=0),
         metadata={"help": "write histograms every n epochs; 0: never"},
     )
-    graph: bool = attrs.field(default=True, metadata={"help": "write the model's graph as well"})
+    graph: bool = attrs.field(default=True, metadata={"help": "also write the model's graph"})
     _writer: Any = attrs.field(default=None, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

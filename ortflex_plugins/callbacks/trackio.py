@@ -19,7 +19,7 @@ class Trackio(Tracker):
 
     Metrics are the columns of the History over finished steps. A resumed training continues its run. If
     entries cannot be written during the training, there is a warning and the training continues.
-    ``trackio show`` is the page; TRACKIO_DIR says where the files are.
+    ``trackio show`` opens the page; TRACKIO_DIR is the folder of the files.
 
     Raises:
         ConfigError: trackio is not installed (extra ``trackio``), or no run can be opened.
@@ -35,7 +35,7 @@ class Trackio(Tracker):
         default=None, metadata={"help": "the run's name; not set: trackio chooses one"}
     )
     space: str | None = attrs.field(
-        default=None, metadata={"help": "a Space of Hugging Face to send it to; not set: none"}
+        default=None, metadata={"help": "a Space of Hugging Face that gets the run; not set: none"}
     )
 
     def __attrs_post_init__(self) -> None:

@@ -37,9 +37,10 @@ class Wandb(Tracker):
     )
     entity: str | None = attrs.field(default=None, metadata={"help": "the user or team"})
     mode: Literal["online", "offline", "disabled"] | None = attrs.field(
-        default=None, metadata={"help": "not set: WANDB_MODE, else online"}
+        default=None,
+        metadata={"help": "online, offline or disabled; not set: WANDB_MODE, else online"},
     )
-    model: bool = attrs.field(default=True, metadata={"help": "store the trained model as well"})
+    model: bool = attrs.field(default=True, metadata={"help": "also store the trained model"})
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed."""

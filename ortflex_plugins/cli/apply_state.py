@@ -20,7 +20,7 @@ import click
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="Refuse a model with another graph than the one that was exported, or only other tensors.",
+    help="Refuse a model whose graph differs from the exported one, or only one whose tensors differ.",
 )
 def apply_state(model: Path, state: Path, output: Path, strict: bool) -> None:
     """Write MODEL with the weights of STATE.

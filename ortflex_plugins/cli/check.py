@@ -28,7 +28,9 @@ _COLORS = {
 @click.option(
     "--params", multiple=True, help="A parameter to train, as a name or glob; may be repeated."
 )
-@click.option("--all", "everything", is_flag=True, help="Add every node and every trained tensor.")
+@click.option(
+    "--all", "everything", is_flag=True, help="List every node and every trained tensor, too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def check(
     model: str, loss: str | None, params: tuple[str, ...], everything: bool, as_json: bool

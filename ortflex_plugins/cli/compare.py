@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(cls=TakesKeys)
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--steps", default=10, show_default=True, help="How many steps to compare.")
+@click.option("--steps", default=10, show_default=True, help="The number of steps to compare.")
 @click.option("--backend", "backends", multiple=True, help="Only this backend; may be repeated.")
 @click.option("--time", "times", is_flag=True, help="Measure the time of a step instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

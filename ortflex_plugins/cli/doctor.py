@@ -92,7 +92,7 @@ def show(report: Report, console: Console) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def doctor(as_json: bool) -> None:
-    """Show the installed runtime, what works with it, and how to repair the rest.
+    """Show the installed runtime, what works with it, and how to repair what does not.
 
     Exits with 1 if the installation is broken, with the command that repairs it.
     """

@@ -21,13 +21,13 @@ from ortflex_plugins.cli.overrides import TakesKeys
     show_default=True,
     help="The folder to write.",
 )
-@click.option("--rows", type=int, help="The rows of every batch; by default any number.")
+@click.option("--rows", type=int, help="The number of rows of every batch; by default any number.")
 @click.option(
     "--steps-per-run",
     type=int,
     default=1,
     show_default=True,
-    help="The steps of one run of the graph.",
+    help="The number of steps in one run of the graph.",
 )
 @click.option(
     "--optional-inputs/--required-inputs",

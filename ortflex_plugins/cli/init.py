@@ -29,7 +29,9 @@ _LISTED = 40
     show_default=True,
     help="The file to write.",
 )
-@click.option("--data", help="A file or folder of data: its shapes and its labels choose the loss.")
+@click.option(
+    "--data", help="A file or folder of data, from whose shapes and labels the loss is chosen."
+)
 @click.option("--target", help="With --data: the column or array of labels, if it is not y.")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(model: Path, output: Path, data: str | None, target: str | None, force: bool) -> None:

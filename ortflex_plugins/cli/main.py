@@ -17,7 +17,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": ("ortflex_plugins.cli.init:init", "Write a commented TOML file for a model."),
     "predict": (
         "ortflex_plugins.cli.predict:predict",
-        "Write what a trained model predicts for data.",
+        "Write the predictions of a trained model for data.",
     ),
     "evaluate": (
         "ortflex_plugins.cli.evaluate:evaluate",
@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "doctor": (
         "ortflex_plugins.cli.doctor:doctor",
-        "Show the installed runtime, what works with it, and how to repair the rest.",
+        "Show the installed runtime, what works with it, and how to repair what does not.",
     ),
 }
 """The module of each command, and its line of help: ``ortflex --help`` imports no command."""

@@ -36,7 +36,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], force: bool) -> None:
-    """Write what a trained model predicts for data.
+    """Write the predictions of a trained model for data.
 
     RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the one
     of the training, with labels or without; by default the recipe's own.

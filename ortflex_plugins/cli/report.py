@@ -22,7 +22,7 @@ _EVERY = 5
 @click.option(
     "--watch",
     is_flag=True,
-    help="Write the page again every 5 seconds until no run is left running.",
+    help="Write the page every 5 seconds until all runs have ended.",
 )
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     """Write a page about a training: curves, times, weights, graph, recipe, versions.

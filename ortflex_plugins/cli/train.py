@@ -33,12 +33,12 @@ _RESULTS = ("loss", "penalty", "validation_")
 @click.option(
     "--strict/--no-strict",
     default=True,
-    help="With --resume: refuse, or only name, arguments and data that differ from the checkpoint's.",
+    help="With --resume: refuse arguments and data that differ from the checkpoint's, or only report them.",
 )
 @click.option(
     "--force",
     is_flag=True,
-    help="Rename a run that is in the output folder, and start another one.",
+    help="Rename an earlier run in the output folder, and start a new one.",
 )
 def train(
     recipe: Path, overrides: Sequence[str], resume: Path | None, strict: bool, force: bool

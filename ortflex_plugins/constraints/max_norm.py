@@ -14,7 +14,7 @@ from ortflex_core.protocols import Constraint
 
 @attrs.frozen(kw_only=True)
 class MaxNorm(Constraint):
-    """A bound of the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
+    """Bounds the norm of every slice: ``w ← w · min(1, bound / (‖w‖ + 1e-7))``.
 
     There is one norm for each index along ``axis``, over all other axes: −1 is a unit of a matrix
     product [inputs, units], 0 a unit of torch's Linear [units, inputs] and a channel of a
@@ -33,8 +33,10 @@ class MaxNorm(Constraint):
 
     name: ClassVar[str] = "max_norm"
 
-    bound: float = hyper(default=2.0, validator=number(gt=0), help="of the Euclidean norm")
-    axis: int = attrs.field(default=-1, metadata={"help": "the slices are those along this axis"})
+    bound: float = hyper(default=2.0, validator=number(gt=0), help="the largest Euclidean norm")
+    axis: int = attrs.field(
+        default=-1, metadata={"help": "the axis along which the slices are taken"}
+    )
 
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
         """The 1e-7 is torch.renorm's guard against a division by zero."""

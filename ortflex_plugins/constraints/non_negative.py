@@ -12,7 +12,7 @@ from ortflex_core.protocols import Constraint
 
 @attrs.frozen(kw_only=True)
 class NonNegative(Constraint):
-    """No element below zero: ``w ← max(w, 0)``.
+    """Sets negative elements to zero: ``w ← max(w, 0)``.
 
     >>> NonNegative().describe()
     {'name': 'non_negative'}

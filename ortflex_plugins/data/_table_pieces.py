@@ -36,20 +36,25 @@ class Table(DataSource, abc.ABC):
 
     path: str = attrs.field(metadata={"help": "the file, or a folder of files"})
     target: str | Sequence[str] | Mapping[str, str] = attrs.field(
-        default="y", metadata={"help": "column of labels, a list of them, or {label = column}"}
+        default="y",
+        metadata={"help": "the column of labels, a list of columns, or {label = column}"},
     )
     weight: str | None = attrs.field(default=None, metadata={"help": "column of sample weights"})
     columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = attrs.field(
         default=None,
-        metadata={"help": "columns of features, or {input = column or list}; None: all others"},
+        metadata={
+            "help": "the columns of features, or {input = column or list}; None: all other columns"
+        },
     )
     input: str = attrs.field(
-        default="X", metadata={"help": "the input they feed; X fits any model with one input"}
+        default="X", metadata={"help": "the input for the columns; X fits any model with one input"}
     )
     buffer: int | None = attrs.field(
         default=None,
         validator=rows_or_none,
-        metadata={"help": "rows that are mixed at a time; by default 64 MiB of them"},
+        metadata={
+            "help": "the number of rows that are shuffled together; by default as many as 64 MiB hold"
+        },
     )
 
     @abc.abstractmethod

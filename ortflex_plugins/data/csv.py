@@ -28,11 +28,11 @@ def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
 
 @attrs.frozen(kw_only=True)
 class Csv(DataSource):
-    r"""A table: feature columns side by side, one row a line, with a header or without.
+    r"""A table in a csv file: one row per line, with or without a header.
 
     The features become one float32 input of shape [rows, columns]. ``target`` as a name gives
     labels of shape [rows]: int64 if all are integers, else float32, or strings; as a list of names
-    float32 of shape [rows, names] (``["y"]`` for a model whose output is [rows, 1]); a mapping
+    labels are float32 of shape [rows, names] (``["y"]`` for a model whose output is [rows, 1]); a mapping
     gives several labels by name, none for ``{}``. Without a header, columns are named ``0``, ``1``,
     and so on. Empty lines are skipped.
 
@@ -54,7 +54,8 @@ class Csv(DataSource):
 
     path: str = attrs.field(metadata={"help": "the file, in UTF-8"})
     target: str | Sequence[str] | Mapping[str, str] = attrs.field(
-        default="y", metadata={"help": "column of labels, a list of them, or {label = column}"}
+        default="y",
+        metadata={"help": "the column of labels, a list of columns, or {label = column}"},
     )
     weight: str | None = attrs.field(default=None, metadata={"help": "column of sample weights"})
     delimiter: str = attrs.field(
@@ -63,13 +64,16 @@ class Csv(DataSource):
     header: bool = attrs.field(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        metadata={"help": "whether line 1 has the names of the columns; false: they are 0, 1, …"},
+        metadata={
+            "help": "whether line 1 has the names of the columns; false: the names are 0, 1, …"
+        },
     )
     columns: Sequence[str] | None = attrs.field(
-        default=None, metadata={"help": "columns of features, in this order; None: all others"}
+        default=None,
+        metadata={"help": "the columns of features, in this order; None: all other columns"},
     )
     input: str = attrs.field(
-        default="X", metadata={"help": "the input they feed; X fits any model with one input"}
+        default="X", metadata={"help": "the input for the columns; X fits any model with one input"}
     )
 
     def load(self) -> Columns:

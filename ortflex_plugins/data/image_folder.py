@@ -46,16 +46,16 @@ def _numbers(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None
 
 @attrs.frozen(kw_only=True)
 class ImageFolder(DataSource):
-    """Images in a folder for each class: ``path/cat/1.jpg``, ``path/dog/2.png``.
+    """Images, in one folder per class: ``path/cat/1.jpg``, ``path/dog/2.png``.
 
     The images become one float32 input of shape [rows, channels, height, width], of values
     (v / 255 − mean) / std; labels are the numbers of the classes, int64 [rows], in the order of their
     names or of ``classes``. Folders within a class are read, too. Data that do not fit into the
-    buffer are read while they are trained on, each image by itself, so that all are mixed.
+    buffer are read during the training, one image at a time, so that all images are shuffled.
 
     Raises:
-        DataError: pillow is missing; no such folder, no class or no image in it; a file that is no
-            image: names the file.
+        DataError: pillow is missing; no such folder, no class or no image in it; a file that is not
+            an image: names the file.
 
     >>> ImageFolder(path="photos", size=[64, 64]).channels
     3
@@ -65,34 +65,40 @@ class ImageFolder(DataSource):
 
     name: ClassVar[str] = "image_folder"
 
-    path: str = attrs.field(metadata={"help": "the folder that has a folder for each class"})
+    path: str = attrs.field(metadata={"help": "the folder with one folder per class"})
     size: Sequence[int] = attrs.field(
         default=(224, 224), validator=_size, metadata={"help": "height and width"}
     )
     resize: Literal["crop", "stretch"] = attrs.field(
         default="crop",
         validator=attrs.validators.in_(("crop", "stretch")),
-        metadata={"help": "crop: scale, then cut out the centre; stretch: to the size"},
+        metadata={"help": "crop: scale, then cut out the centre; stretch: scale to the size"},
     )
     channels: int = attrs.field(
         default=3, validator=_channels, metadata={"help": "3: red, green, blue; 1: gray"}
     )
     mean: Sequence[float] = attrs.field(
-        default=(0.0,), validator=_numbers, metadata={"help": "subtracted, of values from 0 to 1"}
+        default=(0.0,),
+        validator=_numbers,
+        metadata={"help": "subtracted from the values, which are from 0 to 1"},
     )
     std: Sequence[float] = attrs.field(
-        default=(1.0,), validator=_numbers, metadata={"help": "divides; one, or one a channel"}
+        default=(1.0,),
+        validator=_numbers,
+        metadata={"help": "divisor of the values; one number, or one per channel"},
     )
     classes: Sequence[str] | None = attrs.field(
-        default=None, metadata={"help": "names of the folders in the order of the labels"}
+        default=None, metadata={"help": "the names of the folders in the order of the labels"}
     )
     input: str = attrs.field(
-        default="X", metadata={"help": "the input they feed; X fits any model with one input"}
+        default="X", metadata={"help": "the input for the images; X fits any model with one input"}
     )
     buffer: int | None = attrs.field(
         default=None,
         validator=rows_or_none,
-        metadata={"help": "rows that are mixed at a time; by default 64 MiB of them"},
+        metadata={
+            "help": "the number of rows that are shuffled together; by default as many as 64 MiB hold"
+        },
     )
 
     def load(self) -> Columns | Pieces:

@@ -56,7 +56,7 @@ class Npz(DataSource):
         default=None,
         validator=bytes_or_none,
         metadata={
-            "help": "bytes that the arrays may have unpacked; by default 100 times those of the "
+            "help": "the largest number of bytes of the unpacked arrays; by default 100 times those of the "
             "file, and 256 MiB in any case"
         },
     )

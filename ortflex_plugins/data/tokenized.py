@@ -36,7 +36,7 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen(kw_only=True)
 class Tokenized(DataSource):
-    """Strings of a csv, jsonl or parquet file as numbers of tokens, by a tokenizer.json.
+    """Strings in a csv, jsonl or parquet file, converted to token numbers by a tokenizer.json.
 
     ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]: shorter strings are
     padded, longer ones cut. ``pair`` is the column of a second string. ``target`` as a name gives
@@ -57,20 +57,23 @@ class Tokenized(DataSource):
 
     path: str = attrs.field(metadata={"help": "a .csv (with a header), .jsonl or .parquet file"})
     tokenizer: str = attrs.field(
-        metadata={"help": "the tokenizer.json; a relative path is from the folder of ``path``"}
+        metadata={"help": "the tokenizer.json; a relative path starts at the folder of ``path``"}
     )
     text: str = attrs.field(default="text", metadata={"help": "column of strings"})
     pair: str | None = attrs.field(default=None, metadata={"help": "column of second strings"})
     target: str | Mapping[str, str] | None = attrs.field(
-        default="label", metadata={"help": "column of labels, or {label = column}; None: no labels"}
+        default="label",
+        metadata={"help": "the column of labels, or {label = column}; None: no labels"},
     )
-    length: int = attrs.field(default=128, validator=_length, metadata={"help": "tokens a row"})
+    length: int = attrs.field(
+        default=128, validator=_length, metadata={"help": "the number of tokens per row"}
+    )
     inputs: Sequence[str] = attrs.field(
-        default=tuple(_MADE), validator=_inputs, metadata={"help": "the inputs that are made"}
+        default=tuple(_MADE), validator=_inputs, metadata={"help": "the inputs to create"}
     )
     pad: str | None = attrs.field(
         default=None,
-        metadata={"help": "the token that pads; None: the tokenizer's, or a usual one"},
+        metadata={"help": "the padding token; None: that of the tokenizer, or a usual one"},
     )
 
     def load(self) -> Columns:
@@ -118,7 +121,7 @@ class Tokenized(DataSource):
         token = self.pad or known.get("pad_token")
         token = token or next((p for p in _PADS if made.token_to_id(p) is not None), None)
         if token is None or made.token_to_id(token) is None:
-            what = "it has none of the usual tokens that pad" if token is None else f"no {token!r}"
+            what = "it has none of the usual padding tokens" if token is None else f"no {token!r}"
             raise DataError(f"{file}: {what}; name a token of its vocabulary: pad = …")
         made.enable_truncation(self.length)
         made.enable_padding(

@@ -29,7 +29,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
             :class:`ortflex_core.Trainer`; names, mappings or objects.
         alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as in
             scikit-learn's MLPs; ``penalty``, if given, replaces it.
-        batch_size: rows a step; ``"auto"`` is min(200, rows).
+        batch_size: rows per step; ``"auto"`` is min(200, rows).
         max_iter: the most epochs.
         shuffle: a new order every epoch.
         random_state: the seed of the built weights, the order and the held-out rows.

@@ -65,7 +65,7 @@ class OnnxFunction:
         outputs: the outputs that have cotangents; None for all of float type.
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. Arrays are copied to a GPU and back. (The tests
             run this on a stand-in for a GPU, not on one.)
-        threads: inside an operator.
+        threads: the number of threads within an operator.
         training: None: nodes run as in the file. True: BatchNormalization normalizes by the batch
             and :meth:`forward` returns new running statistics, Dropout drops by the file's ratio.
             False: running statistics are used, nothing is dropped.
@@ -77,7 +77,7 @@ class OnnxFunction:
 
     Raises:
         ModelError: the file is broken, or names do not exist.
-        NoGradientRule, NotDifferentiable: names the node and the way out.
+        NoGradientRule, NotDifferentiable: names the node and what to do.
         Unsupported: the engine is not installed here, or cannot differentiate an operator.
 
     Example:

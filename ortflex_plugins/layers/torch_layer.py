@@ -42,7 +42,7 @@ class OrtLayer(torch.nn.Module):
         batch_norm: ``"freeze"`` uses the running statistics in ``train()``, too.
         dropout: in ``train()``: ``"file"``, ``"off"``, or another ratio for all.
         engine: ``"fused"`` (any onnxruntime) or ``"training_agent"`` (onnxruntime-training).
-        threads: inside an operator.
+        threads: the number of threads within an operator.
 
     Returns of a call: one tensor, or a tuple where the model has several outputs.
 

@@ -19,7 +19,7 @@ _EPS = 1e-12  # torch's, added to squared lengths
 
 @attrs.frozen(kw_only=True)
 class CosineEmbedding(Loss):
-    """How far two embeddings point apart: ``1 − cos`` for similar pairs, cosines above a margin for others.
+    """Cosine distance of two embeddings: ``1 − cos`` for similar pairs, cosines above a margin for others.
 
     Either the labels are the embeddings that the predictions [B, D] should be like:
     ``l = 1 − cos(p, y)``. Or the prediction is a pair a row, [B, 2, D] (two outputs, stacked in the
@@ -40,7 +40,9 @@ class CosineEmbedding(Loss):
     name: ClassVar[str] = "cosine_embedding"
 
     margin: float = hyper(
-        default=0.0, validator=number(ge=-1, le=1), help="cosine above which dissimilar pairs cost"
+        default=0.0,
+        validator=number(ge=-1, le=1),
+        help="the cosine above which dissimilar pairs have a loss",
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

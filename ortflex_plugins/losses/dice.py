@@ -21,10 +21,10 @@ from ortflex_plugins.losses._classes import class_labels, is_class
 class Dice(Loss):
     """Soft Dice loss: ``1 − (2·Σ p·y + smooth) / (Σ p + Σ y + smooth)``, sums over the positions.
 
-    Raw scores ``s`` are [B, C, …], a channel a region, then the positions; the values are
+    Raw scores ``s`` are [B, C, …]: one channel per region, then the positions; the values are
     [B, C]. Scores [B, N] are the N positions of one region, the values [B].
 
-    ``over="regions"``: each region for itself, ``p = sigmoid(s)``, labels in [0, 1] of the scores'
+    ``over="regions"``: each region separately, ``p = sigmoid(s)``, labels in [0, 1] of the scores'
     shape. ``over="classes"``: every position belongs to one class, ``p = softmax(s)`` along axis 1,
     labels are class numbers [B, …] or fractions of the classes of the scores' shape.
 
@@ -45,10 +45,12 @@ class Dice(Loss):
     over: Literal["regions", "classes"] = attrs.field(
         default="regions",
         validator=one_of("regions", "classes"),
-        metadata={"help": "whether regions may overlap, or every position has one class"},
+        metadata={"help": "regions: they may overlap; classes: each position has one class"},
     )
     smooth: float = hyper(
-        default=1e-5, validator=number(gt=0), help="what makes two empty regions equal"
+        default=1e-5,
+        validator=number(gt=0),
+        help="added to numerator and denominator; makes two empty regions equal",
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

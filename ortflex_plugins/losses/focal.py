@@ -35,8 +35,10 @@ class Focal(Loss):
     name: ClassVar[str] = "focal"
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
-    alpha: float = hyper(default=0.25, validator=number(ge=0, le=1), help="weight of the class 1")
-    gamma: float = hyper(default=2.0, validator=number(ge=1), help="how little easy rows count")
+    alpha: float = hyper(default=0.25, validator=number(ge=0, le=1), help="the weight of class 1")
+    gamma: float = hyper(
+        default=2.0, validator=number(ge=1), help="the larger, the less easy rows count"
+    )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Labels of the prediction's type and shape."""

@@ -32,7 +32,9 @@ class Huber(Loss):
     name: ClassVar[str] = "huber"
     aliases: ClassVar[tuple[str, ...]] = ("smooth_l1",)
 
-    delta: float = hyper(default=1.0, validator=number(gt=0), help="where the loss becomes linear")
+    delta: float = hyper(
+        default=1.0, validator=number(gt=0), help="the error from which the loss is linear"
+    )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Labels of the prediction's type and shape."""

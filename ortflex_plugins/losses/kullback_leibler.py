@@ -45,7 +45,7 @@ class KullbackLeibler(Loss):
     on: Literal["scores", "log_probabilities"] = attrs.field(
         default="scores",
         validator=one_of("scores", "log_probabilities"),
-        metadata={"help": "what the model puts out"},
+        metadata={"help": "the output of the model: scores or logarithms of probabilities"},
     )
 
     @property

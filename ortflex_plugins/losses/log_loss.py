@@ -56,7 +56,7 @@ class LogLoss(Loss):
     on: Literal["scores", "probabilities"] = attrs.field(
         default="scores",
         validator=one_of("scores", "probabilities"),
-        metadata={"help": "what the model puts out"},
+        metadata={"help": "the output of the model: scores or probabilities"},
     )
     eps: float = attrs.field(
         default=1e-7,
@@ -66,7 +66,7 @@ class LogLoss(Loss):
     label_smoothing: float = attrs.field(
         default=0.0,
         validator=number(ge=0, le=1),
-        metadata={"help": "fraction of a label that both classes get alike"},
+        metadata={"help": "the fraction of a label that is divided equally between both classes"},
     )
     class_weight: tuple[float, ...] | None = class_weight_field()
 

@@ -33,7 +33,7 @@ class Quantile(Loss):
     aliases: ClassVar[tuple[str, ...]] = ("pinball",)
 
     quantile: float = hyper(
-        default=0.5, validator=number(gt=0, lt=1), help="the quantile that is predicted"
+        default=0.5, validator=number(gt=0, lt=1), help="the quantile to predict"
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

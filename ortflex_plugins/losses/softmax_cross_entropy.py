@@ -27,7 +27,7 @@ from ortflex_plugins.losses._classes import (
 class SoftmaxCrossEntropy(Loss):
     """Cross-entropy of the softmax of raw scores ``s`` of shape [B, C, …], classes in axis 1.
 
-    ``axis=-1`` is for scores [B, …, C], as language models give them; shapes below follow.
+    ``axis=-1`` is for scores [B, …, C], as of language models; the shapes below change accordingly.
 
     Labels are class numbers ``y`` [B, …] in 0 … C−1: ``l = −log softmax(s)_y``, or fractions of the
     classes ``q`` [B, C, …] (one-hot or soft): ``l = −Σ_c q_c · log softmax(s)_c``. The values have
@@ -61,15 +61,15 @@ class SoftmaxCrossEntropy(Loss):
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
     ignore_index: int | None = attrs.field(
-        default=-100, metadata={"help": "the class number that costs nothing"}
+        default=-100, metadata={"help": "the class number of rows to ignore"}
     )
     axis: int = attrs.field(
-        default=1, validator=one_of(1, -1), metadata={"help": "where the classes are: 1 or -1"}
+        default=1, validator=one_of(1, -1), metadata={"help": "the axis of the classes: 1 or -1"}
     )
     label_smoothing: float = attrs.field(
         default=0.0,
         validator=number(ge=0, le=1),
-        metadata={"help": "fraction of a label that all classes get alike"},
+        metadata={"help": "the fraction of a label that is divided equally among all classes"},
     )
     class_weight: tuple[float, ...] | None = class_weight_field()
 

@@ -15,9 +15,9 @@ from ortflex_plugins.metrics._classes import classes
 
 @attrs.frozen(kw_only=True)
 class Accuracy(Metric):
-    """Fraction of right answers: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
+    """Fraction of correct predictions: ``Σ w·[y = c] / Σ w`` with the predicted class ``c``.
 
-    What a prediction says depends on its form: integers, booleans and strings are classes; floats
+    The meaning of a prediction depends on its form: integers, booleans and strings are classes; floats
     [B, C, …] with labels [B, …] are scores or probabilities, the largest in axis 1 wins; floats
     of the labels' shape, [B] or [B, 1], mean class 1 above ``threshold`` (0.5 is for
     probabilities; raw scores need 0). One-hot labels [B, C] are taken for their class.
@@ -40,7 +40,9 @@ class Accuracy(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     threshold: float = attrs.field(
-        default=0.5, validator=number(), metadata={"help": "class 1 begins above it; 0 for scores"}
+        default=0.5,
+        validator=number(),
+        metadata={"help": "class 1 is predicted above it; 0 for scores"},
     )
 
     def start(self) -> AccuracyState:

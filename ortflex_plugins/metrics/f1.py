@@ -18,7 +18,7 @@ from ortflex_plugins.metrics._classes import classes
 
 @attrs.frozen(kw_only=True)
 class F1(Metric):
-    """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, 0 where nothing counts.
+    """Harmonic mean of precision and recall: ``2·tp / (2·tp + fp + fn)``, or 0 if the denominator is 0.
 
     ``average``: ``"binary"`` is that of the class ``positive``; ``"macro"`` the mean over all classes
     that labels or predictions have, ``"weighted"`` that mean weighted by their labels, ``"micro"``
@@ -46,9 +46,11 @@ class F1(Metric):
         validator=one_of("binary", "macro", "micro", "weighted"),
         metadata={"help": "how the scores of the classes are averaged"},
     )
-    positive: int = attrs.field(default=1, metadata={"help": "the positive class, of two"})
+    positive: int = attrs.field(default=1, metadata={"help": "the positive one of two classes"})
     threshold: float = attrs.field(
-        default=0.5, validator=number(), metadata={"help": "class 1 begins above it; 0 for scores"}
+        default=0.5,
+        validator=number(),
+        metadata={"help": "class 1 is predicted above it; 0 for scores"},
     )
 
     def start(self) -> F1State:

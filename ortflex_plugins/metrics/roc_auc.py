@@ -18,13 +18,13 @@ from ortflex_plugins.metrics._classes import has_columns, numbers, rows_of_colum
 
 @attrs.frozen(kw_only=True)
 class RocAuc(Metric):
-    """Area under the ROC curve: how likely a row of the class has the larger score than another.
+    """Area under the ROC curve: the probability that a row of the class has a larger score than another.
 
-    Predictions [B], [B, 1] or of two classes [B, 2] stand for class 1. With more columns each class
-    is judged against all others, by probabilities, and ``average`` puts them together; labels are
-    class numbers [B, …], or 0 and 1 of the predictions' shape, also several in a row. NaN where a
-    class has no row or every row. Scores and labels are kept until the end: 9 bytes a row and column,
-    8 more with weights.
+    Predictions [B], [B, 1] or, for two classes, [B, 2] are those of class 1. With more columns each
+    class is compared with all others, by probabilities, and ``average`` combines the results; labels
+    are class numbers [B, …], or 0 and 1 of the predictions' shape, also several in a row. The result
+    is NaN if a class has no row or every row. Scores and labels are kept until the end: 9 bytes per
+    row and column, 8 more with weights.
 
     Raises:
         ValueError: ``average`` is neither of the two.
@@ -45,7 +45,7 @@ class RocAuc(Metric):
     average: Literal["macro", "weighted"] = attrs.field(
         default="macro",
         validator=one_of("macro", "weighted"),
-        metadata={"help": "the mean of the classes, or weighted by their rows"},
+        metadata={"help": "macro: the mean over the classes; weighted: weighted by their rows"},
     )
 
     def start(self) -> RocAucState:

@@ -43,7 +43,7 @@ class SklearnMetric(Metric):
     """Any score of sklearn.metrics: ``{name = "sklearn.f1_score", average = "macro"}``.
 
     That is short for ``{name = "sklearn", score = "f1_score", arguments = {average = "macro"}}``. Any
-    function of labels and predictions that gives one number will do. Regression gets the predictions
+    function of labels and predictions that returns one number can be used. Regression gets the predictions
     as they are; classification the predicted classes, read as by ``accuracy``; rankings and losses of
     probabilities the scores, of two classes those of class 1. Sample weights go to functions that
     take them. Labels and predictions are kept until all rows are there.
@@ -72,7 +72,9 @@ class SklearnMetric(Metric):
         metadata={"help": "its arguments, in addition to labels, predictions and weights"},
     )
     threshold: float = attrs.field(
-        default=0.5, validator=number(), metadata={"help": "class 1 begins above it; 0 for scores"}
+        default=0.5,
+        validator=number(),
+        metadata={"help": "class 1 is predicted above it; 0 for scores"},
     )
 
     @classmethod

@@ -38,7 +38,7 @@ class TopK(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     k: int = attrs.field(
-        default=5, validator=number(ge=1), metadata={"help": "how many of the highest scores count"}
+        default=5, validator=number(ge=1), metadata={"help": "the number of largest scores"}
     )
 
     def start(self) -> TopKState:

@@ -15,7 +15,7 @@ from ortflex_core.protocols import Optimizer
 
 @attrs.frozen(kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor, whose state of a matrix is one number a row and one a column; default rate 0.01.
+    """Adafactor, whose state for a matrix is one number per row and per column; default rate 0.01.
 
     With ``share = stepᵇ``, b being ``beta2_decay``, and for weights of shape [.., m, n]:
     ``row ← row + share·(mean over n of g² − row)`` of shape [.., m, 1],
@@ -45,12 +45,18 @@ class Adafactor(Optimizer):
     elementwise: ClassVar[bool] = False
 
     beta2_decay: float = hyper(
-        default=-0.8, validator=number(le=0), help="the power of the step that g² counts with"
+        default=-0.8,
+        validator=number(le=0),
+        help="the exponent b of the step; the newest g² has the weight stepᵇ",
     )
-    eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="least √v")
-    eps2: float = hyper(default=1e-3, validator=number(gt=0), help="least rms of w")
-    clip: float = hyper(default=1.0, validator=number(gt=0), help="largest rms of d")
-    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w")
+    eps1: float = hyper(default=2.0**-23, validator=number(gt=0), help="the smallest √v")
+    eps2: float = hyper(default=1e-3, validator=number(gt=0), help="the smallest rms of w")
+    clip: float = hyper(default=1.0, validator=number(gt=0), help="the largest rms of d")
+    weight_decay: float = hyper(
+        default=0.0,
+        validator=number(ge=0),
+        help="the fraction of w that a step removes, times rate",
+    )
 
     def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """A mean a row and one a column of matrices, a mean an element of everything else."""

@@ -16,8 +16,8 @@ from ortflex_core.protocols import Optimizer
 class AdamW(Optimizer):
     """Adam with decoupled weight decay; default rate 0.001.
 
-    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``; m̂ and v̂ are Adam's and know nothing
-    of the decay.
+    ``w ← (1 − rate·weight_decay)·w − rate·m̂ / (√v̂ + eps)``; m̂ and v̂ are those of Adam and do not
+    depend on the decay.
 
     Raises:
         ValueError: a beta is not in [0, 1), ``eps`` not positive, ``weight_decay`` negative.
@@ -39,7 +39,9 @@ class AdamW(Optimizer):
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to √v̂")
     weight_decay: float = hyper(
-        default=0.01, validator=number(ge=0), help="fraction of w, times rate"
+        default=0.01,
+        validator=number(ge=0),
+        help="the fraction of w that a step removes, times rate",
     )
 
     def update(

@@ -14,7 +14,7 @@ from ortflex_core.protocols import Optimizer
 
 @attrs.frozen(kw_only=True)
 class Lamb(Optimizer):
-    """LAMB: Adam's direction, as long as the weight tensor is; default rate 0.001.
+    """LAMB: Adam's direction, scaled to the norm of the weight tensor; default rate 0.001.
 
     ``d = m̂ / (√v̂ + eps) + weight_decay·w``, ``w ← w − rate·ratio·d`` with
     ``ratio = clip(‖w‖/‖d‖, ratio_min, ratio_max)``, or 1 where a norm is 0. Norms are Euclidean,
@@ -41,8 +41,8 @@ class Lamb(Optimizer):
     )
     eps: float = hyper(default=1e-6, validator=number(gt=0), help="added to √v̂")
     weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w in d")
-    ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="least ‖w‖/‖d‖")
-    ratio_max: float = hyper(default=10.0, validator=number(gt=0), help="largest ‖w‖/‖d‖")
+    ratio_min: float = hyper(default=0.0, validator=number(ge=0), help="the smallest ‖w‖/‖d‖")
+    ratio_max: float = hyper(default=10.0, validator=number(gt=0), help="the largest ‖w‖/‖d‖")
 
     def update(
         self,

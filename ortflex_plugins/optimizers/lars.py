@@ -14,7 +14,7 @@ from ortflex_core.protocols import Optimizer
 
 @attrs.frozen(kw_only=True)
 class Lars(Optimizer):
-    """LARS: momentum with a rate of each tensor's own, by its length; default rate 1.
+    """LARS: momentum with a separate rate for each tensor, which depends on its norm; default rate 1.
 
     ``d = g + weight_decay·w``, ``v ← beta·v + rate·local·d``, ``w ← w − v`` with
     ``local = trust·‖w‖ / (‖g‖ + weight_decay·‖w‖)``, or 1 where ``w`` or ``g`` is 0. Norms are
@@ -35,8 +35,12 @@ class Lars(Optimizer):
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
     elementwise: ClassVar[bool] = False
 
-    beta: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="how much velocity is kept")
-    trust: float = hyper(default=1e-3, validator=number(gt=0), help="a step's fraction of ‖w‖")
+    beta: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="the fraction of the velocity that is kept"
+    )
+    trust: float = hyper(
+        default=1e-3, validator=number(gt=0), help="the norm of a step as a fraction of ‖w‖"
+    )
     weight_decay: float = hyper(default=5e-4, validator=number(ge=0), help="fraction of w in d")
 
     def update(

@@ -14,7 +14,7 @@ from ortflex_core.protocols import Optimizer
 
 @attrs.frozen(kw_only=True)
 class Lion(Optimizer):
-    """Lion, steps of the sign of a momentum; default rate 0.0001.
+    """Lion, which steps in the sign of a momentum; default rate 0.0001.
 
     ``d = sign(beta1·m + (1 − beta1)·g)``, ``m ← beta2·m + (1 − beta2)·g``,
     ``w ← (1 − rate·weight_decay)·w − rate·d``.
@@ -36,7 +36,11 @@ class Lion(Optimizer):
         default=0.9, validator=number(ge=0, lt=1), help="fraction of m in the direction"
     )
     beta2: float = hyper(default=0.99, validator=number(ge=0, lt=1), help="decay of the mean of g")
-    weight_decay: float = hyper(default=0.0, validator=number(ge=0), help="fraction of w")
+    weight_decay: float = hyper(
+        default=0.0,
+        validator=number(ge=0),
+        help="the fraction of w that a step removes, times rate",
+    )
 
     def update(
         self,

@@ -30,7 +30,9 @@ class Momentum(Optimizer):
     default_rate: ClassVar[float] = 1e-3
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    beta: float = hyper(default=0.9, validator=number(ge=0, lt=1), help="how much velocity is kept")
+    beta: float = hyper(
+        default=0.9, validator=number(ge=0, lt=1), help="the fraction of the velocity that is kept"
+    )
 
     def update(
         self,

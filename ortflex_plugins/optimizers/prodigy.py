@@ -14,7 +14,7 @@ from ortflex_core.protocols import Optimizer
 
 @attrs.frozen(kw_only=True)
 class Prodigy(Optimizer):
-    """Prodigy: Adam with a step size d that it finds by itself; default rate 1.
+    """Prodigy: Adam that estimates its step size d; default rate 1.
 
     All weights share d and r. With w₀ for the weights before the first step, β₃ = √beta2, and sums
     over all weights:
@@ -23,8 +23,8 @@ class Prodigy(Optimizer):
     ``m ← beta1·m + (1 − beta1)·d·g``, ``v ← beta2·v + (1 − beta2)·d²·g²``,
     ``w ← w − rate·d·m / (√v + d·eps)``.
 
-    Leave the rate at 1, or let a schedule begin there: d is what a search for the rate finds. With
-    groups of parameters, each has a d of its own.
+    Leave the rate at 1, or use a schedule that starts at 1: d replaces the search for a rate. With
+    groups of parameters, each group has its own d.
 
     Raises:
         ValueError: a beta is not in [0, 1), or ``eps`` or ``d0`` is not positive.
@@ -47,7 +47,7 @@ class Prodigy(Optimizer):
         default=0.999, validator=number(ge=0, lt=1), help="decay of the mean of d²·g²"
     )
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="d·eps is added to √v")
-    d0: float = hyper(default=1e-6, validator=number(gt=0), help="the first d, which only grows")
+    d0: float = hyper(default=1e-6, validator=number(gt=0), help="the first d; d never decreases")
 
     def update_shared(
         self,

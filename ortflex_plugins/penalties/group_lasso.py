@@ -20,7 +20,7 @@ def _integer_or_none(_: object, __: object, value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class GroupLasso(Penalty):
-    """Norms of rows: ``factor·Σ √n·‖w_g‖`` over the groups g, of n elements each.
+    """Norms of groups: ``factor·Σ √n·‖w_g‖`` over the groups g, of n elements each.
 
     It moves whole groups to 0.
 
@@ -46,7 +46,9 @@ class GroupLasso(Penalty):
     axis: int | None = attrs.field(
         default=0,
         validator=_integer_or_none,
-        metadata={"help": "axis whose positions are the groups; None: a whole weight is one"},
+        metadata={
+            "help": "the axis whose positions are the groups; None: each weight is one group"
+        },
     )
     by_size: bool = attrs.field(
         default=True,

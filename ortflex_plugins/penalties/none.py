@@ -12,7 +12,7 @@ from ortflex_core.protocols import Penalty
 
 @attrs.frozen(kw_only=True)
 class NoPenalty(Penalty):
-    """No penalty: weights cost nothing, and no node is made.
+    """No penalty; it adds no node to the graph.
 
     >>> NoPenalty().describe()
     {'name': 'none'}

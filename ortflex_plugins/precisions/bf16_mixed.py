@@ -16,10 +16,9 @@ class Bf16Mixed(Precision):
 
     ``h = cast(x)·cast(W)``, where ``cast`` rounds to bfloat16, 8 bits. Elementwise operators between
     products stay in bfloat16; softmax, normalizations, reductions, losses and updates are in
-    float32. bfloat16 has the
-    range of float32, so that no loss scale is needed.
+    float32. bfloat16 has the range of float32, so no loss scale is needed.
 
-    onnxruntime has no bfloat16 arithmetic on a CPU; a backend that cannot run it says so.
+    onnxruntime has no bfloat16 arithmetic on a CPU; a backend that cannot run it refuses the problem.
 
     >>> Bf16Mixed().describe()
     {'name': 'bf16_mixed'}

@@ -31,11 +31,12 @@ class Fp16Mixed(Precision):
 
     With ``dynamic`` s starts at ``loss_scale``, is doubled after ``growth_steps`` updates in a row with
     finite gradients, and is halved where one is not finite; that update is left out: weights, slots and
-    statistics stay, the counter of steps goes on. s and its counters are state of the optimizer, in
+    statistics stay, the counter of steps continues. s and its counters are state of the optimizer, in
     checkpoints, too. Without ``dynamic`` s stays, and gradients that are not finite end the training.
 
     Raises:
-        ValueError: ``loss_scale`` is not positive, ``growth_steps`` no count, or ``dynamic`` no boolean.
+        ValueError: ``loss_scale`` is not positive, ``growth_steps`` is not a positive integer, or
+            ``dynamic`` is not a boolean.
 
     >>> Fp16Mixed(loss_scale=1024.0).describe()
     {'name': 'fp16_mixed', 'loss_scale': 1024.0, 'dynamic': True, 'growth_steps': 2000}
@@ -47,7 +48,7 @@ class Fp16Mixed(Precision):
     dtype: ClassVar[int] = TensorProto.FLOAT16
 
     loss_scale: float = hyper(
-        default=65536.0, validator=number(gt=0), help="the factor of the losses, at the start"
+        default=65536.0, validator=number(gt=0), help="the factor of the losses at the start"
     )
     dynamic: bool = attrs.field(default=True, validator=_check_flag)
     growth_steps: int = attrs.field(default=2000, validator=_check_count)

@@ -25,8 +25,8 @@ _joined: list[_Gloo] = []
 class Torch(ProcessGroup):
     """Processes that torchrun, Slurm, Ray Train or Spark's TorchDistributor started.
 
-    They talk by gloo. A group that the program has initialized already is used. ``timeout`` is how many
-    seconds a process waits for the others, at the start and at every message.
+    They communicate through gloo. If the program has already initialized a group, that group is used.
+    ``timeout`` is how many seconds a process waits for the others, at the start and at every message.
 
     Raises:
         ValueError: ``timeout`` is not positive.

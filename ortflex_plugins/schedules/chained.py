@@ -14,10 +14,10 @@ from ortflex_plugins.schedules._parts import schedules_field
 
 @attrs.frozen(kw_only=True)
 class Chained(Schedule):
-    """Schedules at the same time: the rate of each is the base of the next.
+    """Several schedules together: the rate of each is the base of the next.
 
-    Of schedules that multiply the base by a factor, that is the product of their factors. All count
-    by the same unit.
+    If all multiply the base by a factor, the result is the product of the factors. All must count
+    in the same unit.
 
     Raises:
         ValueError: ``schedules`` is empty.

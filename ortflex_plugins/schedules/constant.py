@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class Constant(Schedule):
-    """The base rate, always: ``rate(t) = base``.
+    """The base rate at every time: ``rate(t) = base``.
 
     >>> Constant().rate(0.1, Progress(step=1000))
     0.1

@@ -17,7 +17,7 @@ from ortflex_core.types import Progress
 class Cosine(Schedule):
     """Half a cosine: ``rate(t) = minimum + ½ (base − minimum)·(1 + cos(π t / period))``.
 
-    After ``period`` the rate rises again, as in torch. None is the length of the whole training.
+    After ``period`` the rate rises again, as in torch. A period of None is the length of the training.
 
     Raises:
         ValueError: ``minimum`` is negative, or ``period`` is not positive.
@@ -39,7 +39,7 @@ class Cosine(Schedule):
     period: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "time from base to minimum; None is the whole training"},
+        metadata={"help": "the time from base to minimum; None: the whole training"},
     )
 
     def rate(self, base: float, progress: Progress) -> float:

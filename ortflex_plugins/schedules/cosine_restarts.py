@@ -14,7 +14,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class CosineRestarts(Schedule):
-    """Half cosines that start again: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
+    """Half cosines with restarts: ``minimum + (base − minimum)·½(1 + cos(π·s / T))``.
 
     ``T`` is ``period``, then ``period·factor``, ``period·factor²``, …; ``s`` is the time since the
     last restart.
@@ -32,10 +32,12 @@ class CosineRestarts(Schedule):
     name: ClassVar[str] = "cosine_restarts"
 
     period: int = attrs.field(
-        default=10, validator=number(ge=1), metadata={"help": "how long the first cosine is"}
+        default=10, validator=number(ge=1), metadata={"help": "the length of the first cosine"}
     )
     factor: int = attrs.field(
-        default=1, validator=number(ge=1), metadata={"help": "how much longer each next one is"}
+        default=1,
+        validator=number(ge=1),
+        metadata={"help": "the factor from the length of one cosine to the next"},
     )
     minimum: float = attrs.field(
         default=0.0, validator=number(ge=0), metadata={"help": "the rate before a restart"}

@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class InverseScaling(Schedule):
-    """A falling power of the time: ``rate(t) = base / (scale·t + 1)^power``.
+    """A negative power of the time: ``rate(t) = base / (scale·t + 1)^power``.
 
     scikit-learn's SGDRegressor has ``by="rows"`` and ``power=0.25`` (the default here), its
     SGDClassifier and perceptrons ``power=0.5``. The perceptrons count rows too, but change the
@@ -35,7 +35,7 @@ class InverseScaling(Schedule):
         default=0.25, validator=number(ge=0), metadata={"help": "exponent of the time"}
     )
     scale: float = attrs.field(
-        default=1, validator=number(gt=0), metadata={"help": "how much time one unit is"}
+        default=1, validator=number(gt=0), metadata={"help": "the factor of the time t"}
     )
 
     def rate(self, base: float, progress: Progress) -> float:

@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class MultiStep(Schedule):
-    """A stair with given steps: ``rate(t) = base·gamma^#{m in milestones: m ≤ t}``.
+    """A factor at given times: ``rate(t) = base·gamma^#{m in milestones: m ≤ t}``.
 
     Raises:
         ValueError: a milestone is negative, or ``gamma`` is not positive.
@@ -29,10 +29,10 @@ class MultiStep(Schedule):
     milestones: tuple[int, ...] = attrs.field(
         converter=tuple,
         validator=attrs.validators.deep_iterable(number(ge=0)),
-        metadata={"help": "when the rate falls"},
+        metadata={"help": "the times at which the rate is multiplied"},
     )
     gamma: float = attrs.field(
-        default=0.1, validator=number(gt=0), metadata={"help": "factor at each milestone"}
+        default=0.1, validator=number(gt=0), metadata={"help": "the factor at each milestone"}
     )
 
     def rate(self, base: float, progress: Progress) -> float:

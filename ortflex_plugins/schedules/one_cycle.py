@@ -15,7 +15,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class OneCycle(Schedule):
-    """Up to the rate and far down again, in half cosines; ``base`` is the largest rate.
+    """A rise to ``base``, the largest rate, and a fall far below the first one, in half cosines.
 
     From ``base / start_divisor`` up to ``base`` at ``t = up·length − 1``, then down to
     ``base / (start_divisor·end_divisor)`` at ``t = length − 1``, where it stays.
@@ -37,16 +37,18 @@ class OneCycle(Schedule):
     length: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "how long it takes; None is the whole training"},
+        metadata={"help": "the length of the cycle; None: the whole training"},
     )
     up: float = attrs.field(
-        default=0.3, validator=number(gt=0, lt=1), metadata={"help": "fraction of the time upwards"}
+        default=0.3,
+        validator=number(gt=0, lt=1),
+        metadata={"help": "the fraction of the length in which the rate rises"},
     )
     start_divisor: float = attrs.field(
-        default=25.0, validator=number(gt=0), metadata={"help": "base over the first rate"}
+        default=25.0, validator=number(gt=0), metadata={"help": "base divided by the first rate"}
     )
     end_divisor: float = attrs.field(
-        default=1e4, validator=number(gt=0), metadata={"help": "first rate over the last"}
+        default=1e4, validator=number(gt=0), metadata={"help": "the first rate divided by the last"}
     )
 
     def rate(self, base: float, progress: Progress) -> float:

@@ -17,9 +17,9 @@ from ortflex_core.types import Progress
 class Optimal(Schedule):
     """Bottou's rate for a strongly convex problem: ``rate(t) = 1 / (alpha·(t0 + t))``.
 
-    The base rate plays no part. ``t0`` makes the first step as large as typical weights,
+    The base rate is not used. ``t0`` makes the first step as large as typical weights,
     ``τ = alpha^(−¼)``: ``t0 = 1 / (alpha·τ / max(1, slope(−τ, 1)))``, where ``slope(s, y)`` is the
-    derivative of the loss by the score. It is found when the training starts, unless it is given.
+    derivative of the loss by the score. Unless given, it is computed when the training starts.
     scikit-learn's SGDRegressor and SGDClassifier count by rows.
 
     Raises:
@@ -43,7 +43,7 @@ class Optimal(Schedule):
     t0: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "start of the time; None finds it from the loss"},
+        metadata={"help": "the start of the time; None: computed from the loss"},
     )
 
     def bind(self, context: ScheduleContext) -> Schedule:

@@ -17,16 +17,16 @@ _EPS = 1e-8  # torch's: smaller changes of the rate are ignored
 
 @attrs.frozen(kw_only=True)
 class Plateau(Schedule):
-    """A rate that falls when a figure stops improving: ``rate ← max(rate·factor, minimum)``.
+    """A rate that is reduced when a value stops improving: ``rate ← max(rate·factor, minimum)``.
 
     It falls after more than ``patience`` epochs in a row without an improvement by more than
     ``threshold``, relative to the best or absolute; the ``cooldown`` epochs after a fall do not
     count. ``monitor`` is a column of the History; ``"auto"`` is the validation loss, or
-    loss + penalty without validation data. Of metrics that are better when they are higher,
-    ``mode="auto"`` is ``"max"``, of all else ``"min"``.
+    loss + penalty without validation data. ``mode="auto"`` is ``"max"`` for metrics that
+    are better when they are higher, and ``"min"`` for all other columns.
 
-    The rate is a function of the finished lines of the History, computed again from the first one, so
-    that a training that is resumed has nothing to restore.
+    The rate is a function of the finished lines of the History, computed from the first one, so
+    that a resumed training has nothing to restore.
 
     Raises:
         ValueError: ``factor`` is not in (0, 1), another number is negative, or a word unknown.
@@ -47,13 +47,17 @@ class Plateau(Schedule):
     mode: Literal["auto", "min", "max"] = attrs.field(
         default="auto",
         validator=one_of("auto", "min", "max"),
-        metadata={"help": "whether less is better, or more"},
+        metadata={"help": "whether lower values are better, or higher ones"},
     )
     factor: float = attrs.field(
-        default=0.1, validator=number(gt=0, lt=1), metadata={"help": "of the rate at each fall"}
+        default=0.1,
+        validator=number(gt=0, lt=1),
+        metadata={"help": "the factor by which the rate is reduced"},
     )
     patience: int = attrs.field(
-        default=10, validator=number(ge=0), metadata={"help": "epochs without an improvement"}
+        default=10,
+        validator=number(ge=0),
+        metadata={"help": "the number of epochs without an improvement"},
     )
     threshold: float = attrs.field(
         default=1e-4,
@@ -68,7 +72,7 @@ class Plateau(Schedule):
     cooldown: int = attrs.field(
         default=0,
         validator=number(ge=0),
-        metadata={"help": "epochs after a fall that do not count"},
+        metadata={"help": "the number of epochs after a reduction that do not count"},
     )
     minimum: float = attrs.field(
         default=0.0, validator=number(ge=0), metadata={"help": "the lowest rate"}

@@ -31,10 +31,10 @@ class Polynomial(Schedule):
     length: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "how long it takes; None is the whole training"},
+        metadata={"help": "the time until the rate is zero; None: the whole training"},
     )
     power: float = attrs.field(
-        default=1.0, validator=number(gt=0), metadata={"help": "1 is a straight line"}
+        default=1.0, validator=number(gt=0), metadata={"help": "the exponent; 1 is a straight line"}
     )
 
     def rate(self, base: float, progress: Progress) -> float:

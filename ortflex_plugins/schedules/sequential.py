@@ -16,10 +16,10 @@ from ortflex_plugins.schedules._parts import schedules_field, since
 
 @attrs.frozen(kw_only=True)
 class Sequential(Schedule):
-    """One schedule after another: from ``milestones[k − 1]`` to ``milestones[k]`` the k-th.
+    """Schedules one after another; the k-th applies from ``milestones[k − 1]`` to ``milestones[k]``.
 
-    Each has a time of its own, from 0, and one that lasts the whole training lasts until the next
-    begins. All count by the same unit.
+    The time of each starts at 0, and a schedule that lasts the whole training lasts until the next
+    begins. All must count in the same unit.
 
     Raises:
         ValueError: there is not one milestone fewer than schedules, or they do not rise from above 0.
@@ -41,7 +41,7 @@ class Sequential(Schedule):
     milestones: tuple[int, ...] = attrs.field(
         converter=tuple,
         validator=attrs.validators.deep_iterable(number(ge=1)),
-        metadata={"help": "when the next schedule begins"},
+        metadata={"help": "the times at which the next schedule begins"},
     )
 
     @milestones.validator

@@ -13,7 +13,7 @@ from ortflex_core.types import Progress
 
 @attrs.frozen(kw_only=True)
 class StepDecay(Schedule):
-    """A stair: ``rate(t) = base·gamma^⌊t / size⌋``.
+    """A factor at equal intervals: ``rate(t) = base·gamma^⌊t / size⌋``.
 
     Raises:
         ValueError: ``size`` or ``gamma`` is not positive.
@@ -27,10 +27,12 @@ class StepDecay(Schedule):
     name: ClassVar[str] = "step"
 
     size: float = attrs.field(
-        default=10, validator=number(gt=0), metadata={"help": "how long a stair is"}
+        default=10, validator=number(gt=0), metadata={"help": "the length of an interval"}
     )
     gamma: float = attrs.field(
-        default=0.1, validator=number(gt=0), metadata={"help": "factor from one stair to the next"}
+        default=0.1,
+        validator=number(gt=0),
+        metadata={"help": "the factor from one interval to the next"},
     )
 
     def rate(self, base: float, progress: Progress) -> float:

@@ -15,7 +15,7 @@ from ortflex_plugins.schedules.constant import Constant
 
 @attrs.frozen(kw_only=True)
 class Warmup(Schedule):
-    """A linear rise to another schedule's first rate, then that schedule, from its own start.
+    """A linear rise to the first rate of another schedule, which then starts.
 
     ``rate(t) = (start + (1 − start)·t / length)·inner(0)`` for ``t < length``, then
     ``inner(t − length)``; an inner schedule that lasts the whole training lasts what is left of it.
@@ -35,16 +35,16 @@ class Warmup(Schedule):
 
     name: ClassVar[str] = "warmup"
 
-    schedule: Schedule = attrs.field(metadata={"help": "what comes after the warm-up"})
+    schedule: Schedule = attrs.field(metadata={"help": "the schedule after the warm-up"})
     length: int = attrs.field(
         default=5,
         validator=number(ge=1),
-        metadata={"help": "how long the warm-up is"},
+        metadata={"help": "the length of the warm-up"},
     )
     start: float = attrs.field(
         default=1 / 3,
         validator=number(ge=0, le=1),
-        metadata={"help": "fraction of the rate at t = 0"},
+        metadata={"help": "the fraction of the rate at t = 0"},
     )
 
     @schedule.default

@@ -13,9 +13,9 @@ from ortflex_core.protocols import Transform, TransformContext
 
 @attrs.frozen(kw_only=True)
 class Centralize(Transform):
-    """The gradient of each output's weights has the mean 0: ``g ← g − mean(g)``.
+    """Subtracts the mean of the gradient of each output's weights: ``g ← g − mean(g)``.
 
-    The mean is taken over all axes but that of the outputs, which the graph tells: the last of a
+    The mean is taken over all axes except that of the outputs, which depends on the graph: the last of a
     MatMul's matrix [inputs, outputs], the first of a convolution's kernel [outputs, inputs, …]. Weights
     that are read otherwise (biases, factors, embeddings) keep their gradient.
 

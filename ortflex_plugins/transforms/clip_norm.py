@@ -17,7 +17,7 @@ _TINY = 1e-30
 
 @attrs.frozen(kw_only=True)
 class ClipNorm(Transform):
-    """A bound of the norm of all gradients together: ``g ← g · min(1, bound / (‖g‖ + 1e-6))``.
+    """Bounds the norm of all gradients together: ``g ← g · min(1, bound / (‖g‖ + 1e-6))``.
 
     ``clip_norm=1.0`` is short for this transform, after ``clip_value`` and before the list.
 
@@ -35,7 +35,7 @@ class ClipNorm(Transform):
     scaled: ClassVar[bool] = True
     flat: ClassVar[bool] = True
 
-    bound: float = hyper(default=1.0, validator=number(gt=0), help="of the Euclidean norm")
+    bound: float = hyper(default=1.0, validator=number(gt=0), help="the largest Euclidean norm")
 
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext

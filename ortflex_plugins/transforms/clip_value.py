@@ -14,7 +14,7 @@ from ortflex_core.protocols import Transform, TransformContext
 
 @attrs.frozen(kw_only=True)
 class ClipValue(Transform):
-    """A bound of every element of every gradient: ``g ← min(max(g, −bound), bound)``.
+    """Bounds every element of every gradient: ``g ← min(max(g, −bound), bound)``.
 
     ``clip_value=0.5`` is short for this transform as the first of all.
 
@@ -31,7 +31,9 @@ class ClipValue(Transform):
     scaled: ClassVar[bool] = True
     flat: ClassVar[bool] = True
 
-    bound: float = hyper(default=1.0, validator=number(gt=0), help="of every element")
+    bound: float = hyper(
+        default=1.0, validator=number(gt=0), help="the largest absolute value of an element"
+    )
 
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext

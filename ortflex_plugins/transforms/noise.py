@@ -14,7 +14,7 @@ from ortflex_core.protocols import Transform, TransformContext
 
 @attrs.frozen(kw_only=True)
 class Noise(Transform):
-    """Gaussian noise that fades: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
+    """Adds Gaussian noise that decreases with time: ``g ← g + σ·z`` with ``σ² = eta / (1 + t)^gamma``.
 
     t is the number of updates before this one, z is standard normal, a function of the training's seed,
     the parameter and t alone: a resumed training and every backend draw the same numbers.
@@ -33,7 +33,9 @@ class Noise(Transform):
     scaled: ClassVar[bool] = True
 
     eta: float = hyper(default=0.01, validator=number(ge=0), help="the variance at the first step")
-    gamma: float = hyper(default=0.55, validator=number(ge=0), help="how fast the variance falls")
+    gamma: float = hyper(
+        default=0.55, validator=number(ge=0), help="the exponent of the decrease of the variance"
+    )
 
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext

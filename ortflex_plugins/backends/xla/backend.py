@@ -32,7 +32,7 @@ def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> 
 
 @attrs.frozen(kw_only=True)
 class XlaBackend(Backend):
-    """Train by JAX: the step program as a function over arrays, many steps in one ``lax.scan``.
+    """Trains with JAX: the step program as a function over arrays, many steps in one ``lax.scan``.
 
     The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
     other backends; JAX compiles it and differentiates nothing. Training data stay in JAX's memory, and
