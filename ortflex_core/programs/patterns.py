@@ -205,7 +205,20 @@ def _stacked_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -
 
 
 def _squares(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
-    """Σ a·b of columns [B, 1] is aᵀb, of vectors [B] their product; Σ x·x is ReduceSumSquare(x)."""
+    """Σ a·b of columns [B, 1] is aᵀb, of vectors [B] their product; Σ x·x is ReduceSumSquare(x).
+
+    Σ −x is −Σ x, which negates fewer elements.
+    """
+    negated = build.source(node.inputs[0], "Neg")
+    if negated is not None and node.inputs[0] is not None and build.only_use(node.inputs[0]):
+        (bare,) = negated.inputs
+        assert bare is not None
+        out = node.outputs[0]
+        summed = [build.value(bare), *inputs[1:]]
+        total = build.trace.node(
+            "ReduceSum", summed, node.attributes, types=[(out.dtype, out.shape)]
+        )[0]
+        return build.make("Neg", [total], out.dtype, out.shape)
     product = build.source(node.inputs[0], "Mul")
     if product is None:
         return None

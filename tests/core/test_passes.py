@@ -327,3 +327,20 @@ def test_a_scalar_beside_sizes_of_1_has_as_many_axes(combine: Any, turned: bool,
     made, _ = rebuild.optimize(trace, formula(trace.op, **inputs))
     shapes = [[len(i.shape or ()) for i in n.inputs if i is not None] for n in made.nodes]
     assert shapes[-1] == [4, 4]
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("read_again", [False, True])
+def test_a_sum_of_negated_elements_negates_the_sum(keepdims: int, read_again: bool) -> None:
+    def formula(op: Ops, x: Tensor) -> Outputs:
+        negated = -x
+        more = {"z": negated * 2} if read_again else {}
+        return {"y": op.ReduceSum(negated, axes=[0, 2], keepdims=keepdims), **more}
+
+    arrays = {"x": array(3, 4, 5)}
+    both(formula, arrays)
+    trace = Trace({"": 17})
+    made, out = rebuild.optimize(trace, formula(trace.op, trace.input("x", np.float32, (3, 4, 5))))
+    last = out["y"].node
+    assert last is not None
+    assert last.op_type == ("ReduceSum" if read_again else "Neg")
