@@ -365,7 +365,7 @@ def run_peers(session: nox.Session) -> None:
         chosen = text.replace(",", " ").split() if option == "workload" else text.split(",")
         arguments += [f"--{option}={name.strip()}" for name in chosen if name.strip()]
     session.run("python", "-m", "tests.benchmarks", "peers", *arguments, *session.posargs)
-    for table in ("estimators", "features", "layers", "growth", "data"):
+    for table in ("images", "estimators", "features", "layers", "growth", "data"):
         session.run("python", "-m", "tests.benchmarks", table)
 
 

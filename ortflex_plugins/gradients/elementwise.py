@@ -254,15 +254,28 @@ def _clip(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
 def _kept(op: Ops, g: Tensor, mask: Tensor) -> Tensor:
     """``g`` where the mask is true, elsewhere 0, also in place of an infinity.
 
-    onnxruntime's Where branches at each element; bounds of ±∞ or 0 take a seventh of its time.
+    onnxruntime's Where branches at each element; a product with the mask, or bounds of ±∞ or 0, take
+    a tenth or a seventh of its time.
     """
     sizes = g.shape or (None,)
     large = all(isinstance(d, int) for d in sizes) and np.prod(np.array(sizes, float)) >= _LARGE
     if g.dtype != TensorProto.FLOAT or not large or g.shape != mask.shape:
         return op.Where(mask, g, 0.0)
-    half = op.Cast(mask, to=g.dtype) * float(np.finfo(np.float32).max)
+    factor = op.Cast(mask, to=g.dtype)
+    if _is_product(g):  # an infinity in it is one of the elements that are kept, too
+        return g * factor
+    half = factor * float(np.finfo(np.float32).max)
     bound = half + half  # infinity or 0
     return op.Max(op.Min(g, bound), op.Neg(bound))
+
+
+def _is_product(g: Tensor) -> bool:
+    """Whether each element is a sum of many products, in whatever order the elements are."""
+    made = g.node
+    while made is not None and made.op_type in ("Reshape", "Transpose") and not made.domain:
+        first = made.inputs[0]
+        made = None if first is None else first.node
+    return made is not None and made.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 @RULES.rule("PRelu")

@@ -15,6 +15,7 @@ from tests.benchmarks import (
     estimators,
     features,
     growth,
+    images,
     layers,
     peers_table,
     profile,
@@ -28,6 +29,7 @@ TABLES = {
     "distributed": distributed.main,
     "estimators": estimators.main,
     "features": features.main,
+    "images": images.main,
     "layers": layers.main,
     "profile": profile.main,
 }

@@ -1,4 +1,4 @@
-"""The networks whose first step is timed: ResNet-18 and a GPT-2 of 12 layers, exported by torch."""
+"""Networks made by torch: ResNet-18 and MobileNetV2, and a GPT-2 of 12 layers."""
 
 from __future__ import annotations
 
@@ -50,6 +50,47 @@ def resnet() -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(512, 1000),
+    )
+
+
+class Inverted(nn.Module):
+    """A wider layer, a depthwise 3×3 convolution, a narrower layer; a shortcut where sizes allow it."""
+
+    def __init__(self, before: int, after: int, stride: int, factor: int) -> None:
+        super().__init__()
+        inner = before * factor
+        self.adds = stride == 1 and before == after
+        wider = [nn.Conv2d(before, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU6()]
+        self.body = nn.Sequential(
+            *(wider if factor > 1 else []),
+            nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU6(),
+            nn.Conv2d(inner, after, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.body(x)
+        return x + made if self.adds else made  # type: ignore[no-any-return]
+
+
+def mobilenet() -> nn.Module:
+    """MobileNetV2 (Sandler et al. 2018), 3.5 million parameters."""
+    stages: list[nn.Module] = []
+    before = 32
+    for factor, after, count, stride in (
+        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+    ):
+        for k in range(count):
+            stages.append(Inverted(before, after, 1 if k else stride, factor))
+            before = after
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6()),
+        *stages,
+        *(nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000)),
     )
 
 
@@ -107,11 +148,17 @@ def made(name: str, folder: Path, **size: int) -> tuple[Path, Any, Any]:
         x = rng.integers(0, size["words"], (2, size["places"]))
         y = rng.integers(0, size["words"], x.shape)
     path = folder / f"{name}.onnx"
+    path.write_bytes(exported(network.eval(), x))
+    return path, x, y
+
+
+def exported(network: nn.Module, x: Any) -> bytes:
+    """The file of a network, with its BatchNormalization and Dropout as they are and a free batch."""
     written = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            network.eval(),
+            network,
             (torch.tensor(x),),
             written,  # type: ignore[arg-type]
             input_names=["x"],
@@ -122,5 +169,4 @@ def made(name: str, folder: Path, **size: int) -> tuple[Path, Any, Any]:
             training=torch.onnx.TrainingMode.PRESERVE,
             dynamo=False,
         )
-    path.write_bytes(written.getvalue())
-    return path, x, y
+    return written.getvalue()

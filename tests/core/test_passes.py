@@ -340,7 +340,7 @@ def test_a_sum_of_negated_elements_negates_the_sum(keepdims: int, read_again: bo
     arrays = {"x": array(3, 4, 5)}
     both(formula, arrays)
     trace = Trace({"": 17})
-    made, out = rebuild.optimize(trace, formula(trace.op, trace.input("x", np.float32, (3, 4, 5))))
+    _, out = rebuild.optimize(trace, formula(trace.op, trace.input("x", np.float32, (3, 4, 5))))
     last = out["y"].node
     assert last is not None
     assert last.op_type == ("ReduceSum" if read_again else "Neg")
