@@ -24,7 +24,7 @@ MOST = 2**31 - 1
 
 
 def is_count(value: Any, least: int = 1, most: int = MOST) -> bool:
-    """Whether a value is an integer between bounds, and no boolean.
+    """Whether a value is an integer within the bounds, and not a boolean.
 
     >>> is_count(5), is_count(True), is_count(10**25)
     (True, False, False)
@@ -132,7 +132,7 @@ class Component:
     """The name the registry knows the component by."""
 
     aliases: ClassVar[tuple[str, ...]] = ()
-    """Names of it elsewhere, in lower case; they are not accepted, messages translate them."""
+    """Its names in other libraries, in lower case; they are not accepted, but messages suggest ``name``."""
 
     @classmethod
     def hyper_names(cls) -> tuple[str, ...]:

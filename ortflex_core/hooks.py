@@ -68,12 +68,12 @@ class Hooks:
         rng: np.random.Generator,
         epoch: int,
     ) -> Mapping[str, Array] | None:
-        """Before a batch is trained on; write into its arrays, or return others by their names.
+        """Before a batch is used for training: change its arrays, or return new ones by name.
 
         ``batch`` has copies of its rows by the names of the graph's inputs (labels and weights, too), in
-        the types and shapes in which graphs take them; shapes and types stay. ``rng`` depends on the
+        the types and shapes that the graphs take; types and shapes must not change. ``rng`` depends on the
         seed, the epoch and the batch alone, so draw from it. ``epoch`` counts finished epochs.
-        Callbacks are called in their order, each with what those before it returned. ``fit`` alone
+        Callbacks are called in order; each gets the arrays that the earlier ones returned. ``fit`` alone
         calls it, not ``evaluate``, ``predict`` or ``step``.
         """
 
@@ -83,7 +83,7 @@ class Hooks:
     ) -> Any:
         """After every step; return True to stop. Its cost is paid at every step.
 
-        After a stop the epoch is incomplete: validation's scores are in its line of the History,
+        After a stop the epoch is incomplete: its line of the History has the validation results,
         ``epoch_end`` is not called, and a checkpoint written here continues within the epoch.
         """
 
@@ -178,7 +178,7 @@ class HookManager:
 
     @classmethod
     def check(cls, entry: Entry) -> None:
-        """Load a hook plugin by itself.
+        """Load one hook plugin.
 
         Raises:
             BrokenPlugin: it cannot be imported, or its hooks are wrong.

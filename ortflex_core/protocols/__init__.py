@@ -1,4 +1,4 @@
-"""Every kind of plugin: what it must have and what the core promises in return. Read this first.
+"""Every kind of plugin: what it must define and what the core guarantees. Read this first.
 
 Owns: the base classes of losses, penalties, adapters, transforms, optimizers, constraints, averages,
 schedules, precisions, metrics, data sources, devices, backends, decompositions and process groups; and

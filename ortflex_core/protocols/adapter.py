@@ -34,9 +34,9 @@ class Product:
     node: str = ""
     """The name of the node."""
     weight: str = ""
-    """The initializer that M is, or is computed from; empty where there is none."""
+    """The initializer that M is, or is computed from; empty if there is no initializer."""
     axes: int = 0
-    """How many axes of positions follow the channels of a convolution."""
+    """The number of position axes after the channel axis of a convolution."""
 
     def times(self, op: Ops, x: Tensor, matrix: Tensor) -> Tensor:
         """The product of data in the layout of this node and another matrix, [from, to]."""
@@ -47,7 +47,7 @@ class Product:
         return op.Conv(x, kernels)
 
     def matches(self, pattern: str) -> bool:
-        """Whether a target means this product: see :func:`match_products`."""
+        """Whether a target matches this product: see :func:`match_products`."""
         slashed = f"/{self.module.replace('.', '/')}/"
         names = [n for n in (self.node, self.module, slashed, self.weight) if n]
         ends = f".{self.module}".endswith(f".{pattern}")
@@ -57,15 +57,15 @@ class Product:
 def match_products(
     products: Sequence[Product], patterns: Sequence[str], where: str = "targets"
 ) -> list[Product]:
-    """The products that targets mean, in the order of the graph.
+    """The products that match the targets, in the order of the graph.
 
     A target is a glob over the name of the node (``/model/layers.0/q_proj/MatMul``), over the path of
     the module with slashes (``/model/layers/0/q_proj/``) or dots, or over the name of the weight; or
-    it is the last parts of a module's path (``q_proj``). ``!target`` leaves out; exclusions alone
-    start from all products, and so does no target.
+    it is the end of a module's path (``q_proj``). ``!target`` excludes products; exclusions alone
+    start from all products; no target means all products.
 
     Raises:
-        ModelError: a target means nothing, or nothing is left.
+        ModelError: a target matches no product, or no product is left.
     """
     wanted = [p for p in patterns if not p.startswith("!")]
     unwanted = [p[1:] for p in patterns if p.startswith("!")]
@@ -86,10 +86,10 @@ def match_products(
 
 @attrs.frozen(kw_only=True)
 class Adapter(Component, abc.ABC):
-    """Tensors that change a product y = x·M, and are trained in place of M.
+    """Tensors that change a product y = x·M and are trained instead of M.
 
     ``initial`` names the tensors and gives their first values, ``apply`` is the formula of the new y,
-    and ``merge`` the matrix with which y = x·M is the same without an adapter. Adapters whose tensors
+    and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose tensors
     may be given at run time have ``portable`` and ``empty``; files of their own are ``formats``.
     """
 
@@ -114,13 +114,13 @@ class Adapter(Component, abc.ABC):
         """The products that get the adapter.
 
         Raises:
-            ModelError: a target means nothing.
+            ModelError: a target matches no product.
         """
         return match_products(products, self.targets, f"{where}.targets")
 
     @abc.abstractmethod
     def initial(self, product: Product, generator: np.random.Generator) -> Mapping[str, Array]:
-        """The first values of the tensors of one product, by name; with them y is what it was."""
+        """The first values of the tensors of one product, by name; they leave y unchanged."""
 
     @abc.abstractmethod
     def apply(
@@ -130,7 +130,7 @@ class Adapter(Component, abc.ABC):
 
     @abc.abstractmethod
     def merge(self, matrix: Array, tensors: Mapping[str, Array], product: Product) -> Array:
-        """The matrix [inputs, outputs] that has the adapter in it, of M in float64."""
+        """M [inputs, outputs] with the adapter merged into it, in float64."""
 
     def warnings(self, product: Product) -> Iterator[str]:
         """What the user should know about the adapter of a product."""
@@ -149,7 +149,7 @@ class Adapter(Component, abc.ABC):
         raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
 
     def empty(self, product: Product) -> Mapping[str, Array]:
-        """The tensors of :meth:`portable` with which the base is what it was; sizes may be 0."""
+        """The tensors of :meth:`portable` that leave the base unchanged; sizes may be 0."""
         raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
 
     def write(self, path: Path, format: str, tensors: Mapping[Product, Mapping[str, Array]]) -> Any:

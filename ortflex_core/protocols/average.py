@@ -1,4 +1,4 @@
-"""Averages: means of the weights along the training."""
+"""Averages: means of the weights over the training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Average(Component, abc.ABC):
-    """An average of the weights over training, used in their place by predictions and exports.
+    """An average of the weights over the training; predictions and exports use it instead of the weights.
 
     A running mean overrides ``share``, anything else ``update``.
     """
@@ -21,7 +21,7 @@ class Average(Component, abc.ABC):
     def share(self, op: Ops, step: Host) -> Host | float | None:
         """The fraction of the weight in a running mean: ``a ← a + share · (w − a)``.
 
-        ``step`` is a host scalar, 1 at the first update. The result must be a host scalar, too, from
+        ``step`` is a host scalar, 1 at the first update. The result must also be a host scalar, from
         0 to 1.
         None (the default): the average is not a running mean, and overrides :meth:`update`.
         """

@@ -51,7 +51,7 @@ class Engine(Protocol):
         """Replace trained tensors."""
 
     def buffers(self) -> dict[str, Array]:
-        """Copies of what training updates without a gradient (running statistics)."""
+        """Copies of the state that training updates without a gradient (running statistics)."""
 
     def load_buffers(self, buffers: Mapping[str, Array]) -> None:
         """Replace buffers."""
@@ -79,7 +79,7 @@ class Backend(Component, abc.ABC):
     priority: ClassVar[int] = 0
     """``backend="auto"`` tries backends from the highest priority to the lowest."""
     exchanges: ClassVar[bool] = False
-    """Whether it adds up the gradients of several processes (``Problem.peers``)."""
+    """Whether it adds the gradients of several processes (``Problem.peers``)."""
 
     recomputes: ClassVar[bool] = False
     """Whether it computes tensors of the forward pass again (``Problem.recompute``)."""
@@ -103,7 +103,7 @@ class Passes(Protocol):
 
     @property
     def inputs(self) -> Sequence[str]:
-        """What is fed, in order."""
+        """The inputs, in order."""
 
     @property
     def outputs(self) -> Sequence[str]:

@@ -49,7 +49,7 @@ def entry_of(component: object) -> tuple[str, Entry | None]:
 
 
 def whose(component: object) -> str:
-    """A component as error messages name it: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
+    """The name of a component in error messages: ``the loss 'cubed' (cube:Cubed, from cube 1.0)``."""
     kind, entry = entry_of(component)
     if entry is not None:
         return entry.described

@@ -26,7 +26,7 @@ class DataSource(Component, abc.ABC):
     def load(self) -> Columns | Pieces | Batches:
         """Open the source; whatever can be memory-mapped or read lazily is not read yet.
 
-        Columns are arrays by name; Pieces are read one by one, again every epoch; Batches
+        Columns are arrays by name; Pieces are read one by one in every epoch; Batches
         come from an iterable.
 
         Raises:

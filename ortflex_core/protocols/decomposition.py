@@ -1,4 +1,4 @@
-"""Decompositions: operators outside the standard as standard ones, a family of them a plugin."""
+"""Decompositions: operators outside the standard computed by standard ones; a plugin is a family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MICROSOFT = "com.microsoft"
 class Call:
     """The node that a decomposition computes in another way.
 
-    What is not asked for is not decomposed: an input or an attribute that the node has and the formula
+    Nothing is ignored: an input or an attribute that the node has and the formula
     does not read, and an output that the node has and the formula does not return, are refused by name.
     """
 
@@ -82,7 +82,7 @@ class Call:
         self.frozen[index] = reason
 
     def check_read(self) -> None:
-        """Refuse a node with an input or an attribute that was not asked for.
+        """Refuse a node with an input or an attribute that the formula did not read.
 
         Raises:
             NotDecomposed: names them.

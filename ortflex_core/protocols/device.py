@@ -1,4 +1,4 @@
-"""Devices: where tensors live."""
+"""Devices: the memory of tensors and the execution provider that computes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Device(Component, abc.ABC):
     @classmethod
     @abc.abstractmethod
     def available(cls, runtime: Runtime) -> list[str]:
-        """Reasons why this device cannot be used here, with what to install; empty if it can."""
+        """The reasons why this device cannot be used, with what to install; empty if it can be used."""
 
     @abc.abstractmethod
     def providers(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Losses: what one sample costs."""
+"""Losses: the cost of one sample."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ortflex_core.types import Array, TensorSpec
 class Loss(Component, abc.ABC):
     """The cost of one sample.
 
-    ``per_sample`` returns values of shape [B, …]: class axes are reduced by the loss itself,
-    batch and position axes are not, and no mean is taken. Under ``reduction="mean"`` the core
+    ``per_sample`` returns values of shape [B, …]: the loss itself reduces class axes,
+    but not batch and position axes, and it takes no mean. Under ``reduction="mean"`` the core
     computes Σ w·l / Σ w over all those values (w: sample weights times :meth:`mask`; in the
     denominator times :meth:`counts`), under ``"sum"`` Σ w·l.
     """
@@ -28,7 +28,7 @@ class Loss(Component, abc.ABC):
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
         """Type and shape of the labels that belong to ``predicted``.
 
-        ``given`` describes the user's labels where they are known, so that a loss can take
+        ``given`` describes the user's labels if they are known, so that a loss can accept
         several forms (integers or one-hot). The result keeps ``predicted``'s symbolic dimensions.
         Labels are converted to this type once, and any other shape is refused.
 
@@ -49,7 +49,7 @@ class Loss(Component, abc.ABC):
         """The formula."""
 
     def mask(self, op: Ops, expected: Tensor) -> Tensor | None:
-        """Factors (0 or 1) of the sample weights that depend on the labels alone, or None."""
+        """Factors (0 or 1) of the sample weights that depend only on the labels, or None."""
         return None
 
     def counts(self, op: Ops, expected: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Metrics: figures of merit on predictions."""
+"""Metrics: measures of the quality of predictions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class MetricState(Protocol):
         """Take in one batch."""
 
     def result(self) -> float:
-        """The metric of everything seen."""
+        """The metric over all batches so far."""
 
 
 @attrs.frozen(kw_only=True)
 class Metric(Component, abc.ABC):
-    """A figure of merit on predictions, computed batch by batch."""
+    """A measure of the quality of predictions, computed batch by batch."""
 
     better: ClassVar[Literal["higher", "lower"]]
 

@@ -1,4 +1,4 @@
-"""Optimizers: how a weight is updated from its gradient."""
+"""Optimizers: the rule that updates a weight from its gradient."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Optimizer(Component, abc.ABC):
-    """How a weight is updated from its gradient.
+    """The rule that updates a weight from its gradient.
 
     ``slots`` is the state that belongs to each weight: tensors of the weight's shape, unless
     :meth:`slot_shapes` says another one. ``shared`` is the state that all weights have together,
@@ -23,16 +23,16 @@ class Optimizer(Component, abc.ABC):
     """
 
     default_rate: ClassVar[float] = 1e-3
-    """The learning rate if the user gives none."""
+    """The default learning rate."""
     slots: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
     """Whether an element's update depends on that element alone (lamb's does not)."""
 
     def slot_shapes(self, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
-        """The shape of every slot of a weight of some shape; by default it is the weight's.
+        """The shape of every slot of a weight with the given shape; by default that of the weight.
 
-        A weight may have some of ``slots`` only: for example one mean per row for matrices and one
+        A weight may have only some of ``slots``, for example one mean per row for matrices and one
         per element for vectors.
         """
         return dict.fromkeys(self.slots, shape)

@@ -1,4 +1,4 @@
-"""Penalties: what a weight costs."""
+"""Penalties: the cost of a weight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Penalty(Component, abc.ABC):
         """The cost of every element, of the weight's shape; None is 0."""
 
     def per_tensor(self, op: Ops, weight: Tensor) -> Tensor | None:
-        """What a weight costs as a whole, or row by row: of any shape, added up; None, the default, is 0.
+        """The cost of a whole weight, or of its rows, in any shape; it is summed. None, the default, is 0.
 
         It is added to the cost of the elements.
         """

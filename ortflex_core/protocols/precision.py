@@ -14,7 +14,7 @@ Place = Literal["short", "same", "wide"]
 """Where an operator computes: in the short type, in that of what it reads, or in float32."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
-"""Operators that gain from a short type: their sums are made in float32 inside of a kernel."""
+"""Operators that gain from a short type: their kernels compute sums in float32."""
 FOLLOWERS = frozenset(
     {
         "Abs",
@@ -62,7 +62,7 @@ FOLLOWERS = frozenset(
 
 @attrs.frozen(kw_only=True)
 class Growth:
-    """A loss scale that is found during the training, as large as the gradients allow.
+    """A loss scale that adapts during the training, as large as the gradients allow.
 
     It is doubled after ``steps`` updates in a row with finite gradients, up to ``most``. Where a gradient
     is not finite, it is halved and the update is left out.

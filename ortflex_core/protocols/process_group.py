@@ -1,4 +1,4 @@
-"""Process groups: several processes that make one training."""
+"""Process groups: several processes that run one training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortflex_core.types import Array
 
 
 class Communicator(Protocol):
-    """A process's place in a group that it joined.
+    """The connection of a process to its group.
 
     ``rank`` counts from 0, ``size`` is the number of processes. A group needs only this one
     operation; the core builds the others from it, and computes sums itself, in the order of the ranks.
@@ -43,7 +43,7 @@ class ProcessGroup(Component, abc.ABC):
     @classmethod
     @abc.abstractmethod
     def unavailable(cls, environ: Mapping[str, str]) -> list[str]:
-        """Reasons why this process is in no such group, each a sentence; empty if it is.
+        """The reasons why this process is not in such a group, each a sentence; empty if it is.
 
         ``environ`` has the variables that a launcher sets.
         """
@@ -53,5 +53,5 @@ class ProcessGroup(Component, abc.ABC):
         """Join the group of this process; a second call gives the same place.
 
         Raises:
-            OrtflexError: it cannot be joined, or the others did not come.
+            OrtflexError: it cannot be joined, or the other processes did not join.
         """

@@ -15,7 +15,7 @@ Unit = Literal["step", "epoch", "rows"]
 
 @attrs.frozen(kw_only=True)
 class ScheduleContext:
-    """What a schedule can ask for before the first step."""
+    """The information that a schedule can use before the first step."""
 
     slope: Any = attrs.field()
     """``slope(score, label)``: the derivative of the loss by the score of one sample."""

@@ -1,4 +1,4 @@
-"""Transforms: what stands between the gradients and the optimizer."""
+"""Transforms: changes of the gradients before the optimizer uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class TransformContext:
-    """What a transform may use besides the gradients."""
+    """The information that a transform can use in addition to the gradients."""
 
     weights: Mapping[str, Tensor]
     """The weights before the step, under the names of their gradients."""
@@ -24,14 +24,14 @@ class TransformContext:
     scale: Host = attrs.field(default=Host.apply("Identity", 1.0))
     """A host scalar: the factor that is already in the gradients; 1 unless the transform is ``scaled``."""
     seed: int = 0
-    """Of the training, for random numbers (``ortflex_core.graph.normal``)."""
+    """The seed of the training, for random numbers (``ortflex_core.graph.normal``)."""
     output_axes: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
     """The axes of outputs of the weights of matrix products, convolutions and recurrent layers."""
 
 
 @attrs.frozen(kw_only=True)
 class Transform(Component, abc.ABC):
-    """What happens to the gradients of a step before the optimizer sees them.
+    """A change of the gradients of a step before the optimizer uses them.
 
     The gradients are those of loss and penalty, summed over the batches of the step; each has the type
     and the shape of its weight. Transforms are applied in the order in which they are given.
@@ -50,4 +50,4 @@ class Transform(Component, abc.ABC):
     def apply(
         self, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
     ) -> Mapping[str, Tensor]:
-        """The gradients that the optimizer sees: the same names, types and shapes."""
+        """The gradients for the optimizer: the same names, types and shapes."""

@@ -1,4 +1,4 @@
-"""Conformance kits: what a plugin of each kind must hold, as tests to inherit.
+"""Conformance kits: the requirements on each kind of plugin, as tests to inherit.
 
 For example::
 
@@ -13,7 +13,7 @@ For example::
         def reference(self):  # the formula a second time, in numpy
             return lambda predicted, expected: np.log1p(((predicted - expected) / 0.5) ** 2)
 
-Two fixtures are overridden, ``component`` and what it is compared with; the others of a kit (the data,
+Override two fixtures, ``component`` and its reference; the other fixtures of a kit (the data,
 say) have defaults. Each check is a separate test, named after its property. ``ortflex new-plugin``
 writes a package with such a test. Needs pytest (extra ``testing``).
 """

@@ -90,7 +90,7 @@ class AdapterKit(ComponentKit):
         require(not made[0].hosts, f"{component.name}: fields of adapters are not made by hyper()")
 
     def test_backends(self, component: Adapter, reference: Reference) -> None:
-        """On every backend a step goes down the slope of the reference, by finite differences."""
+        """On every backend, a step follows the slope of the reference by finite differences."""
         x, y = running.regression(rows=4)
         model = running.linear_model()
         weights = running.weights_of(model)
@@ -115,7 +115,7 @@ class AdapterKit(ComponentKit):
         running.on_every_backend(train, f"the adapter {component.name}")
 
     def test_export(self, component: Adapter) -> None:
-        """The exported model has the nodes of the file, and predicts what the trained one does."""
+        """The exported model has the nodes of the file, and the predictions of the Trainer."""
         x, y = running.regression(rows=12)
         model = running.network_model()
         made = _trainer(model, component)
@@ -144,7 +144,7 @@ class AdapterKit(ComponentKit):
         running.same_bits(whole.get_state(), rest.get_state(), f"{component.name} gone on")
 
     def test_run_time(self, component: Adapter, tmp_path: Path) -> None:
-        """Given to its base when it runs, the adapter predicts what the Trainer does."""
+        """A base that takes the adapter at run time has the predictions of the Trainer."""
         import onnxruntime
 
         x, _ = running.regression(rows=12)

@@ -40,7 +40,7 @@ class BackendKit(ComponentKit):
         return component
 
     def test_available(self, component: Backend) -> None:
-        """Reasons against, each a sentence."""
+        """The reasons are sentences."""
         reasons = type(component).available(require_runtime())
         check_reasons(reasons)
 
@@ -84,7 +84,7 @@ class BackendKit(ComponentKit):
             close(after, wanted, 1e-4, f"{name} after a step with a penalty")
 
     def test_adam(self, here: Backend) -> None:
-        """Three steps of Adam, whose step number and slots count, are those of float64."""
+        """Three steps of Adam, which depend on step number and slots, are those of float64."""
         x, y = running.regression(rows=10)
         model = running.linear_model()
         trainer = running.trainer(model, backend=here, optimizer="adam", learning_rate=RATE)
@@ -103,7 +103,7 @@ class BackendKit(ComponentKit):
             close(array, weights[name], 1e-3, f"{name} after three steps of Adam")
 
     def test_evaluation_changes_nothing(self, here: Backend) -> None:
-        """Predictions and losses are onnxruntime's of the exported model; weights and slots stay."""
+        """Predictions and losses are those of the exported model in onnxruntime; the state stays."""
         x, y = running.regression(rows=7)
         trainer = running.trainer(running.network_model(), backend=here, optimizer="adam")
         trainer.step((x[:4], y[:4]))

@@ -52,7 +52,7 @@ class CallbackKit(ComponentKit):
             structure(type(component), {"no_such_field": 1}, "callback", running.plugins())
 
     def test_hooks(self, component: Any) -> None:
-        """Its hooks are hooks: known names, known arguments, and at least one of them."""
+        """It has at least one hook, and all hooks have known names and arguments."""
         marked = [n for n in dir(component) if hasattr(getattr(component, n), "ortflex_impl")]
         forgotten = [n for n in NAMES if callable(getattr(component, n, None)) and n not in marked]
         require(not forgotten, f"{', '.join(forgotten)}: the decorator @hook is missing")
@@ -98,7 +98,7 @@ class CallbackKit(ComponentKit):
         running.on_every_backend(train, "the callback")
 
     def test_resume(self, component: Any, effect: Effect, tmp_path: Path) -> None:
-        """A training resumed from a checkpoint ends like the undisturbed one, including the effect."""
+        """A training resumed from a checkpoint ends like one without interruption, including the effect."""
         fresh = copy.deepcopy(component)
         saver = _SaveOnce(tmp_path / "checkpoint", epoch=2)
         whole = make(component, tmp_path / "whole", callbacks=[component, saver])

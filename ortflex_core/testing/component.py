@@ -1,4 +1,4 @@
-"""What every kind of component must hold: found by name, written to a file and read back, explained."""
+"""What every component must fulfil: found by name, written to a file and read back, documented."""
 
 from __future__ import annotations
 

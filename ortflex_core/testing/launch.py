@@ -1,7 +1,7 @@
 """Starts processes as torchrun does, without torch: ``python -m ortflex_core.testing.launch 2 -m module``.
 
 Every process has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT in its environment. One that
-ends does not end the others: they have to notice by themselves.
+ends does not end the others: they must notice it themselves.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ RATE = 0.1
 
 
 class LossKit(ComponentKit):
-    """Override ``component`` and ``reference``; where the labels are not found, ``labels``.
+    """Override ``component`` and ``reference``; if no default labels fit, ``labels``.
 
     ``reference(predicted, expected)`` is the value of every sample, in numpy and float64; None leaves
     out the comparison with it.
@@ -135,7 +135,7 @@ class LossKit(ComponentKit):
         close(got, weighted(component, predicted, labels, weight)[0], 1e-4, "Σ w·l / Σ w")
 
     def test_backends(self, component: Loss, predicted: Array, labels: Array) -> None:
-        """Every backend that supports the loss makes the step of its gradient."""
+        """Every backend that supports the loss computes the step of its gradient."""
         weight = np.linspace(0.5, 2.0, len(predicted))
         value, slopes = weighted(component, predicted, labels, weight)
         model = running.shifted_model(predicted.shape[1:])

@@ -94,12 +94,12 @@ class OptimizerKit(ComponentKit):
         require(change > 1e-11, "float64 is computed with the accuracy of float32")
 
     def test_rate_of_0(self, component: Optimizer) -> None:
-        """A rate of 0, as a schedule may end with, moves no weight."""
+        """A rate of 0, with which a schedule may end, changes no weight."""
         states = walk(component, start(), 0.0)
         close(states[-1]["weight"], start(), 1e-12, "the weight after steps at a rate of 0")
 
     def test_it_descends(self, component: Optimizer) -> None:
-        """At its default rate, a hundred steps down a bowl end lower than they began."""
+        """At its default rate, a hundred steps on a convex function reduce its value."""
         require(component.default_rate > 0, f"default_rate is {component.default_rate}")
         weight = np.full((2, 3), 3.0)
         states = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)
@@ -109,7 +109,7 @@ class OptimizerKit(ComponentKit):
         )
 
     def test_elementwise(self, component: Optimizer) -> None:
-        """Where it says that elements move alone, a row's update does not depend on other rows."""
+        """If it is declared elementwise, the update of a row does not depend on other rows."""
         if not component.elementwise:
             pytest.skip("it says that elements depend on each other")
         shapes = calls.slot_shapes(component, start().shape)
@@ -131,7 +131,7 @@ class OptimizerKit(ComponentKit):
             close(part[name], fixed[name][1:2], 1e-12, what)
 
     def test_backends(self, component: Optimizer) -> None:
-        """Every backend that takes the optimizer makes the steps that its formula says."""
+        """Every backend that supports the optimizer computes the steps of its formula."""
         x, y = running.regression(rows=12)
         model = running.linear_model()
         rate = component.default_rate
@@ -159,7 +159,7 @@ class OptimizerKit(ComponentKit):
         running.on_every_backend(train, f"the optimizer {component.name}")
 
     def test_resume(self, component: Optimizer, tmp_path: Any) -> None:
-        """A training that is saved and goes on ends in the bits of one that was not."""
+        """A training that is saved and continued ends with the same bits as one that was not."""
         x, y = running.regression(rows=12)
         whole = running.trainer(running.linear_model(), optimizer=component)
         for step in range(4):

@@ -101,7 +101,7 @@ class PenaltyKit(ComponentKit):
         require(not lost, "float64 is computed with the accuracy of float32")
 
     def test_backends(self, component: Penalty) -> None:
-        """Every backend that takes the penalty makes the step that its gradient says."""
+        """Every backend that supports the penalty computes the step of its gradient."""
         x, y = running.regression(rows=4)
         model = running.linear_model()
         before = running.weights_of(model)

@@ -115,7 +115,7 @@ class PrecisionKit(ComponentKit):
             running.close(second[name], array, 1e-12, f"{name} of a float64 model")
 
     def test_backends(self, component: Precision) -> None:
-        """Every backend computes it as the reference does, or says why it does not."""
+        """Every backend computes it like the reference, or refuses it with a reason."""
         wanted, allowed = gradients(component, Emulated()), 24 * eps(component) + 1e-4
         for name in running.working_backends():
             try:

@@ -72,7 +72,7 @@ class ProcessGroupKit(ComponentKit):
         return run
 
     def test_unavailable(self, component: ProcessGroup) -> None:
-        """Reasons against, each a sentence, where no launcher set a variable."""
+        """The reasons are sentences if no launcher has set a variable."""
         reasons = type(component).unavailable({})
         check_reasons(reasons)
         require(reasons, "unavailable({}) gives no reason, but no launcher started this process")
