@@ -29,7 +29,7 @@ pytestmark = pytest.mark.sampled
 X, Y = regression(rows=12)
 
 
-def test_every_kind_of_argument_is_there() -> None:
+def test_the_table_has_every_kind_of_argument() -> None:
     """The list is made of signatures: an argument that is added is drawn from then on."""
     places = numbers.places()
     assert len(places) > 90
@@ -68,7 +68,7 @@ def test_threads_beyond_the_processors_wait_for_nobody(threads: int) -> None:
     trainer.fit(X, Y)
 
 
-def test_a_step_of_more_batches_than_there_are() -> None:
+def test_accumulate_may_exceed_the_number_of_batches() -> None:
     trainer = make(models.linear(), backend="fused", epochs=2, accumulate=2**31 - 1)
     assert len(trainer.fit(X, Y)) == 2
 
@@ -91,7 +91,7 @@ def test_lengths_of_an_endless_epoch(value: Any) -> None:
         make(models.linear(), backend="fused").fit(lambda: [(X, Y)], steps_per_epoch=value)
 
 
-def test_functions_of_batches_take_their_arguments_by_place() -> None:
+def test_functions_of_batches_get_positional_arguments() -> None:
     """An argument of another name is the epoch; the one after it is the start."""
     seen: list[tuple[Any, ...]] = []
 
@@ -149,7 +149,7 @@ def test_numbers_of_data_sources(place: numbers.Place, tmp_path: Path) -> None:
     numbers.train(place, {"columns": 4, "most": 2**31}.get(place[2], 12), tmp_path)
 
 
-def test_a_number_that_no_file_holds_is_refused_where_it_would_be_written(tmp_path: Path) -> None:
+def test_a_number_that_toml_cannot_hold_is_refused_when_it_is_written(tmp_path: Path) -> None:
     """An argument of a plugin that does not check it, a callback's state, a recipe."""
     for steps in (10**299, 10**5000):
         callback = {"name": "example_stop", "steps": steps}

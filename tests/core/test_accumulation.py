@@ -86,7 +86,7 @@ def _first(made: Trainer, rows: int) -> tuple[Any, Any]:
     return feed.first, feed.size
 
 
-def test_a_sum_that_was_not_finite_is_gone_in_the_next_training() -> None:
+def test_a_non_finite_sum_of_gradients_does_not_reach_the_next_training() -> None:
     made, other = trainer(accumulate=2), trainer(accumulate=2)
     before = made.get_state()
     with pytest.raises(TrainingDiverged):

@@ -122,7 +122,7 @@ def test_packages_of_the_core_import_in_one_direction() -> None:
     assert wrong == {}
 
 
-def test_type_checkers_see_the_same_direction_but_for_protocols_and_hooks() -> None:
+def test_imports_for_type_checkers_have_the_same_direction_except_in_protocols_and_hooks() -> None:
     wrong = {
         name: found
         for name, (_, tree) in modules("ortflex_core").items()

@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-def test_all_that_is_wrong_is_said_at_once_and_components_with_it() -> None:
+def test_one_error_lists_all_wrong_arguments_and_components() -> None:
     """Also what the registry says; an argument that is wrong in itself is not asked of it a second time."""
     given = {name: value for name, (value, _) in WRONG.items()}
     with pytest.raises(ConfigError) as raised:
@@ -113,7 +113,7 @@ def test_all_that_is_wrong_is_said_at_once_and_components_with_it() -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_value_alone_has_one_line(name: str) -> None:
+def test_a_single_wrong_value_gives_one_line(name: str) -> None:
     value, text = WRONG[name]
     with pytest.raises(ConfigError) as raised:
         Trainer(models.linear(), loss="squared_error", plugins=plugins(), **{name: value})

@@ -140,7 +140,7 @@ def unknown(trace: Trace, x: Tensor, name: str = "") -> Tensor:
     return trace.node("Mystery", [x], {}, domain="com.example", name=name, types=kind)[0]
 
 
-def test_an_operator_without_a_rule_is_named_with_its_path_and_ways_out() -> None:
+def test_the_error_about_a_missing_rule_has_the_path_and_what_to_do() -> None:
     trace = Trace({"": 17, "com.example": 3})
     w = trace.input("dense/W", np.float32, (3,))
     y = unknown(trace, trace.op.Exp(w), name="block3")
@@ -159,7 +159,7 @@ def test_an_unknown_operator_aside_does_no_harm() -> None:
     gradients([(w * unknown(trace, x), None)], [w], RULES)
 
 
-def test_a_rule_of_ones_own_joins_the_others() -> None:
+def test_rules_of_plugins_are_added_to_the_built_in_rules() -> None:
     trace = Trace({"": 17, "com.example": 1})
     w = trace.input("w", np.float32, (3,))
     mine = Rules()
@@ -169,7 +169,7 @@ def test_a_rule_of_ones_own_joins_the_others() -> None:
     np.testing.assert_array_equal(got, np.full(3, 3.0))
 
 
-def test_a_wall_on_every_way_is_named() -> None:
+def test_operators_without_gradient_on_every_path_are_named() -> None:
     trace = Trace({"": 17})
     w = trace.input("w", np.float32, (3, 2))
     y = trace.op.Floor(trace.op.Exp(w)) + trace.op.Cast(
@@ -182,13 +182,13 @@ def test_a_wall_on_every_way_is_named() -> None:
         gradients([(y, None)], [w], RULES)
 
 
-def test_a_wall_on_one_way_leaves_the_other() -> None:
+def test_a_path_without_gradient_leaves_the_other_paths() -> None:
     x = data(3, low=0.2, high=0.8)
     got = computed(lambda op, x: op.Floor(x) + 2 * x, {"x": x}, None, opset=17)
     np.testing.assert_array_equal(got["x"], [2, 2, 2])
 
 
-def test_walls_are_not_confused_with_squares() -> None:
+def test_the_error_names_only_operators_that_stop_the_gradient() -> None:
     trace = Trace({"": 17})
     w = trace.input("w", np.float32, (3,))
     y = trace.op.Floor(w)
@@ -247,7 +247,7 @@ def test_an_unknown_family_is_answered_with_the_nearest() -> None:
         RuleTable({"ours": family("Neg", -1)}, first=["our"])
 
 
-def test_a_rule_for_newer_opsets_takes_over_from_there() -> None:
+def test_a_rule_with_since_is_used_from_that_opset_on() -> None:
     rules = family("Neg", 1, since=13)
     rules.rule("Neg", since=16)(lambda op, node, g: [5 * g])
     table = RuleTable({"mine": rules})
@@ -282,7 +282,7 @@ def test_a_rule_that_answers_wrongly_is_named(rule: Any, reason: str) -> None:
         )
 
 
-def test_answers_are_only_made_where_somebody_waits() -> None:
+def test_gradients_that_nothing_needs_are_not_computed() -> None:
     made = []
     rules = Rules()
 

@@ -172,7 +172,7 @@ def test_large_tensors_whose_data_do_not_fit(change: dict[str, Any], text: str) 
         make(model)
 
 
-def test_half_precision_is_refused_where_it_is_not_raised() -> None:
+def test_half_precision_that_is_not_converted_is_refused() -> None:
     model = models.linear()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16

@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_differentiable(backend: str) -> None:
         make(models.mlp(), loss=Steps(), backend=backend).fit(X, Y)
 
 
-def test_a_gradient_of_its_own_helps() -> None:
+def test_a_loss_with_its_own_gradient_needs_no_rule() -> None:
     make(models.mlp(), loss=StepsWithGradient(), backend="fused", epochs=1).fit(X, Y)
 
 

@@ -110,7 +110,7 @@ def test_unknown_names(option: str, value: Any, text: str) -> None:
         make(models.linear(), **{option: value})
 
 
-def test_everything_wrong_is_told_at_once() -> None:
+def test_one_error_lists_everything_that_is_wrong() -> None:
     with pytest.raises(ConfigError) as caught:
         make(
             models.linear(),

@@ -187,7 +187,7 @@ def test_wrong_arrays_are_refused_with_the_name_of_the_callback(
         trainer(Wrong()).fit(*data)
 
 
-def test_without_such_a_hook_nothing_is_wrapped(
+def test_without_a_batch_drawn_hook_the_source_is_not_wrapped(
     data: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:

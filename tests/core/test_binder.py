@@ -103,7 +103,7 @@ def test_host_scalars_are_computed_in_float64_and_only_if_they_changed() -> None
         assert CPU.read(out).item() == np.float32(1 - 0.999**t)
 
 
-def test_a_failing_graph_says_what_without_where_in_c(program: Any) -> None:
+def test_the_error_of_a_failing_graph_has_no_place_in_c_code(program: Any) -> None:
     binder, hosts, *_ = bound(program, np.ones((3, 2), np.float32))
     hosts.update({"a": 1.0})
     binder.output("y", CPU.empty((5, 2), np.float32))

@@ -162,7 +162,7 @@ def test_functions_that_double_are_counted_before_they_are_written_out() -> None
 
 
 @pytest.mark.parametrize("inside", ["the graph", "functions", "a branch"])
-def test_nodes_that_are_written_are_bounded_wherever_they_are(inside: str) -> None:
+def test_the_number_of_nodes_is_bounded_also_in_subgraphs_and_functions(inside: str) -> None:
     """As many as there may be pass, one more is refused; those of functions and branches add up."""
 
     def vetted(count: int) -> None:

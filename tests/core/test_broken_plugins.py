@@ -163,7 +163,7 @@ def test_a_backend_that_cannot_build_is_passed_over_with_a_warning(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_reasons_of_every_backend_are_told_where_none_is_left(install: Install) -> None:
+def test_if_no_backend_is_left_the_error_has_the_reasons_of_all(install: Install) -> None:
     """Those of one that fails as well: nothing else says why the training cannot run."""
     code = HEAD + BACKEND.format(body="raise ZeroDivisionError('planted')")
     install("builder", code, {"ortflex.backends": {"first": "builder_module:Plugin"}})
@@ -259,7 +259,7 @@ def test_formulas_cost_nothing_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts[0] == counts[1]
 
 
-def test_the_message_about_a_formula_is_whole(install: Install) -> None:
+def test_the_message_about_a_formula_is_complete(install: Install) -> None:
     code = (
         f"{HEAD}\n@whole\nclass Plugin(Loss):\n"
         "    def per_sample(self, op, predicted, expected):\n        return np.ones((3, 1))"

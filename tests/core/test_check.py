@@ -82,7 +82,7 @@ def test_an_operator_without_a_rule_blocks_what_is_before_it() -> None:
     assert "no kernel on cpu for the operator Silu of my.company" in after.backends["fused"][0]
 
 
-def test_a_form_without_a_rule_is_told_from_an_operator_without_one() -> None:
+def test_a_form_without_a_rule_differs_from_an_operator_without_a_rule() -> None:
     regressor = 'ai.onnx.ml.LinearRegressor<coefficients=[1.0, 2.0], post_transform="PROBIT">'
     source = model(f"m = MatMul(x, w)  y = {regressor}(m)", W, ', "ai.onnx.ml": 3')
     found = by_name(report(source))["LinearRegressor"]
@@ -90,7 +90,7 @@ def test_a_form_without_a_rule_is_told_from_an_operator_without_one() -> None:
     assert found.reason.startswith("no gradient rule for the operator LinearRegressor with post_tr")
 
 
-def test_walls_block_what_has_no_other_way() -> None:
+def test_a_parameter_is_blocked_if_every_path_has_an_operator_without_gradient() -> None:
     both = model("m = MatMul(x, w)  f = Floor(m)  s = Add(m, f)  y = MatMul(s, v)", W)
     floor = by_name(report(both))["Floor"]
     assert (floor.status, floor.blocks) == ("not differentiable", ())
@@ -192,7 +192,7 @@ def test_what_several_nodes_read_is_one_parameter(tmp_path: Path) -> None:
     assert report(models.mlp()).shared == {}
 
 
-def test_with_json_what_cannot_be_checked_is_told_as_json(tmp_path: Path) -> None:
+def test_json_output_also_reports_models_that_cannot_be_checked(tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing.onnx")
     made = CliRunner().invoke(command, [missing, "--json"])
     assert made.exit_code == 1
@@ -206,7 +206,7 @@ def test_with_json_what_cannot_be_checked_is_told_as_json(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7])
-def test_a_fixed_batch_is_said_alike_for_every_backend(rows: int) -> None:
+def test_a_fixed_batch_gives_the_same_message_on_every_backend(rows: int) -> None:
     """The class: a backend that knows the rows of a batch has to be asked with the file's own."""
     source = models.model(
         [
@@ -234,7 +234,7 @@ def test_a_batch_of_any_size_has_no_note() -> None:
     assert report(models.mlp()).notes == ()
 
 
-def test_forms_that_onnxruntime_computes_otherwise_than_the_file_says_are_told() -> None:
+def test_forms_for_which_onnxruntime_deviates_from_the_standard_are_reported() -> None:
     head = (
         '<ir_version: 8, opset_import: ["": 18]> g (float[N, 1, 4, 4] x) => (float[N, 1, A, B] y) '
     )

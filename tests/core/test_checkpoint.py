@@ -91,7 +91,7 @@ SESSION = {"sgd", "adam"}  # what TrainingSession has
 @every_backend
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.sampled
-def test_every_optimizer_goes_on_with_all_that_its_backend_can(
+def test_every_optimizer_resumes_to_the_same_bits_with_all_features_of_its_backend(
     backend: str, optimizer: str, tmp_path: Path
 ) -> None:
     if backend == "training_session" and optimizer not in SESSION:
@@ -110,7 +110,9 @@ def test_every_optimizer_goes_on_with_all_that_its_backend_can(
 @every_backend
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.sampled
-def test_every_transform_goes_on(backend: str, transform: str, tmp_path: Path) -> None:
+def test_every_transform_resumes_to_the_same_bits(
+    backend: str, transform: str, tmp_path: Path
+) -> None:
     if backend == "training_session":
         pytest.skip("it updates the weights itself")
     trainer, history, saver = undisturbed(
@@ -127,7 +129,7 @@ def test_every_transform_goes_on(backend: str, transform: str, tmp_path: Path) -
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.sampled
-def test_every_average_and_constraint_goes_on(
+def test_every_average_and_constraint_resumes_to_the_same_bits(
     average: str, constraint: str, tmp_path: Path
 ) -> None:
     trainer, history, saver = undisturbed(
@@ -144,7 +146,9 @@ def test_every_average_and_constraint_goes_on(
 @every_backend
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.sampled
-def test_every_schedule_goes_on_where_it_was(backend: str, schedule: str, tmp_path: Path) -> None:
+def test_every_schedule_resumes_to_the_same_bits(
+    backend: str, schedule: str, tmp_path: Path
+) -> None:
     trainer, history, saver = undisturbed(
         models.mlp(), tmp_path, 7, 12, backend=backend, schedule=_schedule(schedule)
     )
@@ -241,7 +245,7 @@ def test_a_trainer_that_trained_nothing_yet_is_saved_as_well(tmp_path: Path) -> 
     assert bits(again) == bits(trainer)
 
 
-def test_another_process_goes_on(tmp_path: Path) -> None:
+def test_another_process_continues_to_the_same_bits(tmp_path: Path) -> None:
     trainer, _, saver = undisturbed(models.mlp(), tmp_path, 13, backend="fused", optimizer="adam")
     code = (
         "import sys, numpy as np\n"
@@ -303,7 +307,7 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
 
 
 @every_backend
-def test_a_trainer_that_has_gone_on_returns_to_its_checkpoint(backend: str, tmp_path: Path) -> None:
+def test_restore_brings_a_trainer_back_to_its_checkpoint(backend: str, tmp_path: Path) -> None:
     x, y = regression(rows=40, features=6)
     trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=2, learning_rate=0.01)
     trainer.fit(x, y)
@@ -329,7 +333,7 @@ def test_forgetting_the_engine_forgets_nothing_else() -> None:
     assert bits(trainer) == state
 
 
-def test_a_parameter_that_rests_is_set_all_the_same() -> None:
+def test_set_state_also_sets_parameters_that_are_not_trained_yet() -> None:
     x, y = regression(rows=40, features=6)
     later = [{"params": "W3", "start_epoch": 5}]
     trainer = make(models.mlp(), backend="fused", groups=later, epochs=1, learning_rate=0.01)
@@ -416,7 +420,7 @@ def versions(version: str) -> Plugins:
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_whoever_decides_about_the_weights_must_be_of_the_same_version(
+def test_plugins_that_change_weights_must_have_the_version_of_the_checkpoint(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     x, y = regression(rows=10, features=6)
@@ -431,7 +435,7 @@ def test_whoever_decides_about_the_weights_must_be_of_the_same_version(
     Trainer.resume(unused, plugins=versions("2"))
 
 
-def test_another_runtime_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_runtime_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make(models.mlp(), backend="fused").save(tmp_path / "c")
     sealing.edit(folder, lambda record: record.update(runtime="onnxruntime 1.0"))
     with caplog.at_level(logging.WARNING, "ortflex"):
@@ -473,7 +477,7 @@ def test_a_broken_checkpoint_is_an_error_that_names_the_file(
 
 
 @pytest.mark.parametrize("in_one_step", [True, False])
-def test_the_old_checkpoint_stays_until_the_new_one_is_whole(
+def test_the_old_checkpoint_stays_until_the_new_one_is_complete(
     in_one_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make(models.linear(), backend="fused")

@@ -232,7 +232,7 @@ def test_an_argument_that_changes_nothing_is_accepted(
 
 
 @pytest.mark.parametrize(("name", "value"), SPELLINGS)
-def test_another_spelling_of_the_same_is_accepted(
+def test_another_spelling_of_an_argument_is_accepted(
     name: str, value: Any, saved: tuple[Path, Trainer]
 ) -> None:
     folder, whole = saved
@@ -489,7 +489,7 @@ def test_what_is_trained_comes_from_the_checkpoint(
     )
 
 
-def test_checkpoints_of_format_1_go_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_checkpoints_of_format_1_resume_to_the_same_bits(tmp_path: Path) -> None:
     """Written by 0.1.0 in the middle of a training, with the weights it ended with."""
     shutil.copytree(FORMAT_1, tmp_path / "old")
     x, y = regression(rows=17, features=3)

@@ -253,7 +253,7 @@ def test_changed_code_is_another_training(folder: Path, data: tuple[Any, Any]) -
         ),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_errors_about_class_paths_say_what_is_wrong(
     folder: Path, monkeypatch: pytest.MonkeyPatch, spec: Any, kind: Any, message: str
 ) -> None:
     monkeypatch.chdir(folder)
@@ -295,7 +295,9 @@ def test_a_folder_of_files_has_components_by_their_names(
         ("raise ValueError('no luck')", r"the file .*file\.py.* cannot be imported: ValueError"),
     ],
 )
-def test_a_wrong_folder_is_said(folder: Path, text: str | None, message: str) -> None:
+def test_a_wrong_folder_of_plugins_is_an_error(
+    folder: Path, text: str | None, message: str
+) -> None:
     if text is not None:
         (folder / "own").mkdir()
         (folder / "own" / "file.py").write_text(text)

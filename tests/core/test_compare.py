@@ -113,7 +113,7 @@ def test_the_steps_are_those_of_a_training() -> None:
         {"groups": [{"params": "W*", "start_epoch": 1}], "averaging": "swa"},
     ],
 )
-def test_what_stands_between_gradients_and_weights_is_compared(options: dict[str, Any]) -> None:
+def test_everything_between_gradients_and_weights_is_compared(options: dict[str, Any]) -> None:
     """The gradients are read off engines of plain descent, which have nothing of it."""
     found = compared(**options)
     assert found.agree, found.differences
@@ -135,7 +135,7 @@ def test_steps_of_several_batches_are_compared() -> None:
     np.testing.assert_allclose(means, history.losses, rtol=1e-5)
 
 
-def test_a_training_that_diverges_is_compared_as_long_as_there_are_numbers() -> None:
+def test_a_diverging_training_is_compared_up_to_the_last_finite_step() -> None:
     found = compared(learning_rate=1e30, clip_norm=1e38)
     (note,) = found.notes
     assert (
@@ -148,7 +148,7 @@ def test_a_training_that_diverges_is_compared_as_long_as_there_are_numbers() -> 
         compared(learning_rate=1e300)
 
 
-def test_it_leaves_the_trainer_alone() -> None:
+def test_a_comparison_does_not_change_the_trainer() -> None:
     trainer = make(models.mlp(), batch_size=8)
     compare(trainer, X, Y, steps=3, backends=["example_numpy"])
     for name, array in models.weights_of(models.mlp()).items():
@@ -170,7 +170,7 @@ def test_it_leaves_the_trainer_alone() -> None:
         ("update", "weight", "b2", "", "all gradients agree; look at the optimizer adam"),
     ],
 )
-def test_a_wrong_backend_is_caught_where_it_is_wrong(
+def test_the_first_wrong_tensor_of_a_backend_is_found(
     wrong: str, kind: str, name: str, node: str, text: str
 ) -> None:
     found = compared(wrong)
@@ -182,7 +182,7 @@ def test_a_wrong_backend_is_caught_where_it_is_wrong(
         raise AssertionError(str(difference))
 
 
-def test_convolutions_have_no_float64_kernel_and_are_compared_all_the_same() -> None:
+def test_convolutions_are_compared_although_they_have_no_float64_kernel() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20, 1, 6, 6)).astype(np.float32)
     trainer = make(models.conv_net(), loss="softmax_cross_entropy", batch_size=8, backend="auto")

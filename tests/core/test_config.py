@@ -229,7 +229,7 @@ def test_values_are_toml_or_text(text: str, value: Any) -> None:
 # ---------------------------------------------------------------------- files
 
 
-def test_toml_errors_say_where(tmp_path: Path) -> None:
+def test_toml_errors_have_line_and_column(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     with pytest.raises(ConfigError, match=r"the file '.*train\.toml' does not exist"):
         read_toml(path)

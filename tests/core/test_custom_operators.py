@@ -38,7 +38,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_a_library_that_is_not_there_is_named() -> None:
+def test_a_missing_library_is_named() -> None:
     with pytest.raises(PluginError, match=r"cannot load the custom-operator library '/none/x\.so'"):
         session.use_library(Path("/none/x.so"))
     session.session_options(1)  # and is forgotten

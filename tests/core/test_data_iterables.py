@@ -70,7 +70,7 @@ def forever() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_endless_source_goes_on_where_the_epoch_before_ended(prefetch: int) -> None:
+def test_an_endless_source_continues_where_the_last_epoch_ended(prefetch: int) -> None:
     source = open_(forever, limit=5, size=4, buffer=9, prefetch=prefetch)
     for number in range(3):
         seen = epoch(source, number)
@@ -96,7 +96,7 @@ def test_data_that_end_within_an_epoch_begin_again_in_the_next() -> None:
     assert [epoch(exact, k) for k in range(2)] == [[[0, 1], [2, 3]]] * 2
 
 
-def test_a_function_is_told_the_epoch_and_where_to_start() -> None:
+def test_a_function_gets_the_epoch_and_the_start() -> None:
     calls: list[Any] = []
 
     def draw(epoch: int, start: int) -> Iterator[Any]:
@@ -193,7 +193,7 @@ def test_an_iterable_cannot_be_split() -> None:
         make(models.linear()).fit(parts(x, y), validation_data=0.2)
 
 
-def test_several_steps_a_run_are_as_good_as_one_at_a_time() -> None:
+def test_several_steps_per_run_give_the_result_of_single_steps() -> None:
     x, y = regression(rows=96, features=6)
     states = []
     for steps in (1, 4):

@@ -153,7 +153,7 @@ def test_labels_of_a_frame_may_be_strings() -> None:
 
 
 @pytest.mark.parametrize("make", ["csr_matrix", "csr_array", "coo_matrix"])
-def test_sparse_rows_are_refused_in_words(make: str) -> None:
+def test_sparse_rows_are_refused_with_an_explanation(make: str) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     with pytest.raises(DataError, match=r"X is a sparse matrix; make it dense: X\.toarray\(\)"):
         trainer().fit(getattr(sparse, make)(x), y)
@@ -166,7 +166,7 @@ def frame_with(values: Any) -> Any:
     return pandas.DataFrame(x, columns=NAMES).assign(a=values)
 
 
-def test_what_a_frame_has_wrong_is_said_with_its_columns() -> None:
+def test_errors_about_frames_name_the_columns() -> None:
     with pytest.raises(DataError, match=r"not numeric or have missing values.*: 'a'; encode"):
         trainer().fit(frame_with("text"), y)
     pandas = pytest.importorskip("pandas")

@@ -63,7 +63,7 @@ def test_items_come_in_their_order_and_the_thread_ends() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_no_more_than_so_many_are_drawn_ahead(ahead: int) -> None:
+def test_the_number_of_items_read_ahead_is_bounded(ahead: int) -> None:
     source = Counted(100)
     items = Prefetch(source, ahead)
     for taken in range(1, 20):
@@ -217,7 +217,7 @@ def test_a_broken_batch_is_named_from_the_thread_too() -> None:
         make(models.linear(), epochs=1).fit(Batches(parts, buffer=10))
 
 
-def test_ctrl_c_while_a_training_waits_for_data_keeps_what_there_is() -> None:
+def test_ctrl_c_while_a_training_waits_for_data_keeps_its_result() -> None:
     answer = threading.Event()
     x, y = regression(rows=8)
 

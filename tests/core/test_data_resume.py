@@ -112,7 +112,7 @@ def train(source: Any, folder: Path, *steps: int, **options: Any) -> tuple[Train
     [(0, 0, 1), (0, 2, 1), (17, 0, 1), (17, 2, 3), (200, 1, 1)],
 )
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_goes_on_where_it_was(
+def test_every_source_resumes_at_its_position(
     name: str, buffer: int, prefetch: int, accumulate: int, tmp_path: Path
 ) -> None:
     limit = 5 if name == "an endless function" else None
@@ -155,7 +155,7 @@ def shards(tmp_path: Path) -> NpyFolder:
     ],
     ids=str,
 )
-def test_files_read_in_pieces_go_on_where_they_were(
+def test_files_read_in_pieces_resume_at_their_position(
     shards: NpyFolder, backend: Any, shuffle: bool, weighted: bool, tmp_path: Path
 ) -> None:
     if weighted:
@@ -170,7 +170,7 @@ def test_files_read_in_pieces_go_on_where_they_were(
         assert bits(again) == bits(trainer), folder
 
 
-def test_another_process_goes_on(shards: NpyFolder, tmp_path: Path) -> None:
+def test_another_process_continues_to_the_same_bits(shards: NpyFolder, tmp_path: Path) -> None:
     trainer, saver = train(shards, tmp_path, 21)
     code = (
         "import sys, numpy as np\n"
@@ -190,7 +190,7 @@ def test_another_process_goes_on(shards: NpyFolder, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("buffer", [0, 17])
 @pytest.mark.parametrize("name", ["a function", "a function of epoch", "an iterable"])
-def test_who_cannot_go_to_a_place_goes_on_at_the_ends_of_epochs_only(
+def test_iterables_without_a_position_resume_only_at_the_end_of_an_epoch(
     name: str, buffer: int, tmp_path: Path
 ) -> None:
     """Whatever is only iterated or called: its epochs' ends resume to the same bits, else an error."""

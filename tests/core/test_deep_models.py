@@ -80,7 +80,7 @@ def test_a_split_into_any_number_of_parts_keeps_their_shapes(count: int) -> None
     ]
 
 
-def test_a_new_value_has_the_shape_of_the_old_one_where_inference_gives_up() -> None:
+def test_an_updated_value_keeps_its_shape_if_inference_fails() -> None:
     trace = Trace({"": 17})
     port = Port("parameter", of="w")
     weight = trace.input(port, np.float32, (3,))

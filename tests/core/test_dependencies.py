@@ -62,7 +62,7 @@ def imports(*folders: str) -> set[str]:
     return found.union(*(imported(path.read_text(encoding="utf-8")) for path in paths))
 
 
-def test_what_is_imported_is_asked_for_and_the_other_way_round() -> None:
+def test_declared_dependencies_are_those_that_are_imported() -> None:
     asked = distributions(PROJECT["dependencies"])
     extras = {
         n: distributions(r) for n, r in PROJECT["optional-dependencies"].items() if n not in TOOLS

@@ -45,7 +45,7 @@ def test_the_version_is_written_once() -> None:
     assert headings[headings[0] == "Unreleased"] == ortflex_core.__version__
 
 
-def test_a_whole_wheel_has_no_problems() -> None:
+def test_a_complete_wheel_has_no_problems() -> None:
     names = [*distributions.packaged(), f"ortflex-{ortflex_core.__version__}.dist-info/METADATA"]
     assert list(distributions.wheel_problems(names, INFO, entry_points())) == []
 

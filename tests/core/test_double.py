@@ -39,7 +39,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_the_twin_is_typed_and_computes_the_same(name: str) -> None:
+def test_the_float64_twin_is_typed_and_computes_the_same(name: str) -> None:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, 3] x) => (float[N, 3] y)
         <float[3] w = {{0.1, 0.2, 0.3}}, int64[2] n = {{1, 3}}, int64 three = {{3}},

@@ -311,7 +311,7 @@ def trainer(path: Path, params: Any, **options: Any) -> Trainer:
 @pytest.mark.parametrize("params", [["w1"], ["w0", "w3"], ["w*"]])
 @pytest.mark.parametrize("layout", [{}, {"align": 4096}, {"padding": 3}])
 @pytest.mark.parametrize("by", ["itself", "another", "another before any fit"])
-def test_an_export_over_the_source_changes_nothing_for_live_trainers(
+def test_an_export_over_the_source_file_leaves_live_trainers_unchanged(
     layout: dict[str, int], params: list[str], by: str, tmp_path: Path
 ) -> None:
     """Whichever Trainer of the file exports: offsets move, and frozen tensors stay what they are."""

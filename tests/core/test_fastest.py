@@ -189,7 +189,7 @@ def test_running_statistics_and_dropout_start_as_without_a_measurement() -> None
     assert everything(trained[0]) == everything(trained[1])
 
 
-def test_a_second_fit_goes_on_from_the_first_to_the_bit() -> None:
+def test_a_second_fit_continues_the_first_to_the_same_bits() -> None:
     """The measurement starts from the state of the training, here that of another engine."""
     trained = [make(backend=backend) for backend in ("fastest", "second")]
     for trainer in trained:
@@ -364,7 +364,7 @@ def test_the_table_is_shown_unless_progress_is_off(
     assert any(m.startswith("second") and m.endswith("quickest") for m in caplog.messages)
 
 
-def test_two_that_are_equally_quick_are_told_apart_by_priority() -> None:
+def test_priority_decides_between_equally_fast_backends() -> None:
     rows = [timing.Timing(backend=n, step_seconds=s) for n, s in (("a", 1.0), ("b", 0.97))]
     assert timing.quickest(rows) == "a"
     assert timing.quickest([attrs.evolve(rows[0], reason="no"), rows[1]]) == "b"
@@ -459,7 +459,7 @@ def test_a_recipe_names_it_and_the_run_records_the_choice(recipe: Path) -> None:
     assert found
 
 
-def test_times_of_a_trainer_change_nothing_in_it() -> None:
+def test_measuring_backends_does_not_change_the_trainer() -> None:
     trainer = make(backend="second")
     trainer.fit(X, Y)
     before = everything(trainer)

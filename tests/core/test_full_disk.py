@@ -110,7 +110,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_training(
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "csv_log"])
-def test_a_place_that_cannot_be_made_is_said_before_the_first_step(
+def test_a_folder_that_cannot_be_created_is_an_error_before_the_first_step(
     name: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")

@@ -41,7 +41,7 @@ def test_hooks_are_called_in_order(backend: str) -> None:
 
 
 @every_backend
-def test_hooks_are_told_what_their_names_say(backend: str) -> None:
+def test_hooks_get_the_arguments_that_they_name(backend: str) -> None:
     recorder = Recorder()
     trainer = trained(recorder, backend=backend, learning_rate=0.05)
     assert all(values["trainer"] is trainer for _, values in recorder.calls)
@@ -175,7 +175,7 @@ def test_installed_hook_plugins_are_active() -> None:
     assert log.trainings["sgd"] == before + 1
 
 
-def test_an_error_in_a_hook_is_told_to_the_others_and_raised() -> None:
+def test_an_error_in_a_hook_is_passed_to_the_exception_hooks_and_raised() -> None:
     class Fail:
         @hook
         def step_end(self, progress: Progress) -> None:

@@ -120,7 +120,7 @@ def test_a_missing_symbol_is_named() -> None:
         (BETA**-1, r"Pow\(beta, -1.0\) is undefined"),
     ],
 )
-def test_an_undefined_value_says_where(expression: Host, reason: str) -> None:
+def test_an_undefined_host_scalar_names_its_use(expression: Host, reason: str) -> None:
     with pytest.raises(GraphError, match=reason):
         value(expression, beta=0)
 

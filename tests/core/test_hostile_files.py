@@ -542,7 +542,7 @@ def test_what_a_file_says_of_inner_tensors_need_not_be_right() -> None:
     make(model, epochs=1).fit(*regression(rows=20, features=6))
 
 
-def test_element_types_that_there_are_none_of() -> None:
+def test_undefined_element_types_are_refused() -> None:
     model = models.linear()
     model.graph.input[0].type.tensor_type.elem_type = 999
     with pytest.raises(OrtflexError, match=r"999|type|no float parameter to train"):
@@ -580,7 +580,7 @@ ORDERS = ([0, 0], [0, 1, 2], [0, 2], [-1, 0], [1, 1], [0] * 300_000, [0], [2**62
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda o: str(o[:3]))
 @pytest.mark.parametrize("known", [True, False], ids=["rank known", "rank unknown"])
-def test_a_transpose_of_axes_that_are_not_there_is_refused(order: list[int], known: bool) -> None:
+def test_a_transpose_with_missing_axes_is_refused(order: list[int], known: bool) -> None:
     """Whatever a simplification leaves out is refused first where the runtime would refuse it."""
     model = models.linear()
     model.graph.node[0].output[0] = "before"

@@ -93,7 +93,9 @@ def test_a_repository_without_a_model_says_what_it_has(hub: Path) -> None:
 
 
 @pytest.mark.parametrize("filename", [None, "model.onnx"])
-def test_what_is_neither_in_the_cache_nor_in_reach_is_said(hub: Path, filename: str | None) -> None:
+def test_a_repository_that_is_neither_cached_nor_reachable_is_an_error(
+    hub: Path, filename: str | None
+) -> None:
     with pytest.raises(ModelError, match="cannot be reached, and the local cache does not have it"):
         from_hub(filename)
 

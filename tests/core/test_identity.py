@@ -69,7 +69,7 @@ def test_what_changes_the_graph_changes_the_key(options: dict[str, Any]) -> None
     assert key(**options) != key()
 
 
-def test_groups_alike_in_another_place_have_symbols_of_their_own() -> None:
+def test_equal_groups_at_other_positions_have_separate_symbols() -> None:
     x, y = regression(rows=8, features=6)
     frozen = [{"params": "W1", "frozen": True}, {"params": "b*", "rate": 0.5}]
     options: dict[str, Any] = {"backend": "fused", "optimizer": "adam"}

@@ -102,7 +102,7 @@ def test_nodes_of_branches_and_modes_that_are_fed() -> None:
     np.testing.assert_array_equal(models.predict(model, feeds)["Y"], x)
 
 
-def test_exports_keep_the_mode_with_a_warning_unless_told_otherwise(
+def test_exports_keep_the_mode_with_a_warning_unless_inference_is_requested(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = in_training_mode()

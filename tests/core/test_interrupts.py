@@ -105,7 +105,9 @@ def test_ctrl_c_at_any_line_loses_nothing(backend: str, tmp_path: Path) -> None:
 
 @every_backend
 @pytest.mark.parametrize("at", [1, 4, 5, 7])
-def test_who_stops_in_mid_epoch_goes_on_there(backend: str, at: int, tmp_path: Path) -> None:
+def test_a_training_that_stopped_within_an_epoch_continues_there(
+    backend: str, at: int, tmp_path: Path
+) -> None:
     class Stop:
         @hook
         def step_end(self, progress: Progress) -> bool:
@@ -131,7 +133,7 @@ def test_who_stops_in_mid_epoch_goes_on_there(backend: str, at: int, tmp_path: P
             assert mine == pytest.approx(theirs, rel=1e-5)
 
 
-def test_an_interrupted_fit_is_saved_where_it_was_and_the_next_one_begins_anew(
+def test_an_interrupted_fit_is_saved_at_its_position_and_the_next_fit_starts_again(
     tmp_path: Path,
 ) -> None:
     class Press:
@@ -152,7 +154,7 @@ def test_an_interrupted_fit_is_saved_where_it_was_and_the_next_one_begins_anew(
     assert len(trainer.fit(X, Y)) == 2  # a training of its own, interrupted at its seventh step
 
 
-def test_weights_that_a_callback_put_back_are_not_those_of_where_the_training_was(
+def test_weights_that_a_callback_restored_are_not_those_of_the_interruption(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Press:
@@ -175,7 +177,7 @@ def test_weights_that_a_callback_put_back_are_not_those_of_where_the_training_wa
         np.testing.assert_allclose(again.get_state()[name], array, rtol=1e-4, atol=1e-6)
 
 
-def test_a_training_that_was_told_to_end_goes_on_only_if_it_gets_more_epochs(
+def test_a_training_that_a_hook_ended_continues_only_with_more_epochs(
     tmp_path: Path,
 ) -> None:
     class Enough:
@@ -194,7 +196,7 @@ def test_a_training_that_was_told_to_end_goes_on_only_if_it_gets_more_epochs(
     assert bits(again) == bits(undisturbed)
 
 
-def test_the_second_ctrl_c_comes_at_once() -> None:
+def test_the_second_ctrl_c_takes_effect_at_once() -> None:
     with Interrupts() as interrupts:
         interrupts.held = True
         signal.raise_signal(signal.SIGINT)

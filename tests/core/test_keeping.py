@@ -23,7 +23,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 @every_backend
-def test_the_state_comes_back_as_it_was(backend: str) -> None:
+def test_the_last_good_state_is_restored_exactly(backend: str) -> None:
     trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=1, batch_size=8)
     trainer.fit(X, Y)
     engine, good = trainer.engine, Good()

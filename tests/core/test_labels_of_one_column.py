@@ -73,7 +73,7 @@ def source(folder: Path, name: str, y: Array) -> Any:
 @pytest.mark.parametrize(
     "way", ["validation", "npz", "csv", "pieces", "iterable", "step", "float64"]
 )
-def test_every_way_in_takes_them(way: str, tmp_path: Path) -> None:
+def test_every_kind_of_data_may_have_labels_of_one_column(way: str, tmp_path: Path) -> None:
     ends = []
     for y in (FLAT, Y):
         made = trainer(backend="fused")

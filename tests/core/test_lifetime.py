@@ -123,7 +123,7 @@ def _no_collector() -> Iterator[None]:
 @every_backend
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sampled
-def test_a_trainer_goes_with_its_last_reference(backend: str, way: str, tmp_path: Path) -> None:
+def test_a_trainer_is_freed_with_its_last_reference(backend: str, way: str, tmp_path: Path) -> None:
     """Whatever it was used for, and however that ended, a Trainer needs no collector."""
     use, arguments = WAYS[way]
     trainer = make(mlp(), epochs=2, backend=backend, **arguments)
@@ -148,7 +148,7 @@ def test_a_trainer_goes_with_its_last_reference(backend: str, way: str, tmp_path
 
 
 @pytest.mark.usefixtures("_no_collector")
-def test_a_trainer_goes_after_a_callback_has_raised() -> None:
+def test_a_trainer_is_freed_after_a_callback_has_raised() -> None:
     """The traceback of a hook's exception holds the training's frames; it must not be a circle."""
     trainer = make(mlp(), epochs=2, callbacks=[Raising()])
     alive = weakref.ref(trainer)

@@ -357,7 +357,7 @@ def test_an_endless_generator_needs_the_length_of_an_epoch() -> None:
     assert history["rows"] == [40.0] * 3
 
 
-def test_a_generator_that_is_used_up_says_so() -> None:
+def test_an_exhausted_generator_is_an_error() -> None:
     x, y = regression(rows=10)
     trainer = make(models.linear(), epochs=2)
     with pytest.raises(DataError, match="used up after one epoch; give a list"):

@@ -71,7 +71,7 @@ def fails(model: ModelProto) -> None:
 @pytest.mark.parametrize("around", ["y = {}", IN_BRANCH, IN_SCAN, IN_LOOP])
 @pytest.mark.parametrize("body", [SAME, TRUE])
 @pytest.mark.parametrize(("count", "condition"), [("", ""), ("", "yes"), ("many", "")])
-def test_loops_that_nothing_ends_fail_with_their_name(
+def test_endless_loops_fail_with_their_name(
     count: str, condition: str, body: str, around: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_bounds, "MOST_ITERATIONS", 10_000)

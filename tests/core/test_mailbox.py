@@ -61,7 +61,7 @@ def left() -> Iterator[None]:
 
 @HERE
 @pytest.mark.parametrize("what", ["no room", "another machine of the same name", "no folder"])
-def test_without_common_memory_there_are_messages(
+def test_without_shared_memory_processes_use_messages(
     what: str, monkeypatch: pytest.MonkeyPatch, left: None
 ) -> None:
     if what == "no room":

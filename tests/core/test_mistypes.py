@@ -62,7 +62,7 @@ def test_a_file_of_another_name(tmp_path: Path) -> None:
         make(tmp_path / "modle.onnx")
 
 
-def test_predictions_of_nothing_and_weights_of_nobody() -> None:
+def test_wrong_names_of_outputs_and_weights_are_refused() -> None:
     trainer = make(models.mlp())
     with pytest.raises(ConfigError, match="outputs: expected at least one name, got none"):
         trainer.predict(X, outputs=[])

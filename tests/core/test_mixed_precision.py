@@ -338,7 +338,7 @@ def test_onnxruntimes_own_gradients_have_no_precision(backend: str) -> None:
         train(model, x, y, backend=usable(backend), precision=FP16)
 
 
-def test_skipped_steps_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_steps_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     model, x, y = overflowing()
     precision = {"name": FP16, "loss_scale": 65536.0}
     with caplog.at_level(logging.INFO, logger="ortflex"):

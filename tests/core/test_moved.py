@@ -134,7 +134,7 @@ def test_a_pickle_of_0_1_is_read() -> None:
     assert loaded is Trainer
 
 
-def test_nothing_is_imported_for_it() -> None:
+def test_importing_the_core_imports_neither_numpy_nor_onnx() -> None:
     code = "import ortflex_core, sys; print(sorted({'numpy', 'onnx'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

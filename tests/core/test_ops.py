@@ -220,7 +220,7 @@ def test_symbolic_sizes_survive(x: Tensor) -> None:
     assert repr(x.trace.op.Abs(x)) == "<Abs: float32[N, 3]>"
 
 
-def test_a_transposition_that_moves_nothing_is_none() -> None:
+def test_an_identity_transposition_makes_no_node() -> None:
     trace = Trace({"": 17})
     x = trace.input("x", np.float32, (2, 3))
     assert trace.op.Transpose(x, perm=[0, 1]) is x

@@ -140,7 +140,9 @@ SINES = np.stack([np.sin(POSITIONS), np.cos(POSITIONS)], -1).reshape(8, 6)
         (np.float32(3), set()),
     ],
 )
-def test_values_are_told_apart(values: Any, expected: set[str]) -> None:
+def test_evidence_from_values_distinguishes_weights_from_constants(
+    values: Any, expected: set[str]
+) -> None:
     assert {fact.name for fact in evidence.of_values(np.asarray(values))} == expected
 
 
@@ -160,7 +162,7 @@ def test_values_are_told_apart(values: Any, expected: set[str]) -> None:
         ("unity", ""),
     ],
 )
-def test_names_are_told_apart(name: str, expected: str) -> None:
+def test_evidence_from_names_distinguishes_weights_from_constants(name: str, expected: str) -> None:
     assert [fact.name for fact in evidence.of_name(name)] == ([expected] if expected else [])
 
 

@@ -308,7 +308,9 @@ def test_a_backend_that_knows_adam_by_name_does_not_take_another_for_it(rival: P
     assert internals_of(ours).setup.problem.optimizer_name == "adam"
 
 
-def test_switching_ortflex_off_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabling_ortflex_itself_gives_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", "ortflex")
     text = (
         r"unknown optimizer 'sgd': it is a plugin of ortflex .*, which ORTFLEX_DISABLE_PLUGINS switches "

@@ -250,7 +250,9 @@ def test_a_callback_of_rank_0_that_changes_weights_is_refused() -> None:
 
 
 @pytest.mark.parametrize("backend", ["fused", "training_agent"])
-def test_a_checkpoint_goes_on_in_another_number_of_processes(backend: str, tmp_path: Path) -> None:
+def test_a_checkpoint_continues_in_another_number_of_processes(
+    backend: str, tmp_path: Path
+) -> None:
     """4 processes, then 2 that accumulate 2, then one that accumulates 4, of the same step."""
     spec: Any = {"backend": backend} if usable(backend) == "training_agent" else {}
     options = {"optimizer": "adam", **spec}
@@ -368,7 +370,7 @@ def test_a_loss_that_is_not_finite_ends_all_with_the_same_error() -> None:
     assert str(out[0]) == str(out[1])
 
 
-def test_a_process_that_is_gone_ends_the_others() -> None:
+def test_a_process_that_ended_ends_the_others() -> None:
     def job(group: ThreadGroup) -> Any:
         if group.join().rank == 1:
             group.join().close()

@@ -50,7 +50,7 @@ MODULES = [(m, names) for group in public_names.MODULES.values() for m, names in
 @pytest.mark.parametrize(
     ("module", "names"), MODULES, ids=lambda v: v if isinstance(v, str) else ""
 )
-def test_nothing_that_is_listed_goes_away(module: str, names: Any) -> None:
+def test_listed_public_names_are_not_removed(module: str, names: Any) -> None:
     if module.endswith("estimators"):
         pytest.importorskip("sklearn")
     now = dict(zip(*_split(public_names.lines(module, names)), strict=True))
@@ -69,7 +69,7 @@ def _split(lines: list[str]) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.slow
-def test_the_list_is_whole() -> None:
+def test_the_list_of_public_names_is_complete() -> None:
     for module in ("sklearn", "torch"):
         pytest.importorskip(module)
     written = public_names.PAGE.read_text("utf-8")

@@ -137,7 +137,7 @@ BODIES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("c", [0.25, 0.75])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_what_waits_comes_out_right(body: Callable[..., Any], c: float) -> None:
+def test_deferred_quotients_give_the_right_values(body: Callable[..., Any], c: float) -> None:
     """Every way in which a quotient ends, against numpy; ``c`` is known to be positive."""
     check(body, c, gt=0, lt=1)
 

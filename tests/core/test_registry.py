@@ -48,7 +48,7 @@ def test_everything_installed_loads_and_is_what_its_kind_asks_for(kind: str) -> 
             assert loaded.name == name
 
 
-def test_another_s_plugin_comes_in_by_the_same_door(install: Install) -> None:
+def test_plugins_of_other_distributions_are_found_like_built_in_ones(install: Install) -> None:
     install("cube", GOOD, {"ortflex.losses": {"cubed": "cube_module:Cubed"}})
     found = Plugins.discover()
     entry = found["losses"].entry("cubed")
@@ -58,7 +58,7 @@ def test_another_s_plugin_comes_in_by_the_same_door(install: Install) -> None:
     assert history.losses[-1] < history.losses[0]
 
 
-def test_a_broken_plugin_hurts_only_who_asks_for_it(install: Install) -> None:
+def test_a_broken_plugin_is_an_error_only_if_it_is_requested(install: Install) -> None:
     install(
         "wreck",
         "raise RuntimeError('no such card')",
@@ -88,7 +88,7 @@ def test_a_missing_attribute_is_a_broken_plugin(install: Install) -> None:
         Plugins.discover()["losses"].load("cubed")
 
 
-def test_two_of_one_name_are_refused_with_both_owners(install: Install) -> None:
+def test_a_name_of_two_distributions_is_refused_with_both_owners(install: Install) -> None:
     for owner in ("first", "second"):
         install(owner, GOOD, {"ortflex.losses": {"cubed": f"{owner}_module:Cubed"}})
     found = Plugins.discover()
@@ -225,7 +225,7 @@ def test_parameters_are_checked_strictly(spec: Any, text: str) -> None:
         plugins().component("losses", spec)
 
 
-def test_all_problems_of_a_component_are_told_at_once() -> None:
+def test_one_error_lists_all_problems_of_a_component() -> None:
     spec = {"name": "adam", "bta1": 0.9, "beta2": "0.9", "epz": 1}
     with pytest.raises(ConfigError) as caught:
         plugins().component("optimizers", spec)
@@ -235,7 +235,7 @@ def test_all_problems_of_a_component_are_told_at_once() -> None:
         assert part in text
 
 
-def test_a_class_instead_of_an_object_is_told_apart() -> None:
+def test_a_class_instead_of_an_object_has_its_own_hint() -> None:
     cls = plugins()["losses"].load("huber")
     assert issubclass(cls, Loss)
     with pytest.raises(ConfigError, match=r"expected an instance: Huber\(\)"):

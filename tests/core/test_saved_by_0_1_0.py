@@ -34,7 +34,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(a[name], b[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_of_0_1_0_continues_to_the_same_weights(tmp_path: Path) -> None:
     folder = tmp_path / "step-000000024"
     shutil.copytree(SAVED / "checkpoint", folder)
     trainer = Trainer(
