@@ -287,6 +287,20 @@ def run_flower(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", *tests, "-m", "not slow", *session.posargs)
 
 
+@session_for("tests", "peft", "3.11")
+def run_peft(session: nox.Session) -> None:
+    """Adapters next to PEFT, and files of the networks of transformers in several forms."""
+    with reported("tests(peft)"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        # torch's older exporter cannot trace the masks that later versions of transformers make.
+        packages = ("peft==0.21.2", "transformers<5")
+        prepare(session, "stock", "dev", with_torch=True, pins=packages)
+        tests = ("tests/plugins/test_adapters_peft.py", "tests/end_to_end/test_file_forms.py")
+        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+        session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
+
+
 @session_for("tests", "xla", "3.11")
 def run_xla(session: nox.Session) -> None:
     """The backend of JAX: its kit, the table of its operators, and trainings next to fused."""

@@ -128,7 +128,7 @@ def explain_unknown(model: Model) -> Iterator[None]:
             [explanation(model)] if model.unlearned and model.unlearned not in str(error) else []
         )
         if isinstance(error, NoGradientRule | Unsupported):
-            added += model.decomposed.refused.values()
+            added += model.decomposed.explanations()
         if added:
             error.args = ("\n".join([str(error), *added]), *error.args[1:])
         raise

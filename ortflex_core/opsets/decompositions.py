@@ -6,6 +6,7 @@ parameters, gradient rules and backends see standard operators alone. The export
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,10 +46,18 @@ class Decomposed:
     """Sentences about nodes that were decomposed, by the name of their first output."""
     refused: dict[str, str] = attrs.field(factory=dict)
     """Sentences about nodes whose form is not decomposed, likewise."""
+    firsts: dict[tuple[str, str], str] = attrs.field(factory=dict)
+    """Of those, the first one of each operator and reason."""
     origins: dict[str, NodeProto] = attrs.field(factory=dict)
     """The node of the file that each output of an internal node comes from."""
     frozen: dict[str, str] = attrs.field(factory=dict)
     """The initializers that are not trained by default, and why."""
+    typed: set[str] = attrs.field(factory=set)
+    """The outputs of nodes that stay, whose types only the decomposition knows."""
+
+    def explanations(self) -> list[str]:
+        """Sentences for an error: one for each operator and reason that is refused, five at most."""
+        return list(self.firsts.values())[:5]
 
 
 def decompose(
@@ -78,7 +87,7 @@ def decompose(
     out = ModelProto()
     out.CopyFrom(model)
     work.replace(out.graph, {}, {})
-    return (out if work.result.reasons else model), work.result
+    return (out if work.result.reasons or work.result.typed else model), work.result
 
 
 def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
@@ -142,6 +151,15 @@ def load(plugins: Plugins, broken: list[str] | None = None) -> Formulas:
     return found
 
 
+def _refusals(plugins: Plugins) -> dict[Key, str]:
+    """The operators that families refuse in every form, and why."""
+    out: dict[Key, str] = {}
+    for entry in (registry := plugins["decompositions"]):
+        with contextlib.suppress(PluginError):  # it is named where decompositions are loaded
+            out.update(registry.loaded(entry).refusals)
+    return out
+
+
 def _outside(node: NodeProto, opset: int) -> bool:
     """Whether the standard does not have an operator at the opset of the file."""
     return node.domain not in ("", "ai.onnx") or schema(node.op_type, opset, "") is None
@@ -169,6 +187,7 @@ class _Work:
         self.plugins, self.ruled, self.opsets = plugins, ruled, opsets
         self.broken: list[str] = []
         self.formulas = load(plugins, self.broken) if formulas is None else formulas
+        self.refusals = _refusals(plugins)
         self.result = Decomposed()
         self.count = 0
         self._stays: dict[Key, bool] = {}
@@ -212,7 +231,10 @@ class _Work:
                 if k < len(results) and isinstance(results[k], Tensor) and results[k].dtype:
                     values[name] = results[k]
                 elif name:
-                    dtype, shape = types[k] if made else declared.get(name, (0, None))
+                    declared.setdefault(name, (0, None))
+                    dtype, shape = types[k] if types else declared[name]
+                    if types and not made and declared[name][0] == 0:
+                        self._declare(graph, name, dtype, shape)
                     values[name] = trace.input(f"value/{name}", dtype, shape)
         del graph.node[:]
         graph.node.extend(nodes)
@@ -220,28 +242,30 @@ class _Work:
     def _decomposed(
         self, node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, Array]
     ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
-        """The nodes in place of one, and the types of its outputs; empty if it stays."""
+        """The nodes in place of one, and the types of its outputs; no nodes if it stays."""
         key = ("" if node.domain in ("ai.onnx", APART) else node.domain, node.op_type)
         if not _outside(node, self.opsets.get("", 0)):
             return [], []
         if key not in self._stays:
             self._stays[key] = bool(key[0]) and self.ruled(self.plugins, key)
         if self._stays[key]:
-            return [], []
+            return [], self._types(key, node, values, constants)
         if key not in self.formulas:
-            if self.broken:
-                self.result.refused[node.output[0]] = (
-                    f"{_label(node)} of {domain_of(node)} has no decomposition; it may be in a "
-                    f"family that is not installed: {'; '.join(self.broken)}"
+            if key in self.refusals:
+                self._refuse(node, f"is not computed by standard operators {self.refusals[key]}")
+            elif self.broken:
+                self._refuse(
+                    node,
+                    "has no decomposition; it may be in a family that is not installed: "
+                    f"{'; '.join(self.broken)}",
                 )
             return [], []
         entry, formula = self._formula(key)
         try:
-            return self._traced(node, values, constants, entry, formula)
+            call, outputs = self._traced(node, values, constants, entry, formula)
+            return self._replaced(node, call, outputs)
         except NotDecomposed as error:
-            self.result.refused[node.output[0]] = (
-                f"{_label(node)} of {domain_of(node)} is not computed by standard operators {error}"
-            )
+            self._refuse(node, f"is not computed by standard operators {error}")
         except (BrokenPlugin, KeyboardInterrupt):
             raise
         except BaseException as error:  # code of a plugin
@@ -251,6 +275,36 @@ class _Work:
                 f"{entry.remedy}"
             ) from error
         return [], []
+
+    def _refuse(self, node: NodeProto, reason: str) -> None:
+        sentence = f"{_label(node)} of {domain_of(node)} {reason}"
+        self.result.refused[node.output[0]] = sentence
+        self.result.firsts.setdefault((node.op_type, reason), sentence)
+
+    def _types(
+        self,
+        key: Key,
+        node: NodeProto,
+        values: Mapping[str, Tensor],
+        constants: Mapping[str, Array],
+    ) -> list[tuple[int, Shape | None]]:
+        """The types of the outputs of a node that stays, as its decomposition has them.
+
+        onnx infers no types of operators outside the standard, and a rule says nothing of them.
+        """
+        if key not in self.formulas:
+            return []
+        try:
+            _, outputs = self._traced(node, values, constants, *self._formula(key))
+        except Exception:  # the rule is what computes this node
+            return []
+        return _types_of(node, outputs)
+
+    def _declare(self, graph: GraphProto, name: str, dtype: int, shape: Shape | None) -> None:
+        """Write the type of a value into the graph, for the inference of the types after it."""
+        if dtype:
+            graph.value_info.append(helper.make_tensor_value_info(name, dtype, shape))
+            self.result.typed.add(name)
 
     def _formula(self, key: Key) -> tuple[Entry, Decomposition]:
         found = self.formulas[key]
@@ -272,7 +326,8 @@ class _Work:
         constants: Mapping[str, Array],
         entry: Entry,
         formula: Decomposition,
-    ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
+    ) -> tuple[Call, dict[str, Tensor]]:
+        """The call that a formula got, and the outputs of the node by their names."""
         trace = Trace(self.opsets)
         given: dict[str, Tensor] = {}
         for name in filter(None, node.input):
@@ -306,7 +361,13 @@ class _Work:
                 if k >= len(made) or made[k] is None:
                     raise NotDecomposed(f"with output {k}")
                 outputs[name] = made[k]
-        nodes = self._named(node, trace, outputs)
+        return call, outputs
+
+    def _replaced(
+        self, node: NodeProto, call: Call, outputs: Mapping[str, Tensor]
+    ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
+        """The nodes of a formula, and the types of the outputs."""
+        nodes = self._named(node, call.trace, outputs)
         operators = list(dict.fromkeys(n.op_type for n in nodes if n.op_type != "Constant"))
         self.result.reasons[node.output[0]] = (
             f"{_label(node)} of {domain_of(node)} is computed by "
@@ -315,11 +376,7 @@ class _Work:
         for k, reason in call.frozen.items():
             if k < len(node.input) and node.input[k]:
                 self.result.frozen[node.input[k]] = reason
-        types = [
-            (outputs[name].dtype, outputs[name].shape) if name else (0, None)
-            for name in node.output
-        ]
-        return nodes, types
+        return nodes, _types_of(node, outputs)
 
     def _named(
         self, node: NodeProto, trace: Trace, outputs: Mapping[str, Tensor]
@@ -338,6 +395,12 @@ class _Work:
             made.doc_string = ""
             self.result.origins.update(dict.fromkeys(made.output, node))
         return nodes
+
+
+def _types_of(node: NodeProto, outputs: Mapping[str, Tensor]) -> list[tuple[int, Shape | None]]:
+    return [
+        (outputs[name].dtype, outputs[name].shape) if name else (0, None) for name in node.output
+    ]
 
 
 def _plain(tensor: TensorProto) -> bool:

@@ -48,9 +48,17 @@ def is_weight(model: Model, name: str) -> bool:
 
 def way_out(model: Model, nodes: Iterable[NodeProto]) -> str:
     """What to do where every weight is quantized; empty where none is."""
+    nodes = list(nodes)
     if not any(is_weight(model, name) for node in nodes for name in node.input):
         return ""
-    return (
+    text = (
         "its weights are quantized, and quantized weights are frozen. Train the float file, if you like "
         "with QuantizeLinear and DequantizeLinear after its float weights, and quantize it again"
     )
+    whole = {n.op_type: None for n in nodes if n.op_type.startswith("QLinear")}
+    if whole:
+        return (
+            f"{text}. No gradient passes through {', '.join(whole)} (QOperator format); a file quantized "
+            "with quant_format=QuantFormat.QDQ can have adapters"
+        )
+    return f'{text}; or train adapters next to quantized products: adapters="lora"'

@@ -114,7 +114,7 @@ def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list
         )
     reasons = [f"{c.name} ({c.reason})" for c in choices if not c.trained]
     text += f". Left out: {', '.join(reasons[:10])}" if reasons else ""
-    return "\n".join([text, *model.decomposed.refused.values()])
+    return "\n".join([text, *model.decomposed.explanations()])
 
 
 def _by_evidence(model: Model, nodes: list[NodeProto], outputs: Sequence[str]) -> dict[str, Choice]:

@@ -108,10 +108,14 @@ class Decompositions:
     ...     x = node.required(0)
     ...     return [x * op.Sigmoid(x * node.setting("alpha", 1.702))]
 
-    A form that a formula does not compute is ``raise NotDecomposed("with past keys")``.
+    A form that a formula does not compute is ``raise NotDecomposed("with past keys")``; an operator that
+    none can compute is refused with a reason:
+
+    >>> family.refuse("QGemm", reason="because its data are whole numbers")
     """
 
     table: dict[tuple[str, str], Decomposition] = attrs.field(factory=dict)
+    refusals: dict[tuple[str, str], str] = attrs.field(factory=dict)
 
     def operator(
         self, *op_types: str, domain: str = MICROSOFT
@@ -129,6 +133,17 @@ class Decompositions:
             return function
 
         return register
+
+    def refuse(self, *op_types: str, reason: str, domain: str = MICROSOFT) -> None:
+        """Say of operators why they are not decomposed, and what to do.
+
+        Errors and ``ortflex check`` write "QGemm of com.microsoft is not computed by standard
+        operators", then the reason.
+        """
+        for op_type in op_types:
+            if (domain, op_type) in self.table:
+                raise PluginError(f"{op_type} is decomposed and refused in one family")
+            self.refusals[domain, op_type] = reason
 
     def check(self, described: str) -> None:
         """Refuse a table with entries that are not formulas.

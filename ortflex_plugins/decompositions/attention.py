@@ -1,6 +1,7 @@
 """Decompositions of attention in onnxruntime's forms, and of rotary positions.
 
-Source: Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245 (groups of queries).
+Source: Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245 (groups of queries);
+Raffel et al., arXiv:1910.10683 (buckets of relative positions).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from ortflex_core.errors import NotDecomposed
@@ -138,25 +140,55 @@ def _hidden(node: Call, weights: Tensor) -> list[int]:
 def attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
     """Queries, keys and values by one product, then attention; with past keys and values or without."""
     x, weights, bias = node.required(0), node.required(1), node.input(2)
+    node.setting("rotary_embedding_dim", 0)
+    made = op.MatMul(x, weights)
+    made = made if bias is None else made + bias
+    sizes = _hidden(node, weights)
+    return _of_product(op, node, made, sizes, node.input(3), node.input(4), node.input(5))
+
+
+@DECOMPOSITIONS.operator("QAttention")
+def quantized_attention(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """Attention whose product is one of whole numbers; the weights are frozen."""
+    x, weights = node.required(0), node.required(1)
+    scale = node.required(3) * node.required(4)
+    for k in (1, 4, 7):
+        node.freeze(k, "frozen, because it belongs to a quantized weight")
+    zeros = [
+        op.Cast(op.constant(0), to=whole.dtype) if zero is None else zero
+        for whole, zero in ((x, node.input(6)), (weights, node.input(7)))
+    ]
+    made = op.Cast(op.MatMulInteger(x, weights, *zeros), to=TensorProto.FLOAT) * scale
+    made = made + node.required(2)
+    return _of_product(op, node, made, _hidden(node, weights), node.input(5), node.input(8), None)
+
+
+def _of_product(
+    op: Ops,
+    node: Call,
+    made: Tensor,
+    sizes: Sequence[int],
+    mask: Tensor | None,
+    past: Tensor | None,
+    bias: Tensor | None,
+) -> Sequence[Tensor | None]:
+    """Attention of queries, keys and values that are one after the other in the last axis."""
     count = node.setting("num_heads")
     if node.setting("do_rotary", 0):
         raise NotDecomposed("with do_rotary=1, which no CPU kernel computes")
     if node.setting("past_present_share_buffer", 0):
         raise NotDecomposed("with past_present_share_buffer=1")
-    node.setting("rotary_embedding_dim", 0)
-    made = op.MatMul(x, weights)
-    made = made if bias is None else made + bias
-    q, k, v = (_heads(op, t, count) for t in _split(op, made, _hidden(node, weights)))
-    k, v, present = _with_past(op, k, v, node.input(4), node.wants(1))
-    mask, filled = node.input(3), node.setting("mask_filter_value", -10000.0)
-    added = None if mask is None else _masked(op, mask, filled, _size(op, x, 0), _size(op, k, 2))
+    q, k, v = (_heads(op, t, count) for t in _split(op, made, sizes))
+    k, v, present = _with_past(op, k, v, past, node.wants(1))
+    filled = node.setting("mask_filter_value", -10000.0)
+    added = None if mask is None else _masked(op, mask, filled, _size(op, q, 0), _size(op, k, 2))
     y = _attend(
         op,
         q,
         k,
         v,
         scale=node.setting("scale", 0.0),
-        added=[added, node.input(5)],
+        added=[added, bias],
         keep=_causal(op, node, q, k),
     )
     return [y, present]
@@ -340,3 +372,42 @@ def rotary_embedding(op: Ops, node: Call) -> Sequence[Tensor]:
     rows = [angles(op, cache, positions, length) for cache in (cosines, sines)]
     y = rotate(op, heads, rows[0], rows[1], interleaved)
     return [_joined(op, y) if x.rank == 3 else y]
+
+
+def _buckets(count: int, most: int) -> list[int]:
+    """The bucket of each distance 0 … ``most``: one for each near one, then steps of the logarithm."""
+    near = count // 2
+    far = np.maximum(np.arange(most + 1, dtype=np.float32), 1) / np.float32(near)
+    slope = np.float32(math.log(most / near))
+    steps = np.log(far) / slope * np.float32(count - near)
+    far_bucket = np.minimum(near + np.maximum(steps, 0).astype(np.int64), count - 1)
+    return [d if d < near else int(far_bucket[d]) for d in range(most + 1)]
+
+
+@DECOMPOSITIONS.operator("RelativePositionBias")
+def relative_position_bias(op: Ops, node: Call) -> Sequence[Tensor]:
+    """[1, N, S, T]: a weight a head for the bucket of the distance between a query and a key."""
+    table = node.required(0)
+    count, heads = table.shape or (None, None)
+    if not isinstance(count, int) or not isinstance(heads, int):
+        raise NotDecomposed("with a table of unknown size")
+    one, most = op.constant(1), int(node.setting("max_distance", 128))
+    rows, columns = (
+        op.Range(op.constant(0), op.Reshape(node.required(k), op.constant([])), one) for k in (1, 2)
+    )
+    apart = op.Unsqueeze(columns, axes=[0]) - op.Unsqueeze(rows, axes=[1])
+    limit = op.constant(most)
+    if node.setting("is_bidirectional", 0):
+        count_of_side = count // 2
+        later = op.Where(
+            op.Greater(apart, op.constant(0)), op.constant(count_of_side), op.constant(0)
+        )
+        distance = op.Abs(apart)
+    else:
+        count_of_side, later = count, op.constant(0)
+        distance = op.Max(-apart, op.constant(0))
+    of_distance = op.constant(_buckets(count_of_side, most))
+    bucket = op.Gather(of_distance, op.Min(distance, limit)) + later
+    # The kernel reads the table by columns.
+    by_head = op.Reshape(table, op.constant([heads, count]))
+    return [op.Unsqueeze(op.Gather(by_head, bucket, axis=1), axes=[0])]

@@ -11,6 +11,21 @@ from ortflex_plugins.decompositions._activations import activated
 
 DECOMPOSITIONS = Decompositions()
 
+_BLOCKED = (
+    *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
+    *("ReorderInput", "ReorderOutput"),
+)
+"""Operators on channels in blocks, whose size depends on the machine."""
+DECOMPOSITIONS.refuse(
+    *_BLOCKED,
+    domain="com.microsoft.nchwc",
+    reason=(
+        "because its memory layout is that of one machine, which onnxruntime writes at level 3 "
+        "(ORT_ENABLE_ALL): train the file before its optimization, or save it at level 2 "
+        "(ORT_ENABLE_EXTENDED)"
+    ),
+)
+
 _SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 

@@ -104,22 +104,53 @@ def embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
 
     Output 1 is the number of tokens that the mask leaves of each row; the sum is output 2.
     """
+    node.setting("mask_index_type", 0)
+    tables = (node.required(2), node.required(3), node.input(4))
+    x = _embedded(op, node, tables, node.input(8))
+    y = _layer(op, x, node.required(5), node.required(6), node.setting("epsilon", 1e-12))
+    return [y, _tokens(op, node), x]
+
+
+@DECOMPOSITIONS.operator("QEmbedLayerNormalization")
+def quantized_embed_layer_normalization(op: Ops, node: Call) -> Sequence[Tensor | None]:
+    """EmbedLayerNormalization of quantized tables, scale and bias, which are frozen."""
+    floats: list[Tensor | None] = []
+    for k in range(2, 7):  # each has its scale 6 places after it, and its zero point 11
+        whole, scale, zero = node.input(k), node.input(k + 6), node.input(k + 11)
+        for place in (k, k + 6, k + 11):
+            node.freeze(place, "frozen, because it belongs to a quantized weight")
+        if whole is None or scale is None:
+            floats.append(None)
+        else:
+            floats.append(op.DequantizeLinear(whole, scale, zero))
+    words, positions, segments, weight, bias = floats
+    if words is None or positions is None or weight is None:
+        raise NotDecomposed("without tables of words and positions, or without a scale")
+    x = _embedded(op, node, (words, positions, segments), None)
+    y = _layer(op, x, weight, bias, node.setting("epsilon", 1e-12))
+    return [y, _tokens(op, node)]
+
+
+def _embedded(
+    op: Ops,
+    node: Call,
+    tables: tuple[Tensor, Tensor, Tensor | None],
+    positions: Tensor | None,
+) -> Tensor:
+    """The sum of the embeddings of words, positions and segments."""
     words, segments = node.required(0), node.input(1)
-    x = op.Gather(node.required(2), words)
-    positions = node.input(8)
-    table = node.required(3)
     if positions is None:
         length = op.Gather(op.Shape(words), op.constant(1))
         positions = op.Range(op.constant(0), length, op.constant(1))
-    x = x + op.Gather(table, positions)
-    of_segments = node.input(4)
-    if segments is not None and of_segments is not None:
-        x = x + op.Gather(of_segments, segments)
-    y = _layer(op, x, node.required(5), node.required(6), node.setting("epsilon", 1e-12))
+    x = op.Gather(tables[0], words) + op.Gather(tables[1], positions)
+    if segments is not None and tables[2] is not None:
+        x = x + op.Gather(tables[2], segments)
+    return x
+
+
+def _tokens(op: Ops, node: Call) -> Tensor:
+    """The number of tokens that the mask leaves of each row, 0 without one."""
     mask = node.input(7)
-    node.setting("mask_index_type", 0)
-    if mask is None:
-        count = op.ReduceSum(words * 0, axes=[1], keepdims=0)
-    else:
-        count = op.ReduceSum(mask, axes=[1], keepdims=0)
-    return [y, op.Cast(count, to=TensorProto.INT32), x]
+    counted = node.required(0) * 0 if mask is None else mask
+    count = op.ReduceSum(counted, axes=[1], keepdims=0)
+    return op.Cast(count, to=TensorProto.INT32)

@@ -15,6 +15,27 @@ DECOMPOSITIONS = Decompositions()
 FROZEN = "frozen, because it belongs to a quantized weight"
 
 
+_OPERATOR_FORMAT = (
+    *("QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
+    *("QLinearConcat", "QLinearWhere", "QLinearReduceMean", "QLinearAveragePool"),
+    *("QLinearGlobalAveragePool", "QLinearConv", "QGemm"),
+)
+DECOMPOSITIONS.refuse(
+    *_OPERATOR_FORMAT,
+    reason=(
+        "because it computes with whole numbers (QOperator format), through which no gradient passes: "
+        "quantize with quant_format=QuantFormat.QDQ, or train the float file and quantize the result"
+    ),
+)
+DECOMPOSITIONS.refuse(
+    "DynamicQuantizeLSTM",
+    reason=(
+        "because its weights are whole numbers, which are not trained: train the float file and "
+        "quantize the result"
+    ),
+)
+
+
 def _whole_numbers(op: Ops, packed: Tensor, bits: int) -> Tensor:
     """The numbers of ``bits`` bits that are in bytes, the lowest bits first, one more axis of them."""
     if bits == 8:

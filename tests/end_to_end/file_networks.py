@@ -25,6 +25,22 @@ class Taken(nn.Module):
         return getattr(self.network(**given), self.output)
 
 
+class Causal(nn.Module):
+    """The logits of a language model, which gets its mask of the future as a matrix.
+
+    The mask that transformers makes by itself has operators that torch's older exporter lacks.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        length = input_ids.shape[1]
+        future = torch.triu(torch.full((length, length), -1e4), 1)[None, None]
+        return self.network(input_ids=input_ids, attention_mask=future, use_cache=False).logits
+
+
 def ids(words: int = 40) -> torch.Tensor:
     return torch.randint(3, words, (ROWS, LENGTH), generator=torch.Generator().manual_seed(3))
 
@@ -51,9 +67,9 @@ _ENCODER: Mapping[str, int] = {
 _STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def _text(network: nn.Module, output: str = "last_hidden_state", masked: bool = True) -> Made:
-    inputs = {"input_ids": ids()} | ({"attention_mask": mask()} if masked else {})
-    return Taken(network, output, tuple(inputs)), inputs
+def _text(network: nn.Module) -> Made:
+    inputs = {"input_ids": ids(), "attention_mask": mask()}
+    return Taken(network, "last_hidden_state", tuple(inputs)), inputs
 
 
 def bert() -> Made:
@@ -103,7 +119,7 @@ def gpt2() -> Made:
         tie_word_embeddings=False,  # else one gradient of torch belongs to two tensors of a file
         attn_implementation="eager",
     )
-    return _text(GPT2LMHeadModel(config), "logits", masked=False)
+    return Causal(GPT2LMHeadModel(config)), {"input_ids": ids()}
 
 
 def llama() -> Made:
@@ -112,7 +128,7 @@ def llama() -> Made:
     config = LlamaConfig(
         **_ENCODER, num_key_value_heads=2, use_cache=False, attn_implementation="eager"
     )
-    return _text(LlamaForCausalLM(config), "logits", masked=False)
+    return Causal(LlamaForCausalLM(config)), {"input_ids": ids()}
 
 
 def qwen2() -> Made:
@@ -121,7 +137,7 @@ def qwen2() -> Made:
     config = Qwen2Config(
         **_ENCODER, num_key_value_heads=2, use_cache=False, attn_implementation="eager"
     )
-    return _text(Qwen2ForCausalLM(config), "logits", masked=False)
+    return Causal(Qwen2ForCausalLM(config)), {"input_ids": ids()}
 
 
 _PICTURE = {
@@ -186,6 +202,48 @@ def t5() -> Made:
         use_cache=False,
     )
     return _text(T5EncoderModel(config))
+
+
+class Block(nn.Module):
+    """A block of BERT, written out, for environments without transformers."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], self.heads, -1).permute(0, 2, 1, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self._heads(part(x)) for part in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + mask
+        seen = (torch.softmax(scores, -1) @ v).permute(0, 2, 1, 3).contiguous()
+        x = self.first(self.out(seen.view(x.shape[0], x.shape[1], -1)) + x)
+        return self.second(self.down(nn.functional.gelu(self.up(x))) + x)
+
+
+class Encoder(nn.Module):
+    """Embeddings of words and two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(40, 32), nn.LayerNorm(32)
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        keep = attention_mask.unsqueeze(1).unsqueeze(2).to(torch.float32)
+        mask = (1.0 - keep) * -10000.0
+        x = self.norm(self.words(input_ids))
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+def encoder() -> Made:
+    return Encoder(), {"input_ids": ids(), "attention_mask": mask()}
 
 
 # Convolutional networks
@@ -313,6 +371,7 @@ def unet() -> Made:
 
 
 FAMILIES: Mapping[str, Callable[[], Made]] = {
+    "Transformer": encoder,
     "BERT": bert,
     "RoBERTa": roberta,
     "DistilBERT": distilbert,

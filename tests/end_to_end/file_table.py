@@ -43,12 +43,13 @@ def _lines(rows: Rows) -> Iterator[str]:
     yield ""
     yield (
         "Small networks with random weights, exported by torch and treated as their users do: "
-        "by `onnxruntime.transformers.optimizer`, by onnxruntime's own optimizer at level 2 (the file that "
-        "it saves), by conversion to float16, by dynamic quantization to int8 and by quantization of "
-        "matrix products to 4 bits. Each file is trained for one step of plain gradient descent, and the "
+        "by `onnxruntime.transformers.optimizer`, by onnxruntime's own optimizer at levels 2 and 3 "
+        "(the files that it saves with ORT_ENABLE_EXTENDED and ORT_ENABLE_ALL), by conversion to float16, "
+        "by dynamic quantization to int8 (of the optimised file, too) and by quantization of matrix "
+        "products to 4 bits. Each file is trained for one step of plain gradient descent, and the "
         "change of each parameter is compared with torch's gradient of the float32 network. A parameter "
         "is found in torch by its values, so that fused ones, such as queries, keys and values in one "
-        "matrix, are trained and not compared."
+        "matrix, are trained and not compared; what lies before them in the network is."
     )
     yield ""
     yield (
@@ -65,15 +66,28 @@ def _lines(rows: Rows) -> Iterator[str]:
     limits = ", ".join(f"{limit:g} for {form}" for form, limit in TOLERANCES.items())
     yield (
         "A number is the largest ‖gradient − torch's‖ / ‖torch's‖ of the parameters that are compared. "
-        f"The limits are {limits}, and 0.002 for the others: rounded weights have other gradients."
+        f"The limits are {limits}, and 0.002 for the others: rounded weights have other gradients. "
+        "In files with frozen weights of whole numbers, biases, normalizations and embeddings are compared."
     )
+    yield ""
+    yield "## Operators outside the standard in these files"
+    yield ""
+    yield "| form | operators |"
+    yield "|---|---|"
+    for form in FORMS:
+        names = {o for (_, f), found in rows.items() if f == form for o in found.operators}
+        if names:
+            yield f"| {form} | {', '.join(sorted(names))} |"
     others = {key: o for key, o in rows.items() if o.status != "trained"}
     if others:
         yield ""
         yield "## Why not"
         yield ""
+        reasons: dict[tuple[str, str, str], list[str]] = {}
         for (name, form), found in others.items():
-            yield f"- {name}, {form}: {found.status}. {_plain(found.why)}"
+            reasons.setdefault((form, found.status, _plain(found.why)), []).append(name)
+        for (form, status, why), names in reasons.items():
+            yield f"- {form}, {', '.join(names)}: {status}. {why}"
 
 
 def _cell(found: Outcome | None) -> str:
@@ -83,6 +97,9 @@ def _cell(found: Outcome | None) -> str:
 
 
 def _plain(text: str) -> str:
+    """The reason why an operator is not decomposed, if there is one; else the beginning of the text."""
+    if found := re.search(r"(\w+) '.*' of (\S+) (is not computed by standard .*)", text):
+        text = f"{found[1]} of {found[2]} {found[3]}"
     words = " ".join(re.sub(r"\x1b\[\d*m", "", text).split())
     return (words[:300] + " …" if len(words) > 300 else words).replace("<", "‹").replace(">", "›")
 

@@ -258,6 +258,23 @@ def test_its_gradient_rule_makes_another_operator_trainable() -> None:
         np.testing.assert_allclose(trainer.get_state()[n], a - 0.1 * slope, rtol=1e-4, atol=1e-5)
 
 
+def test_what_follows_an_operator_with_a_rule_has_a_type() -> None:
+    """The rule beats the decomposition, which still gives the shape that FusedMatMul needs."""
+    model = quick_gelu_model()
+    del model.graph.value_info[:]
+    model.graph.node[-1].CopyFrom(
+        models.helper.make_node("FusedMatMul", ["h", "V"], ["Y"], domain="com.microsoft", alpha=1.0)
+    )
+    trainer = make(model, epochs=1, batch_size=20, shuffle=False, learning_rate=0.1)
+    assert list(trainer.model.decomposed.reasons) == ["Y"]
+    x, y = regression(rows=20, features=3)
+    trainer.fit(x, y)
+    plain = make(quick_gelu_model(), epochs=1, batch_size=20, shuffle=False, learning_rate=0.1)
+    plain.fit(x, y)
+    for name, array in plain.get_state().items():
+        np.testing.assert_allclose(trainer.get_state()[name], array, rtol=1e-6)
+
+
 def test_without_the_rule_the_operator_is_named() -> None:
     from ortflex_core.errors import Unsupported
     from ortflex_core.registry import Plugins

@@ -14,15 +14,54 @@ from tests.end_to_end.file_networks import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporters
 
-OWN = ["ResNet", "MobileNet", "EfficientNet", "YOLO-like", "U-Net"]
+OWN = ["Transformer", "ResNet", "MobileNet", "EfficientNet", "YOLO-like", "U-Net"]
 """The networks that need no package but torch."""
 
 
-@pytest.mark.parametrize("form", ["level 2", "float16"])
-@pytest.mark.parametrize("name", ["ResNet"])
-def test_convolutional_networks_are_trained(name: str, form: str, tmp_path: Path) -> None:
-    found = outcome(name, form, tmp_path)
+def check(name: str, form: str, folder: Path, *operators: str) -> None:
+    """The file is trained, and has operators outside the standard."""
+    found = outcome(name, form, folder)
     assert (found.status, found.why) == ("trained", "")
+    assert found.compared
+    assert set(operators) <= set(found.operators)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "operators"),
+    [
+        ("Transformer", "transformers.optimizer", ["Attention", "SkipLayerNormalization"]),
+        ("Transformer", "4 bits", ["MatMulNBits"]),
+        ("ResNet", "level 2", ["FusedConv"]),
+        ("ResNet", "float16", []),
+    ],
+)
+def test_files_are_trained(name: str, form: str, operators: list[str], tmp_path: Path) -> None:
+    check(name, form, tmp_path, *operators)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "operators"),
+    [
+        ("BERT", "transformers.optimizer", ["EmbedLayerNormalization", "Attention"]),
+        ("GPT-2", "dynamo", []),
+        ("Llama", "level 2", ["FusedMatMul", "QuickGelu", "SimplifiedLayerNormalization"]),
+        ("Qwen2", "4 bits", ["MatMulNBits"]),
+        ("T5 encoder", "transformers.optimizer", ["RelativePositionBias", "Attention"]),
+    ],
+)
+def test_files_of_transformers_are_trained(
+    name: str, form: str, operators: list[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    check(name, form, tmp_path, *operators)
+
+
+def test_a_file_for_one_machine_is_refused(tmp_path: Path) -> None:
+    found = outcome("ResNet", "level 3", tmp_path)
+    if not any(name.startswith("Reorder") for name in found.operators):
+        pytest.skip("onnxruntime leaves the layout as it is on this machine")
+    assert found.status == "refused"
+    assert "save it at level 2 (ORT_ENABLE_EXTENDED)" in found.why
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -134,6 +135,17 @@ def normalization() -> list[Case]:
         call(embed, ids, segments, *tables, mask, np.concatenate([positions] * 2)),
         call(embed, ids, None, *without),
     ]
+    small = np.array(0.02, np.float32)
+    for given in (segments, None):
+        wide = [RNG.integers(0, 255, a.shape).astype(np.uint8) for a in tables]
+        zeros = [np.array(v, np.uint8) for v in (120, 130, 128, 90, 127)]
+        if given is None:
+            wide[2], zeros[2] = None, None  # type: ignore[call-overload]
+        steps = [small * (k + 1) for k in range(5)]
+        scales = [None if w is None else s for w, s in zip(wide, steps, strict=True)]
+        made = call("QEmbedLayerNormalization", ids, given, *wide, mask, *scales, *zeros)
+        settings = {"outputs": (True, True), "constants": (*range(2, 7), *range(8, 18))}
+        cases.append(attrs.evolve(made, smooth=False, tolerance=1e-4, **settings))
     for k, case in enumerate(cases):
         if case.op_type == embed and len(case.outputs) == 1:
             cases[k] = attrs.evolve(case, outputs=(True, True))
@@ -264,6 +276,71 @@ def rotary() -> list[Case]:
     return cases
 
 
+def quantized_heads() -> list[Case]:
+    """QAttention: its input and weights are whole numbers, with a zero point or without."""
+    b, s, h, n = 2, 3, 8, 2
+    x = RNG.integers(0, 255, (b, s, h)).astype(np.uint8)
+    weights = RNG.integers(-90, 90, (h, 3 * h)).astype(np.int8)
+    one, scale = np.array(0.02, np.float32), np.array(0.01, np.float32)
+    zeros = [np.array(120, np.uint8), np.array(3, np.int8)]
+    mask, columns = whole([1, 1, 0], [1, 1, 1]), np.abs(draw(3 * h, scale=0.01))
+    of_columns = RNG.integers(-9, 9, 3 * h).astype(np.int8)
+    return [
+        attrs.evolve(
+            call("QAttention", x, weights, draw(3 * h), one, *inputs, num_heads=n, **settings),
+            constants=(1, 4, 7),
+            smooth=False,
+            tolerance=1e-4,
+        )
+        for inputs, settings in (
+            ([scale, mask, *zeros], {}),
+            ([scale, None, *zeros], {"unidirectional": 1}),
+            ([columns, mask, zeros[0], of_columns], {}),
+        )
+    ]
+
+
+def bucket_of(distance: int, count: int, most: int) -> int:
+    """T5's bucket of a distance of 0 or more."""
+    near = count // 2
+    if distance < near:
+        return distance
+    far = math.log(distance / near) / math.log(most / near) * (count - near)
+    return min(near + int(far), count - 1)
+
+
+def positions() -> list[Case]:
+    """No CPU kernel computes RelativePositionBias."""
+    cases = []
+    for both, buckets, most, queries, keys in ((1, 8, 20, 30, 30), (0, 6, 10, 3, 15)):
+
+        def reference(
+            table: Array,
+            q: Array,
+            k: Array,
+            both: int = both,
+            buckets: int = buckets,
+            most: int = most,
+        ) -> Array:
+            own = table.reshape(-1).reshape(2, buckets)  # by columns
+            out = np.zeros((1, 2, int(q[0]), int(k[0])), np.float32)
+            for i, j in np.ndindex(*out.shape[2:]):
+                if both:
+                    place = bucket_of(abs(j - i), buckets // 2, most) + buckets // 2 * (j > i)
+                else:
+                    place = bucket_of(max(i - j, 0), buckets, most)
+                out[0, :, i, j] = own[:, place]
+            return out
+
+        sizes = [np.array([n]) for n in (queries, keys)]
+        made = call("RelativePositionBias", draw(buckets, 2), *sizes)
+        settings = {"max_distance": most, "is_bidirectional": both}
+        # The number of buckets is known in every file: the table is a weight.
+        made = attrs.evolve(made, attributes=settings, constants=(0,), smooth=False)
+        cases.append(attrs.evolve(made, reference=reference))
+    return cases
+
+
 def quantization() -> list[Case]:
     cases = []
     for bits in (2, 4, 8):
@@ -303,7 +380,7 @@ FAMILIES: Mapping[str, Sequence[Case]] = {
     "matmul": matmul(),
     "convolution": convolution(),
     "normalization": normalization(),
-    "attention": [*of_heads(), *apart(), *groups(), *rotary()],
+    "attention": [*of_heads(), *apart(), *groups(), *rotary(), *quantized_heads(), *positions()],
     "quantization": quantization(),
 }
 """The cases of each family of ours."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from onnx import ModelProto, helper, numpy_helper
 
 from ortflex import Trainer
 from ortflex_core import check_model
-from ortflex_core.errors import BrokenPlugin, ModelError, NotDecomposed, Unsupported
+from ortflex_core.errors import BrokenPlugin, ModelError, NotDecomposed, OrtflexError, Unsupported
 from ortflex_core.model import Model
 from ortflex_core.protocols import Decompositions
 from ortflex_core.runtime import require_runtime
@@ -122,6 +124,64 @@ def test_a_form_that_is_not_decomposed_is_named_with_its_reason() -> None:
         Trainer(alone, loss="squared_error")
     with pytest.raises(Unsupported, match=text):
         Trainer(model, loss="squared_error", backend="fused").step((draw(2, 4), draw(2, 2)))
+
+
+REFUSED = {
+    ("com.microsoft.nchwc", "ReorderInput"): (1, 1, r"at level 2 \(ORT_ENABLE_EXTENDED\)"),
+    ("com.microsoft", "QLinearAdd"): (8, 1, r"QOperator format.*QuantFormat\.QDQ"),
+    ("com.microsoft", "QGemm"): (9, 1, r"QOperator format.*QuantFormat\.QDQ"),
+    ("com.microsoft", "DynamicQuantizeLSTM"): (
+        12,
+        3,
+        "train the float file and quantize the result",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", REFUSED, ids=lambda key: key[1])
+def test_an_operator_that_no_formula_computes_says_what_to_do(key: tuple[str, str]) -> None:
+    count, outputs, text = REFUSED[key]
+    names = ["y", "", ""][:outputs]
+    node = helper.make_node(key[1], ["h"] * count, names, name="odd", domain=key[0])
+    model = network([helper.make_node("MatMul", ["x", "V"], ["h"]), node], {"V": draw(4, 3)})
+    model.opset_import.append(helper.make_opsetid("com.microsoft.nchwc", 1))
+    text = f"{key[1]} 'odd' of {key[0]} is not computed by standard operators because .*{text}"
+    report = check_model(model, "squared_error")
+    assert report.nodes[1].status == "no rule"
+    assert re.search(text, report.nodes[1].reason)
+    with pytest.raises(OrtflexError, match=text):
+        Trainer(model, loss="squared_error", backend="fused").step((draw(2, 4), draw(2, 2)))
+
+
+def test_an_error_explains_each_operator_once() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "V"], ["h0"])]
+    for k in range(8):
+        inputs, name = [f"h{k}"], f"h{k + 1}" if k < 7 else "y"
+        nodes.append(helper.make_node("QLinearSigmoid", inputs * 5, [name], domain="com.microsoft"))
+    made = Model(network(nodes, {"V": draw(4, 3)})).decomposed
+    assert (len(made.refused), len(made.explanations())) == (8, 1)
+
+
+def test_a_file_in_operator_format_is_refused_with_the_form_to_use(tmp_path: Path) -> None:
+    """onnxruntime's own quantizer writes QLinearMatMul into the standard's domain."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    if require_runtime().version_info < (1, 22):
+        pytest.skip("the quantizer of this runtime needs an older onnx")
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        rows = iter([{"x": draw(8, 4)}])
+
+        def get_next(self) -> Any:
+            return next(self.rows, None)
+
+    onnx.save(
+        network([helper.make_node("MatMul", ["x", "V"], ["y"])], {"V": draw(4, 3)}), tmp_path / "f"
+    )
+    form = quantization.QuantFormat.QOperator
+    quantization.quantize_static(tmp_path / "f", tmp_path / "q", Reader(), quant_format=form)
+    assert "QLinearMatMul" in [n.op_type for n in onnx.load(tmp_path / "q").graph.node]
+    with pytest.raises(ModelError, match=r"QLinearMatMul \(QOperator format\).*QuantFormat\.QDQ"):
+        Trainer(tmp_path / "q", loss="squared_error")
 
 
 def test_nodes_in_the_branches_of_an_if_are_decomposed() -> None:
