@@ -21,7 +21,7 @@ from ortflex_core.errors import ModelError, Unsupported
 from ortflex_core.model.model import Model
 from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.opsets import shape_inference
-from ortflex_core.protocols import Adapter, calls
+from ortflex_core.protocols import Adapter, Product, calls
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 _log = logging.getLogger("ortflex")
@@ -30,11 +30,20 @@ _log = logging.getLogger("ortflex")
 def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
     """The model with these adapters in place of those that it has; without any, the model.
 
+    Values of ``model.adapter_values`` are taken, once, in place of first values, which an adapter may
+    read from files that are gone.
+
     Raises:
         ModelError, BrokenPlugin: as :class:`AdaptedModel`.
     """
     base = model.base if isinstance(model, AdaptedModel) else model
-    return AdaptedModel(base, adapters, seed) if adapters else base
+    stored, base.adapter_values = base.adapter_values, {}
+    return AdaptedModel(base, adapters, seed, stored) if adapters else base
+
+
+def frozen_values(model: Model) -> dict[str, Array]:
+    """The tensors of a model's adapters that are not trained, by their names."""
+    return {n: model.initializer(n) for n, trained in model.attached.items() if not trained}
 
 
 class AdaptedModel(Model):
@@ -44,13 +53,20 @@ class AdaptedModel(Model):
         base: the model.
         adapters: those that are attached, in this order.
         seed: of their first values.
+        stored: values to take instead of first values, by the names of tensors.
 
     Raises:
         ModelError: targets that mean nothing, or two adapters of one label at one module.
         BrokenPlugin: an adapter gives something else than its kind asks for.
     """
 
-    def __init__(self, base: Model, adapters: Sequence[Adapter], seed: int) -> None:
+    def __init__(
+        self,
+        base: Model,
+        adapters: Sequence[Adapter],
+        seed: int,
+        stored: Mapping[str, Array] | None = None,
+    ) -> None:
         self.__dict__.update(base.__dict__)
         self.__dict__.pop("initializers", None)
         self.base = base
@@ -60,13 +76,13 @@ class AdaptedModel(Model):
         self.attachments: list[Attached] = []
         for k, adapter in enumerate(adapters):
             where = "adapters" if len(adapters) == 1 else f"adapters[{k}]"
-            self._attach(adapter, where, seed)
+            self._attach(adapter, where, seed, stored or {})
         own = {spec.name: a.adapter.frozen for a in self.attachments for spec in a.tensors.values()}
         self.attached = {name: not frozen for name, frozen in own.items()}
         self._build()
         self._warn()
 
-    def _attach(self, adapter: Adapter, where: str, seed: int) -> None:
+    def _attach(self, adapter: Adapter, where: str, seed: int, stored: Mapping[str, Array]) -> None:
         modules: dict[str, list[Place]] = {}
         for place in self.places:
             modules.setdefault(place.product.module, []).append(place)
@@ -75,12 +91,18 @@ class AdaptedModel(Model):
                 f"{where}: {self.label} has no product by a constant matrix (MatMul, Gemm, 1×1 Conv) "
                 "that an adapter could be attached to"
             )
-        with calls.calling(adapter, "select"):
-            chosen = list(adapter.select([found[0].product for found in modules.values()], where))
+        products = [found[0].product for found in modules.values()]
+        kept = {p: t for p in products if (t := self._stored(p, adapter.label, stored))}
+        if kept:
+            chosen = list(kept)
+        else:
+            with calls.calling(adapter, "select"):
+                chosen = list(adapter.select(products, where))
         for product in chosen:
             # The first values of a module do not depend on the other modules.
             key = zlib.crc32(f"{adapter.label}/{product.module}".encode())
-            given = calls.first_values(adapter, product, np.random.default_rng([seed, key]))
+            generator = np.random.default_rng([seed, key])
+            given = kept.get(product) or calls.first_values(adapter, product, generator)
             dtype = modules[product.module][0].dtype
             tensors = {}
             for tensor, array in given.items():
@@ -105,6 +127,20 @@ class AdaptedModel(Model):
             )
         for line in dict.fromkeys(line for p in chosen for line in adapter.warnings(p)):
             _log.warning("%s: %s", where, line)
+
+    def _stored(
+        self, product: Product, label: str, stored: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """The tensors of an adapter at a module among stored ones, by their names in the adapter."""
+        names = {n: n.removeprefix(f"{product.module}.") for n in stored}
+        ends = {n: own.removesuffix(f".{label}") if label else own for n, own in names.items()}
+        return {
+            own: stored[n]
+            for n, own in ends.items()
+            if n == initializer_name(product, own, label)
+            and "." not in own
+            and n not in self.base._initializers
+        }
 
     def _build(self) -> None:
         base = self.base

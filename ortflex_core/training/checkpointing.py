@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from ortflex_core import class_paths
+from ortflex_core.adapters import frozen_values
 from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
 from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
-from ortflex_core.model.model import Model
+from ortflex_core.model.model import Model, as_model
 from ortflex_core.process_groups import joining
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
@@ -94,6 +95,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
         "parameter": live.state(),
         "slot": live.slots(),
         "buffer": live.buffers(),
+        "adapter": frozen_values(trainer.model),
     }
     standing.written = checkpoint.write(
         folder,
@@ -175,6 +177,12 @@ def _made(
     cls: type[T], found: Checkpoint, model: Any, plugins: Plugins | None, arguments: Any
 ) -> T:
     try:
+        own = found.record.arguments.get("adapters")
+        if own and arguments.get("adapters") == own and not isinstance(model, Model):
+            # Adapters that began with the values of a file do not need it any more.
+            plugins = plugins or Plugins.discover()
+            model = as_model(model, arguments.get("free_batch", False), plugins)
+            model.adapter_values = found.part("parameter") | found.part("adapter")
         return cls(model, plugins=plugins, **arguments)
     except TypeError as error:
         text = f"the checkpoint {str(found.folder)!r} is broken: {error}"

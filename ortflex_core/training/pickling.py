@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ortflex_core.adapters import frozen_values
 from ortflex_core.checkpoints.checkpoint import Saved
-from ortflex_core.model.model import Model
+from ortflex_core.model.model import Model, as_model
 from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.internals import internals_of
 from ortflex_core.types import Array
@@ -28,6 +29,7 @@ class Packed:
     model: bytes
     arguments: Mapping[str, Any]
     weights: Mapping[str, Array]
+    frozen_adapters: Mapping[str, Array]
     standing: Standing
     saved: Saved
     history: Any
@@ -50,6 +52,7 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
         model=Model.export(trainer.model, {}).SerializeToString(),
         arguments=inner.arguments,
         weights=live.state(),
+        frozen_adapters=frozen_values(trainer.model),
         standing=attrs.evolve(
             standing,
             manual=now,
@@ -68,7 +71,11 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
 
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
     """The Trainer of a pickle; it compiles at its first use."""
-    made = cls(packed.model, **packed.arguments)
+    model: Model | bytes = packed.model
+    if packed.arguments.get("adapters"):
+        model = as_model(packed.model, packed.arguments["free_batch"])
+        model.adapter_values = {**packed.weights, **packed.frozen_adapters}
+    made = cls(model, **packed.arguments)
     inner = internals_of(made)
     inner.live.replace(packed.weights)
     inner.live.standing, made.history_ = packed.standing, packed.history

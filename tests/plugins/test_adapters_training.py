@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,38 @@ def test_a_frozen_adapter_of_other_values_is_another_training(tmp_path: Path) ->
 
     save_file(pairs(seed=8), tmp_path / "style" / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"lora_.\.style"):
-        Trainer.resume(tmp_path / "saved", plugins=plugins())
+        trainer(adapters=[style, {**LORA, "label": "task"}], epochs=2).restore(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("change", ["values", "rank", "modules", "gone"])
+def test_a_training_goes_on_without_the_folder_it_began_with(change: str, tmp_path: Path) -> None:
+    """The checkpoint has the values of adapters, of frozen ones, too."""
+    x, y = data()
+    path, other = folder(tmp_path / "task", pairs()), folder(tmp_path / "style", pairs(seed=5))
+    task = Lora.from_peft(path, label="task")
+    style = Lora.from_peft(other, label="style", frozen=True)
+    whole = trainer(adapters=[task, style])
+    for k in range(6):
+        if k == 3:
+            whole.save(tmp_path / "saved")
+            packed = pickle.dumps(whole)
+        whole.step((x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]))
+    for place in (path, other):
+        shutil.rmtree(place)
+        if change == "values":
+            folder(place, pairs(seed=9))
+        elif change == "rank":
+            folder(place, {n: np.repeat(a, 2, np.argmin(a.shape)) for n, a in pairs().items()}, r=4)
+        elif change == "modules":
+            folder(place, {n: a for n, a in pairs().items() if "fc" in n})
+    for rest in (Trainer.resume(tmp_path / "saved", plugins=plugins()), pickle.loads(packed)):
+        for k in range(3, 6):
+            rest.step((x[8 * k : 8 * k + 8], y[8 * k : 8 * k + 8]))
+        same(whole.get_state(), rest.get_state())
+        np.testing.assert_array_equal(rest.predict(x), whole.predict(x))
+    if change == "gone":
+        with pytest.raises(ConfigError, match=r"is not a folder of PEFT.*Trainer\.resume"):
+            trainer(adapters=[task, style])
 
 
 def test_copies_have_the_adapters() -> None:
