@@ -27,12 +27,16 @@ _TYPE_ATTRIBUTES = frozenset(
 
 
 def half_types(model: ModelProto) -> list[int]:
-    """The types among float16 and bfloat16 that initializers, constants and Casts have."""
+    """The types among float16 and bfloat16 that initializers, constants and Casts have.
+
+    A Cast of a float32 file that only rounds, since all that read it cast it back, does not count.
+    """
     found: set[int] = set()
     for graph in _graphs(model.graph):
         tensors = [*graph.initializer, *(t for n in graph.node for t in _tensors(n))]
         found.update(t.data_type for t in tensors if t.data_type in HALF)
-        found.update(a.i for n in graph.node for a in _type_attributes(n))
+        casts = _roundings(model)
+        found.update(a.i for n in graph.node for a in _type_attributes(n) if not _is_one(n, casts))
         values = graph.input if graph is model.graph else ()
         found.update(v.type.tensor_type.elem_type for v in values)
     return sorted(found & set(HALF))
@@ -47,12 +51,16 @@ def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
         return model
     out = ModelProto()
     out.CopyFrom(model)
+    casts = _roundings(out)
     for graph in _graphs(out.graph):
         for tensor in graph.initializer:
             _raise_tensor(tensor)
         for value in (*graph.input, *graph.output, *graph.value_info):
-            _raise_type(value.type)
+            if value.name not in casts:
+                _raise_type(value.type)
         for node in graph.node:
+            if _is_one(node, casts):
+                continue
             for tensor in _tensors(node):
                 _raise_tensor(tensor)
             for attribute in _type_attributes(node):
@@ -111,6 +119,41 @@ def note(types: Iterable[int]) -> str:
     if not names:
         return ""
     return f"the file's {names} tensors are computed and trained as float32; exports keep {names}"
+
+
+def _roundings(model: ModelProto) -> set[str]:
+    """The outputs of Casts to a half type in a float32 file that only Casts to other types read.
+
+    Such a pair of Casts is there to round. In a file of a half type a converter puts them at the
+    borders of operators that it leaves in float32.
+    """
+    graphs = list(_graphs(model.graph))
+    readers: dict[str, list[NodeProto]] = {}
+    for graph in graphs:
+        values = graph.input if graph is model.graph else ()
+        if any(t.data_type in HALF for t in graph.initializer) or any(
+            v.type.tensor_type.elem_type in HALF for v in values
+        ):
+            return set()
+        for node in graph.node:
+            if any(t.data_type in HALF for t in _tensors(node)):
+                return set()
+            for name in node.input:
+                readers.setdefault(name, []).append(node)
+    given = {o.name for graph in graphs for o in graph.output}
+    short = {
+        n.output[0] for g in graphs for n in g.node if n.op_type == "Cast" and _type_attributes(n)
+    }
+    return {
+        name
+        for name in short - given
+        if readers.get(name)
+        and all(n.op_type == "Cast" and not _type_attributes(n) for n in readers[name])
+    }
+
+
+def _is_one(node: NodeProto, roundings: set[str]) -> bool:
+    return node.op_type == "Cast" and node.output[0] in roundings
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:

@@ -90,7 +90,6 @@ def export_step(
     state = {e.port: e for e in step.entries if e.name and e.port.role in STATE}
     outputs = [o.name for o in problem.model.outputs]
     predict = predict_graph(problem, outputs, state)
-    manifest = _manifest(content, step, predict, rows, steps_per_run)
     arrays = {e.name: _value(content, e) for e in state.values()}
     tensors = {
         e.name: state_file.Tensor(role=e.port.role, of=e.port.of, slot=e.port.slot)
@@ -99,10 +98,18 @@ def export_step(
     for name, array in content.resting.items():
         key = f"frozen/{name}"
         arrays[key], tensors[key] = array, state_file.Tensor(role="frozen", of=name)
+    graphs = {STEP: step, PREDICT: predict}
+    used = sorted({name for graph in graphs.values() for name in graph.frozen.values()})
+    frozen = {name: buffer_value(problem, name) for name in used}
+    left_out = _too_large({**frozen, **arrays})
+    manifest = _manifest(content, step, predict, rows, steps_per_run, left_out)
     target = folders.resolve(folder)
     try:
         with folders.replacing(target, _foreign) as fresh:
-            _write_graphs(fresh, problem, {STEP: step, PREDICT: predict}, arrays)
+            if not left_out:
+                made = training_info(step, predict, {**frozen, **arrays})
+                write_flushed(fresh / TRAINING, made.SerializeToString(deterministic=True))
+            _write_graphs(fresh, graphs, frozen)
             attached = getattr(problem.model, "attachments", ())
             adapters = [a.describe() for a in dict.fromkeys(a.adapter for a in attached)]
             place = fresh / state_file.NAME
@@ -139,7 +146,12 @@ def _value(content: Content, entry: Entry) -> Array:
 
 
 def _manifest(
-    content: Content, step: PortableGraph, predict: PortableGraph, rows: int | None, steps: int
+    content: Content,
+    step: PortableGraph,
+    predict: PortableGraph,
+    rows: int | None,
+    steps: int,
+    left_out: Sequence[Missing],
 ) -> Manifest:
     problem, classes = content.problem, content.classes
     return Manifest(
@@ -153,26 +165,24 @@ def _manifest(
         predict=tuple(map(Item.of_entry, predict.entries)),
         classes=None if classes is None else tuple(classes.tolist()),
         schedule=json.loads(json.dumps(dict(content.schedule), default=str)),
-        not_portable=tuple(content.missing),
+        not_portable=(*content.missing, *left_out),
     )
 
 
-def _write_graphs(
-    folder: Path,
-    problem: Problem,
-    graphs: Mapping[str, PortableGraph],
-    state: Mapping[str, Array],
-) -> None:
-    """Write the graphs; tensors of the model that both read are in one file where they are large.
+def _too_large(arrays: Mapping[str, Array]) -> tuple[Missing, ...]:
+    """That the training information is left out, where the one message that it is would be too large."""
+    size = sum(array.nbytes for array in arrays.values())
+    if size <= model_file.HUGE:
+        return ()
+    why = f"its tensors have {size / 2**30:.2f} GB, and a file with them inside holds 2 GB at most"
+    instead = f"{STEP} with {state_file.NAME} is the same step"
+    return (Missing(what="file", name=TRAINING, why=why, instead=instead),)
 
-    The training information is one message, and left out where that would be too large.
-    """
-    used = sorted({name for graph in graphs.values() for name in graph.frozen.values()})
-    arrays = {name: buffer_value(problem, name) for name in used}
-    whole = {**arrays, **state}
-    if sum(array.nbytes for array in whole.values()) <= model_file.HUGE:
-        made = training_info(graphs[STEP], graphs[PREDICT], whole)
-        write_flushed(folder / TRAINING, made.SerializeToString(deterministic=True))
+
+def _write_graphs(
+    folder: Path, graphs: Mapping[str, PortableGraph], arrays: Mapping[str, Array]
+) -> None:
+    """Write the graphs; tensors of the model that both read are in one file where they are large."""
     outside: dict[str, tuple[int, int]] = {}
     if sum(array.nbytes for array in arrays.values()) > model_file.HUGE:
         with open(folder / FROZEN, "wb") as out:

@@ -242,6 +242,34 @@ def test_subgraphs_and_constants_are_raised() -> None:
     assert not np.allclose(*losses)
 
 
+@pytest.mark.parametrize("to", [BF16, F16])
+@every_backend
+def test_casts_of_a_float32_file_round(backend: str, to: int) -> None:
+    """To a half type and back: the values are rounded as torch rounds them, and gradients pass."""
+    torch = pytest.importorskip("torch")
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 5] X) => (float[N, 2] Y) '
+        f"<float[5, 2] w> {{ h = MatMul (X, w) s = Cast <to = {to}> (h) Y = Cast <to = 1> (s) }}"
+    )
+    file = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(3)
+    weights = rng.standard_normal((5, 2)).astype(np.float32)
+    file.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    x, y = (rng.standard_normal((16, n)).astype(np.float32) for n in (5, 2))
+    trainer = make(file, backend=backend, optimizer="sgd", learning_rate=0.1)
+    half = torch.bfloat16 if to == BF16 else torch.float16
+    w = torch.tensor(weights, requires_grad=True)
+    out = (torch.tensor(x) @ w).to(half).to(torch.float32)
+    np.testing.assert_allclose(trainer.predict(x), out.detach(), rtol=1e-6)
+    trainer.step((x, y))
+    ((out - torch.tensor(y)) ** 2).mean().backward()
+    wanted = weights - 0.1 * w.grad.numpy()
+    # torch rounds the gradient of a Cast, too.
+    np.testing.assert_allclose(trainer.get_state()["w"], wanted, atol=2e-3)
+    assert np.abs(trainer.get_state()["w"] - weights).max() > 1e-2
+    assert trainer.export().graph.node == file.graph.node
+
+
 def test_check_says_what_is_done() -> None:
     report = check_model(half_models.converted(models.mlp(), F16))
     assert any("float16 tensors are computed and trained as float32" in n for n in report.notes)

@@ -258,6 +258,24 @@ def test_a_group_that_starts_later_is_named_and_its_state_is_kept(tmp_path: Path
     assert [(m.what, m.name) for m in manifest.not_portable] == [("group", "W1")]
 
 
+def test_training_information_of_large_models_is_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ortflex_core.model import onnx_file
+
+    X, y = regression(16, 5)
+    trainer = fused(models.mlp((5, 400, 1)), params=["!W1"])
+    compile_for(trainer, (X, y), fixed=False)
+    trainer.export_step(tmp_path / "small")
+    assert (tmp_path / "small" / "training_info.onnx").exists()
+    monkeypatch.setattr(onnx_file, "HUGE", 2**12)
+    trainer.export_step(tmp_path / "large")
+    assert not (tmp_path / "large" / "training_info.onnx").exists()
+    (one,) = open_step(tmp_path / "large").manifest.not_portable
+    assert (one.what, one.name) == ("file", "training_info.onnx")
+    assert "2 GB at most" in one.why
+
+
 def test_what_is_not_portable_is_named(tmp_path: Path) -> None:
     trainer = fused(
         models.mlp(), schedule="plateau", metrics=["rmse"], callbacks=["early_stopping"]
