@@ -261,14 +261,14 @@ def test_a_group_that_starts_later_is_named_and_its_state_is_kept(tmp_path: Path
 def test_training_information_of_large_models_is_left_out_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortflex_core.model import onnx_file
+    from ortflex_core.onnx_files import model_file
 
     X, y = regression(16, 5)
     trainer = fused(models.mlp((5, 400, 1)), params=["!W1"])
     compile_for(trainer, (X, y), fixed=False)
     trainer.export_step(tmp_path / "small")
     assert (tmp_path / "small" / "training_info.onnx").exists()
-    monkeypatch.setattr(onnx_file, "HUGE", 2**12)
+    monkeypatch.setattr(model_file, "HUGE", 2**12)
     trainer.export_step(tmp_path / "large")
     assert not (tmp_path / "large" / "training_info.onnx").exists()
     (one,) = open_step(tmp_path / "large").manifest.not_portable
