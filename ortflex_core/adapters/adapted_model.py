@@ -11,6 +11,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
@@ -18,10 +19,11 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from ortflex_core.adapters.branches import Attached, initializer_name, insert_branches
 from ortflex_core.adapters.products import Place, find_products
 from ortflex_core.errors import ModelError, Unsupported
-from ortflex_core.model.model import Model
+from ortflex_core.model.model import Model, as_model
 from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.opsets import shape_inference
 from ortflex_core.protocols import Adapter, Product, calls
+from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
 _log = logging.getLogger("ortflex")
@@ -39,6 +41,27 @@ def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
     base = model.base if isinstance(model, AdaptedModel) else model
     stored, base.adapter_values = base.adapter_values, {}
     return AdaptedModel(base, adapters, seed, stored) if adapters else base
+
+
+def with_values(
+    source: Any,
+    arguments: Mapping[str, Any],
+    values: Mapping[str, Array],
+    plugins: Plugins | None = None,
+) -> Any:
+    """The model of a training that goes on, whose adapters do not need the files that they began with.
+
+    Args:
+        source: of the model, which is returned where a Trainer of these arguments has no adapters.
+        arguments: those of the Trainer.
+        values: by the names of tensors.
+        plugins: as for a Model.
+    """
+    if not arguments.get("adapters") or isinstance(source, Model):
+        return source
+    model = as_model(source, bool(arguments.get("free_batch")), plugins or Plugins.discover())
+    model.adapter_values = values
+    return model
 
 
 def frozen_values(model: Model) -> dict[str, Array]:

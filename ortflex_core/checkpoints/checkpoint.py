@@ -76,10 +76,11 @@ class Checkpoint:
         """The user's model, with the weights the training started from."""
         return self.folder / _MODEL / _GRAPH
 
-    def part(self, kind: str) -> dict[str, Array]:
-        """The arrays of a kind: ``parameter``, ``slot`` or ``buffer``."""
+    def part(self, *kinds: str) -> dict[str, Array]:
+        """The arrays of kinds: ``parameter``, ``slot``, ``buffer``, ``adapter`` (of frozen ones)."""
         return {
             name.removeprefix(f"{kind}/"): array
+            for kind in kinds
             for name, array in self.arrays.items()
             if name.startswith(f"{kind}/")
         }

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from ortflex_core import class_paths
-from ortflex_core.adapters import frozen_values
+from ortflex_core.adapters import frozen_values, with_values
 from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
 from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
-from ortflex_core.model.model import Model, as_model
+from ortflex_core.model.model import Model
 from ortflex_core.process_groups import joining
 from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
@@ -176,17 +176,12 @@ def _refuse_files(arguments: Mapping[str, Any], folder: Path) -> None:
 def _made(
     cls: type[T], found: Checkpoint, model: Any, plugins: Plugins | None, arguments: Any
 ) -> T:
+    if arguments.get("adapters") == found.record.arguments.get("adapters"):
+        model = with_values(model, arguments, found.part("parameter", "adapter"), plugins)
     try:
-        own = found.record.arguments.get("adapters")
-        if own and arguments.get("adapters") == own and not isinstance(model, Model):
-            # Adapters that began with the values of a file do not need it any more.
-            plugins = plugins or Plugins.discover()
-            model = as_model(model, arguments.get("free_batch", False), plugins)
-            model.adapter_values = found.part("parameter") | found.part("adapter")
         return cls(model, plugins=plugins, **arguments)
     except TypeError as error:
-        text = f"the checkpoint {str(found.folder)!r} is broken: {error}"
-        raise CheckpointError(text) from error
+        raise CheckpointError(f"the checkpoint {str(found.folder)!r} is broken: {error}") from error
 
 
 def _trains(trainer: Trainer, names: Iterable[str]) -> bool:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.adapters import frozen_values
+from ortflex_core.adapters import frozen_values, with_values
 from ortflex_core.checkpoints.checkpoint import Saved
-from ortflex_core.model.model import Model, as_model
+from ortflex_core.model.model import Model
 from ortflex_core.training.checkpointing import Standing
 from ortflex_core.training.internals import internals_of
 from ortflex_core.types import Array
@@ -29,7 +29,6 @@ class Packed:
     model: bytes
     arguments: Mapping[str, Any]
     weights: Mapping[str, Array]
-    frozen_adapters: Mapping[str, Array]
     standing: Standing
     saved: Saved
     history: Any
@@ -51,8 +50,7 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
     packed = Packed(
         model=Model.export(trainer.model, {}).SerializeToString(),
         arguments=inner.arguments,
-        weights=live.state(),
-        frozen_adapters=frozen_values(trainer.model),
+        weights={**live.state(), **frozen_values(trainer.model)},
         standing=attrs.evolve(
             standing,
             manual=now,
@@ -71,13 +69,9 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
 
 def rebuilt(cls: type[Trainer], packed: Packed) -> Trainer:
     """The Trainer of a pickle; it compiles at its first use."""
-    model: Model | bytes = packed.model
-    if packed.arguments.get("adapters"):
-        model = as_model(packed.model, packed.arguments["free_batch"])
-        model.adapter_values = {**packed.weights, **packed.frozen_adapters}
-    made = cls(model, **packed.arguments)
+    made = cls(with_values(packed.model, packed.arguments, packed.weights), **packed.arguments)
     inner = internals_of(made)
-    inner.live.replace(packed.weights)
+    inner.live.replace({name: packed.weights[name] for name in inner.live.state()})
     inner.live.standing, made.history_ = packed.standing, packed.history
     tell = inner.hooks.callables(made).get("checkpoint_loading")
     if tell is not None:
