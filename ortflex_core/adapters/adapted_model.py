@@ -49,7 +49,7 @@ def with_values(
     values: Mapping[str, Array],
     plugins: Plugins | None = None,
 ) -> Any:
-    """The model of a training that goes on, whose adapters do not need the files that they began with.
+    """The model of a training that continues, whose adapters do not need the files that they began with.
 
     Args:
         source: of the model, which is returned where a Trainer of these arguments has no adapters.

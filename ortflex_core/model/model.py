@@ -83,7 +83,7 @@ class Model:
         """The types of the file that are raised to float32."""
         self._raise_half = raise_half
         self.adapter_values: Mapping[str, Array] = {}
-        """Of a training that goes on: the values that adapters get, by the names of their tensors."""
+        """Of a training that continues: the values that adapters get, by the names of their tensors."""
         self.unlearned = ""
         """Why a run of the model did not show the shapes that inference lacks (see ``shape_probe``)."""
         self.proto, self.files = model_file.load(source, self.label)

@@ -70,8 +70,8 @@ def read_config(folder: Path) -> Config:
             if (folder / "adapter_model.bin").is_file():
                 hint = "; it has adapter_model.bin: save it again with safe_serialization=True"
             raise ConfigError(
-                f"{str(folder)!r} is not a folder of PEFT: it has no {name}{hint}. A training that began "
-                "with it goes on without it: Trainer.resume(checkpoint)"
+                f"{str(folder)!r} is not a folder of PEFT: it has no {name}{hint}. A training that started "
+                "with it continues without it: Trainer.resume(checkpoint)"
             )
     try:
         entries = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

@@ -99,7 +99,9 @@ def test_a_frozen_adapter_of_other_values_is_another_training(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("change", ["values", "rank", "modules", "gone"])
-def test_a_training_goes_on_without_the_folder_it_began_with(change: str, tmp_path: Path) -> None:
+def test_a_training_continues_without_the_folder_it_started_with(
+    change: str, tmp_path: Path
+) -> None:
     """The checkpoint has the values of adapters, of frozen ones, too."""
     x, y = data()
     path, other = folder(tmp_path / "task", pairs()), folder(tmp_path / "style", pairs(seed=5))
