@@ -4,10 +4,11 @@
 NOX := .venv/bin/nox
 REPORTS := .nox/reports
 
-.PHONY: help demo test test-all lint types package bench docs clean
+.PHONY: help demo check test test-all lint types package bench docs clean
 
 help:
 	@echo "make demo      fine-tune a classifier on handwritten digits"
+	@echo "make check     a first look after a change: ruff, spelling, mypy, the tests of the core with one runtime"
 	@echo "make test      the tests with each runtime, ruff and mypy, and a table at the end"
 	@echo "make test-all  the slow tests too"
 	@echo "make bench     microseconds a step, compared with torch, scikit-learn and JAX (WORKLOADS=\"W1 W5\")"
@@ -21,6 +22,10 @@ $(NOX): .ci/bootstrap
 
 demo lint types docs package: $(NOX)
 	@$(NOX) --session $@
+
+check: $(NOX)
+	@$(NOX) --session lint types
+	@$(NOX) --session "tests(stock)" -- tests/core
 
 bench: $(NOX)
 	@$(NOX) --tags bench

@@ -160,12 +160,16 @@ def one_line(name: str, outcome: str, reason: str = "") -> dict[str, Any]:
 
 @nox.session(tags=["tests"])
 def lint(session: nox.Session) -> None:
-    """The rules and the format of ruff; ``-- --fix`` repairs and formats."""
+    """The rules and the format of ruff, and spelling; ``-- --fix`` repairs and formats."""
     with reported("lint"):
-        session.install("ruff")
+        session.install("ruff", "codespell")
         fix = "--fix" in session.posargs
         session.run("ruff", "check", *(["--fix"] if fix else []), ".")
         session.run("ruff", "format", *([] if fix else ["--check"]), ".")
+        # Tests misspell words on purpose, to see what an error suggests.
+        pages = sorted(p.name for p in ROOT.glob("*.md"))
+        session.run("codespell", *pages, "docs", "ortflex.py", "ortflex_core", "ortflex_plugins")
+        session.run("codespell", "--ignore-words", "tests/misspelt.txt", "tests", "noxfile.py")
 
 
 @nox.session(tags=["tests"])

@@ -72,6 +72,8 @@ html_sidebars = {"index": []}
 ORDER = (
     "plot_export_from_torch.py",
     "plot_finetune_convolutional.py",
+    "plot_bert.py",
+    "plot_lora.py",
     "plot_finetune_pipeline.py",
     "plot_grid_search.py",
     "plot_time_series.py",

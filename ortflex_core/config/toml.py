@@ -61,7 +61,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     """The keys and the value of ``key=value``; a value that is not TOML is a string.
 
     Raises:
-        ConfigError: no ``=``, or keys that are not TOML's.
+        ConfigError: no ``=``, keys that are not TOML's, or a list or a table that is not.
 
     >>> parse_override("optimizer.beta1=0.8"), parse_override("loss=huber")
     ((('optimizer', 'beta1'), 0.8), (('loss',), 'huber'))
@@ -82,7 +82,22 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     while isinstance(nested, dict):
         ((name, nested),) = nested.items()
         keys.append(name)
-    return tuple(keys), _value(value.strip())
+    value = value.strip()
+    parsed = _value(value)
+    if parsed == value and value[:1] + value[-1:] in ("[]", "{}"):
+        raise ConfigError(
+            f"{text}: {value} is not TOML; a shell removes quotation marks, so put the whole in others: "
+            + f"'{key.strip()}={_WORD.sub(_quoted, value)}'"
+        )
+    return tuple(keys), parsed
+
+
+# Words of a list, and values of a table, that have lost their quotation marks.
+_WORD = re.compile(r"(?<![\w\"'.-])(?!(?:true|false)\b)[A-Za-z][\w./-]*(?!\s*=)(?![\w\"'./-])")
+
+
+def _quoted(word: re.Match[str]) -> str:
+    return f'"{word[0]}"'
 
 
 def _value(text: str) -> Any:

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from html import escape
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -90,9 +91,9 @@ class Display:
         self, step: int, epoch: int, loss: float, rate: float, work: Mapping[str, float]
     ) -> None:
         speed = work["rows"] / max(work["seconds"], 1e-9)
-        fields = {"loss": f"{loss:.4g}", "rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
-        if self._scores:
-            fields[""] = self._scores
+        scores = {"": self._scores} if self._scores else {}
+        rest = {"rate": f"{rate:.3g}", "rows/s": f"{speed:,.0f}"}
+        fields = {"loss": f"{loss:.4g}", **scores, **rest}
         if self._view is not None:
             self._view.update(step, epoch, fields)
 
@@ -118,14 +119,19 @@ class _Bar:
             TextColumn,
             TimeRemainingColumn,
         )
+        from rich.table import Column
 
+        # In a narrow terminal the text is cut, not the bar and the numbers.
+        whole = partial(Column, no_wrap=True)
+        width = len(f"{total}/{total}") if total is not None else 8
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
+            TextColumn("epoch {task.fields[epoch]}", table_column=whole(min_width=9)),
+            BarColumn(bar_width=14, table_column=whole(min_width=10)),
+            MofNCompleteColumn(table_column=whole(min_width=width)),
+            TextColumn("{task.fields[text]}", table_column=whole(overflow="ellipsis", ratio=1)),
+            TimeRemainingColumn(table_column=whole(min_width=7)),
             console=console,
+            expand=True,
         )
         self._task = self._progress.add_task("training", total=total, epoch="1", text="")
         self._progress.start()

@@ -162,11 +162,14 @@ def _show(history: History, folder: Path) -> None:
         for name in history.columns:
             if name.startswith(_RESULTS):
                 values: list[Any] = history[name]
+                if name == "penalty" and not any(values):
+                    continue
                 shown = (values[0], values[-1], min(values), max(values))
                 table.add_row(name, *(f"{v:.5g}" for v in shown))
         seconds, rows = sum(history["seconds"]), sum(history["rows"])
         console = Console(highlight=False)
         console.print(table)
         speed = rows / seconds if seconds else 0.0
-        console.print(f"{len(history)} epochs in {seconds:.2f} s, {speed:,.0f} rows/s")
+        epochs = "1 epoch" if len(history) == 1 else f"{len(history)} epochs"
+        console.print(f"{epochs} in {seconds:.2f} s, {speed:,.0f} rows/s")
     click.echo(f"wrote {folder}")

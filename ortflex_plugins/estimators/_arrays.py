@@ -23,7 +23,15 @@ def given(estimator: Any) -> onnx.ModelProto:
     model = estimator.model
     wrong = not isinstance(model, str | os.PathLike | bytes | onnx.ModelProto)
     if wrong or (isinstance(model, str) and not os.path.exists(model)):
-        hint = "" if wrong else f"; there is no such file; {suggest(model, ['linear'])}"
+        hint = (
+            f"; there is no such file; {suggest(model, ['linear'])}"
+            if isinstance(model, str)
+            else ""
+        )
+        if isinstance(
+            model, int | list | tuple
+        ):  # as the first argument of scikit-learn's networks
+            hint = f"; for layers of such sizes write hidden_layer_sizes={model!r}"
         raise ModelError(
             f"{type(estimator).__name__}.model: expected the path of a file, its bytes, a ModelProto, "
             f"'linear' or None, got {model!r}{hint}"

@@ -103,13 +103,18 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
         seconds["validation"] = validation
     if seconds:
         figures.append(_figure("Seconds an epoch", charts.lines(seconds)))
-    timed = {str(k): float(v) * 1e6 for k, v in measures.get("parts", {}).items() if _number(v)}
+    timed = {str(k): float(v) for k, v in measures.get("parts", {}).items() if _number(v)}
     if timed:
+        scale, unit = next(
+            ((s, u) for s, u in ((1.0, "s"), (1e3, "ms")) if max(timed.values()) * s >= 1),
+            (1e6, "µs"),
+        )
+        timed = {name: value * scale for name, value in timed.items()}
         colors = {kind: line for kind, (_, line, _) in COLORS.items()}
         note = (
             "measured by onnxruntime's profiler after the training, operator by operator, unfused"
         )
-        chart = charts.shares(timed, colors, "µs")
+        chart = charts.shares(timed, colors, unit)
         figures.append(_figure("Time of the parts of a step", chart, note))
     notes = "".join(
         f'<p class="note">{html.text(str(note))}</p>' for note in measures.get("notes", ())

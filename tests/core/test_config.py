@@ -226,6 +226,25 @@ def test_values_are_toml_or_text(text: str, value: Any) -> None:
     assert parse_override(f"key={text}") == (("key",), value)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("metrics=[accuracy]", '["accuracy"]'),
+        ("metrics=[r2, mae]", '["r2", "mae"]'),
+        ("optimizer={name=adam, beta1 = 0.8}", '{name="adam", beta1 = 0.8}'),
+        ("groups=[{params=[layer.1/W], frozen = true}]", '[{params=["layer.1/W"], frozen = true}]'),
+        ('penalty={name="l2", at=head}', '{name="l2", at="head"}'),
+    ],
+)
+def test_lists_that_lost_their_quotation_marks_name_what_to_type(typed: str, meant: str) -> None:
+    key = typed.partition("=")[0]
+    with pytest.raises(ConfigError, match="a shell removes quotation marks") as caught:
+        parse_override(typed)
+    hint = str(caught.value).partition("in others: ")[2]
+    assert hint == f"'{key}={meant}'"
+    parse_override(hint.strip("'"))
+
+
 # ---------------------------------------------------------------------- files
 
 

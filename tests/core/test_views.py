@@ -6,6 +6,7 @@ import html.parser
 import json
 import logging
 import math
+import re
 import sys
 import types
 from pathlib import Path
@@ -170,6 +171,20 @@ def test_a_bar_ends_full_and_has_the_validation(capfd: pytest.CaptureFixture[str
     text = "\n".join(fitted(capfd, progress=True, batch_size=10))
     assert "9/9" in text
     assert "validation_loss" in text
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_narrow_terminal_cuts_the_text_not_the_numbers(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    make(models.linear(), progress=True, epochs=30, batch_size=4, metrics=["r2", "mae"]).fit(
+        X, Y, validation_data=(X, Y)
+    )
+    last = capfd.readouterr().err.rstrip().splitlines()[-1]
+    assert re.match("epoch 30 +━{14} 300/300 loss [0-9.]+ ", last)
+    assert "…" in last
+    assert len(last) <= columns
 
 
 def test_an_endless_training_has_a_bar_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,6 +320,7 @@ def test_mistakes_are_value_errors_that_name_them() -> None:
     fails("early_stopping: expected True or False, got 'no'", early_stopping="no")
     fails("there is no such file; did you mean 'linear'", ModelError, model="linaer")
     fails("expected the path of a file, .* got 7", ModelError, model=7)
+    fails(r"got \(16,\); .* write hidden_layer_sizes=\(16,\)", ModelError, model=(16,))
     fails("an estimator has one loss, got 2", loss=["hinge", "log_loss"])
     with pytest.raises(ValueError, match="y mixes labels of the types NoneType, int, str"):
         OrtClassifier(**SHORT).fit(x, np.array(["a", 1, None], dtype=object)[y])

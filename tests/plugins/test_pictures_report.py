@@ -81,6 +81,16 @@ def test_the_page_shows_what_was_trained(folder: Path) -> None:
     assert "MatMul" in words or "Gemm" in words
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.03195, "31.95 ms, 75%"), (2.5e-5, "25 µs, 75%"), (1.5, "1.5 s, 75%")]
+)
+def test_times_of_the_parts_have_a_unit_that_fits(folder: Path, seconds: float, words: str) -> None:
+    measures = json.loads((folder / "measures.json").read_text())
+    measures["parts"] = {"forward": seconds, "loss": seconds / 3}
+    (folder / "measures.json").write_text(json.dumps(measures))
+    assert words in Page(report(folder)).words
+
+
 def test_the_page_loads_nothing(folder: Path) -> None:
     page = Page(report(folder))
     for tag, attributes in page.tags:
