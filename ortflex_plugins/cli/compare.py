@@ -35,12 +35,12 @@ def compare(
     """Train the same steps on every available backend, and show where they differ.
 
     RECIPE and KEY=VALUE are those of `ortflex train`. Every step starts from the same weights and
-    takes the same batch; nothing is written. Exits with 1 if a backend differs from the reference
+    uses the same batch; nothing is written. Exits with 1 if a backend differs from the reference
     by more than float32 rounding explains.
 
-    With --time the steps are those of a training with several steps a run, as `backend = "fastest"`
-    measures them: milliseconds a step, the seconds until the graphs are compiled and until the first
-    step is done. Exits with 1 if no backend can train.
+    With --time, it measures the steps as `backend = "fastest"` does, with several steps per run:
+    milliseconds per step, and the seconds until the graphs are compiled and until the first step is
+    done. Exits with 1 if no backend can train.
     """
     from ortflex_core import Trainer
     from ortflex_core.comparison import compare as run

@@ -16,7 +16,7 @@ def evaluate(run: Path, data: str | None, as_json: bool) -> None:
     """Print loss and metrics of a trained model on data.
 
     RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the one
-    of the training; by default the recipe's validation data, where it names any, else its data. The
+    of the training; by default the recipe's validation data, if it names any, else its data. The
     recipe's losses and metrics are computed over all rows, in inference mode.
     """
     from ortflex_plugins.cli import trained

@@ -46,7 +46,7 @@ def export_step(
 
     RECIPE is a TOML file as for `ortflex train`; KEY=VALUE overrides it. The folder gets step.onnx,
     predict.onnx, state.safetensors and manifest.json, for a loop in Python, JavaScript, C# or C++
-    without ortflex. `ortflex apply-state` brings the weights back into the model. The types of labels
+    without ortflex. `ortflex apply-state` writes the weights back into the model. The types of labels
     and sample weights are those of the recipe's data.
     """
     from ortflex_core import Trainer

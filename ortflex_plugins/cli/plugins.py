@@ -72,9 +72,9 @@ def _status(registry: Registry, entry: Entry, check: bool) -> str:
 def plugins(what: str | None, as_json: bool, check: bool) -> None:
     """List the installed plugins, those of a kind, or the parameters of one.
 
-    Without KIND or NAME, everything that is installed and its distributions; with a kind (losses,
-    loss), its plugins with a line about each; with a name (adam), what it is and its parameters.
-    Exits with 1 if one of them is broken.
+    Without KIND or NAME, it lists all installed plugins and their distributions; with a kind (losses,
+    loss), the plugins of the kind with one line each; with a name (adam), its description and
+    parameters. Exits with 1 if one of them is broken.
     """
     discovered = Plugins.discover()
     table = rows(discovered, check)

@@ -27,9 +27,9 @@ _EVERY = 5
 def report(folders: tuple[Path, ...], output: Path | None, watch: bool) -> None:
     """Write a page about a training: curves, times, weights, graph, recipe, versions.
 
-    FOLDERS are what `ortflex train` wrote; of several the page compares curves, results and the keys
-    of the recipes that differ. The page is one file that loads nothing from anywhere. Of a training
-    that is running it shows the epochs so far, and a browser loads the page again by itself.
+    FOLDERS are run folders that `ortflex train` wrote. For several folders the page compares curves,
+    results and the keys that differ between the recipes. The page is a single file that loads nothing
+    from other places. For a running training it shows the epochs so far, and reloads automatically.
     """
     from ortflex_core.files import write_bytes
     from ortflex_plugins.pictures.report import report as page

@@ -46,14 +46,14 @@ def train(
     """Train a model with the settings of a TOML file.
 
     RECIPE is the file (`ortflex init` writes one); KEY=VALUE overrides it, for example epochs=5,
-    optimizer.beta1=0.8 or optimizer=adam. The run folder gets recipe.toml (every default spelled
-    out), versions.json, trained.onnx, history.csv, measures.json and, where matplotlib is installed,
-    loss.png; `ortflex report` makes a page of it.
+    optimizer.beta1=0.8 or optimizer=adam. The run folder gets recipe.toml (with every default),
+    versions.json, trained.onnx, history.csv, measures.json and, if matplotlib is installed,
+    loss.png; `ortflex report` turns it into a page.
 
     Ctrl-C ends the training and keeps the results so far. With the callback `checkpoint` in the
-    recipe, --resume continues from the newest checkpoint, to the same bits. A recipe that differs
-    from the checkpoint's is refused with the names of the keys. An output folder with a run is
-    refused without --resume or --force, and so is one in which a training is running.
+    recipe, --resume continues from the newest checkpoint, to the same bits. If the recipe differs
+    from that of the checkpoint, it is refused, and the error names the keys. An output folder with a
+    finished or running training is refused without --resume or --force.
     """
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
