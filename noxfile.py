@@ -329,7 +329,8 @@ def run_openvino(session: nox.Session) -> None:
         prepare(session, "stock", "openvino", "dev")
         environment = {"OMP_NUM_THREADS": "1"}
         pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
-        session.run(*pytest, "tests/plugins/test_openvino.py", env=environment)
+        tests = ("tests/plugins/test_openvino.py", "tests/plugins/test_openvino_operators.py")
+        session.run(*pytest, *tests, env=environment)
         kit = ("tests/plugins/test_conformance.py", "-k", "Backends and openvino")
         session.run(*pytest, *kit, env=environment)
 

@@ -91,7 +91,7 @@ class OpenVinoBackend(Backend):
         try:
             if problem.updating.accumulate > 1 and (reasons := HostEngine.reasons(problem)):
                 return reasons
-            check_problem(problem, self.inference_precision)
+            check_problem(problem, self.inference_precision, self._steps())
         except _REFUSALS as error:
             return [str(error)]
         return []
@@ -101,5 +101,7 @@ class OpenVinoBackend(Backend):
 
         if problem.updating.accumulate > 1:
             return AccumulatingEngine(problem, device, self.inference_precision)
-        steps = None if self.steps_per_run == "auto" else int(self.steps_per_run)
-        return OpenVinoEngine(problem, device, self.inference_precision, steps)
+        return OpenVinoEngine(problem, device, self.inference_precision, self._steps())
+
+    def _steps(self) -> int | None:
+        return None if self.steps_per_run == "auto" else int(self.steps_per_run)

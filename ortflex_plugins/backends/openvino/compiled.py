@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import GraphProto
 
 from ortflex_core.errors import Unsupported
 from ortflex_core.graph import Key, Program
 from ortflex_core.runtime import get_program
-from ortflex_core.types import dtype_name
+from ortflex_plugins.backends.openvino.differences import (
+    differences,
+    node_name,
+    replace_abs,
+    replace_copies,
+)
 
-_WIDE = (TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.STRING)
-"""Types that OpenVINO does not compute with on a CPU: it would silently take 32 bits."""
 _NOISE = ("Exception from", "Check '", "FrontEnd API", "Model wasn't", "Summary", "To facilitate")
 
 
@@ -71,9 +74,10 @@ def _compile(
     from openvino.passes import MakeStateful, Manager
 
     proto = program.proto()
-    for reason in _refusals(proto.graph):
-        raise Unsupported(reason)
-    _replace_abs(proto.graph)
+    if reasons := list(differences(proto.graph)):
+        raise Unsupported("; ".join(reasons[:4]))
+    replace_abs(proto.graph)
+    replace_copies(proto.graph)
     for info in proto.graph.input:
         if info.name in shapes:
             sizes = info.type.tensor_type.shape
@@ -99,59 +103,6 @@ def _compile(
     except RuntimeError as error:  # OpenVINO's only class, made in C++
         raise Unsupported(_reason(str(error), proto.graph)) from error
     return Compiled(program, made, {k: before + after for k, (before, after) in pairs.items()})
-
-
-def _replace_abs(graph: GraphProto) -> None:
-    """Write |x| as max(x, -x).
-
-    OpenVINO moves an Abs before a Concat, and other readers of the Concat then read absolute values, too
-    (seen in 2026.4: Adamax on joined parameters went in one direction only).
-    """
-    nodes = []
-    for node in graph.node:
-        if node.op_type == "Abs" and not node.domain:
-            x, (y,) = node.input[0], node.output
-            nodes.append(
-                NodeProto(op_type="Neg", name=f"{node.name}/negative", input=[x], output=[f"{y}/-"])
-            )
-            node = NodeProto(op_type="Max", name=node.name, input=[x, f"{y}/-"], output=[y])
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                _replace_abs(attribute.g)
-        nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _refusals(graph: GraphProto) -> Iterator[str]:
-    """Reasons why a graph would be computed with fewer bits than it asks for."""
-    for dtype, what in _typed(graph):
-        if dtype in _WIDE:
-            yield (
-                f"{what} has the type {dtype_name(dtype)}, which OpenVINO does not compute with on a CPU"
-            )
-
-
-def _typed(graph: GraphProto) -> Iterator[tuple[int, str]]:
-    """Where a type enters a graph: inputs, constants, and attributes of operators."""
-    for info in graph.input:
-        yield info.type.tensor_type.elem_type, f"the input {info.name!r}"
-    for tensor in graph.initializer:
-        yield tensor.data_type, f"the constant {tensor.name!r}"
-    for node in graph.node:
-        name = node_name(node)
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t.data_type, name
-            elif attribute.type == AttributeProto.GRAPH:
-                yield from _typed(attribute.g)
-            elif attribute.name in ("to", "dtype"):
-                yield attribute.i, name
-
-
-def node_name(node: NodeProto) -> str:
-    """An operator with its node, for messages."""
-    return f"{node.op_type} (node {node.name or node.output[0]!r})"
 
 
 def _reason(text: str, graph: GraphProto) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from ortflex_core.data import Batch, Block
@@ -43,8 +44,14 @@ def columns_of(problem: Problem) -> tuple[TensorSpec, ...]:
     return tuple({s.name: s for s in specs}.values())
 
 
-def check_problem(problem: Problem, precision: str) -> None:
-    """Compile what a step of whole batches needs, if the shapes of its data are known.
+def usual_steps(problem: Problem) -> int:
+    """How many steps a graph has: several where a step is short."""
+    nodes = programs_of(problem, 1, problem.batch_size)[0].nodes
+    return steps_per_run(problem, nodes, _MOST_NODES)
+
+
+def check_problem(problem: Problem, precision: str, steps: int | None = None) -> None:
+    """Compile what whole batches need, if the shapes of their data are known.
 
     Raises:
         Unsupported: what OpenVINO cannot do.
@@ -54,14 +61,16 @@ def check_problem(problem: Problem, precision: str) -> None:
         alone = gradient_program(problem, rows=rows, relu_mask="Sign")
         programs = [split_draws(alone)[0], update_program(problem)]
     else:
-        programs = [programs_of(problem, 1, rows)[0]]
+        steps = usual_steps(problem) if steps is None else steps
+        programs = [programs_of(problem, steps, rows)[0]]
     ports = problem.column_ports
     known: dict[Key, tuple[int, ...]] = {}
     for spec in columns_of(problem):
         rest = [d for d in (spec.shape or ("batch",))[1:] if isinstance(d, int)]
         if spec.shape is None or len(rest) < len(spec.shape) - 1:
             return  # sizes that only the data tell: the first batch decides
-        known[ports[spec.name]] = (rows, *rest)
+        for step in range(steps or 1):
+            known[attrs.evolve(ports[spec.name], step=step)] = (rows, *rest)
     for program in programs:
         own = {k: s for k, s in known.items() if k in program.takes}
         compile_program(program, own, threads=problem.threads, precision=precision)
@@ -185,10 +194,7 @@ class OpenVinoEngine:
         """Whether the arrays have the current state."""
         self._kept: dict[Key, Array] = {}
         self._step = self._kept_step = self._runs = 0
-        if steps is None:
-            nodes = programs_of(problem, 1, problem.batch_size)[0].nodes
-            steps = steps_per_run(problem, nodes, _MOST_NODES)
-        self.steps_per_run = steps
+        self.steps_per_run = usual_steps(problem) if steps is None else steps
 
     # Training ----------------------------------------------------------------------------------
 

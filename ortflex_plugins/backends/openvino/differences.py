@@ -1,0 +1,160 @@
+"""Where OpenVINO computes something else than the standard says, seen in 2026.4 by comparison.
+
+What is here is refused: the graph would compile, and give wrong numbers. The tests compare the gradients
+of every operator with onnxruntime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from ortflex_core.types import Array, dtype_name, numpy_dtype
+
+_WIDE = (TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.STRING)
+"""Types that OpenVINO does not compute with on a CPU: it would silently take 32 bits."""
+Given = Mapping[str, Any]
+"""The attributes of a node."""
+_ONE_SIZE = ("half_pixel", "asymmetric", "pytorch_half_pixel")
+
+
+def _attributes(node: NodeProto) -> Given:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _input(node: NodeProto, place: int) -> str:
+    return node.input[place] if place < len(node.input) else ""
+
+
+def _resize(given: Given) -> str:
+    place = given.get("coordinate_transformation_mode", b"half_pixel").decode()
+    if given.get("antialias") or given.get("exclude_outside"):
+        return "antialias or exclude_outside"
+    if given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        return "keep_aspect_ratio_policy"
+    if given.get("mode", b"nearest") != b"nearest" and place not in _ONE_SIZE:
+        return f"coordinate_transformation_mode = {place!r}"
+    return ""
+
+
+_BY_ATTRIBUTES: Mapping[str, Callable[[Given], str]] = {
+    "BatchNormalization": lambda a: "training_mode" if a.get("training_mode") else "",
+    "DFT": lambda a: "any form",
+    "GRU": lambda a: "layout = 1" if a.get("layout") else "",
+    "LRN": lambda a: "any form",
+    "LSTM": lambda a: "layout = 1" if a.get("layout") else "",
+    "Loop": lambda a: "any form",
+    "MaxPool": lambda a: "ceil_mode = 1" if a.get("ceil_mode") else "",
+    "RNN": lambda a: "layout = 1" if a.get("layout") else "",
+    "ReduceL1": lambda a: "axes as an attribute" if "axes" in a else "",
+    "ReduceLogSum": lambda a: "axes as an attribute" if "axes" in a else "",
+    "ReduceLogSumExp": lambda a: "axes as an attribute" if "axes" in a else "",
+    "Resize": _resize,
+    "RoiAlign": lambda a: "any form",
+    "SpaceToDepth": lambda a: "mode" if a.get("mode", b"DCR") != b"DCR" else "",
+    "TopK": lambda a: "equal values",
+}
+"""What of an operator is computed differently; empty if nothing is."""
+_CONSTANT = {"Pad": (2, "a value that is computed"), "Tile": (1, "repeats that are computed")}
+"""Inputs that have to be constants."""
+_ABSENT = {"LSTM": (7, "peepholes"), "Dropout": (2, "training_mode")}
+"""Inputs that must not be given."""
+
+
+def differences(graph: GraphProto, known: Collection[str] = ()) -> Iterator[str]:
+    """Reasons why OpenVINO would compute something else; ``known`` are constants around the graph."""
+    for dtype, what in _typed(graph):
+        if dtype in _WIDE:
+            name = dtype_name(dtype)
+            yield f"{what} has the type {name}, which OpenVINO does not compute with on a CPU"
+    fixed = {*known, *(t.name for t in graph.initializer)}
+    known_values = {
+        t.name: numpy_helper.to_array(t)
+        for t in graph.initializer
+        if len(t.dims) == 1 and t.dims[0] < 9
+    }
+    for node in graph.node:
+        if set(node.input) <= fixed:
+            fixed.update(node.output)
+        given = _attributes(node)
+        what = _BY_ATTRIBUTES[node.op_type](given) if node.op_type in _BY_ATTRIBUTES else ""
+        factors = _input(node, 2) if node.op_type == "Resize" else ""
+        if not what and factors and not _whole(known_values.get(factors)):
+            what = "scales that are not whole numbers"
+        place, why = _CONSTANT.get(node.op_type, (99, ""))
+        if not what and _input(node, place) and _input(node, place) not in fixed:
+            what = why
+        place, why = _ABSENT.get(node.op_type, (99, ""))
+        if not what and _input(node, place):
+            what = why
+        if what and not node.domain:
+            yield f"OpenVINO computes {node_name(node)} differently from the standard ({what})"
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from differences(attribute.g, fixed)
+
+
+def _whole(scales: Array | None) -> bool:
+    """Whether scales of a Resize are known and whole: OpenVINO divides rounded sizes instead."""
+    return scales is not None and not (scales % 1).any()
+
+
+def _typed(graph: GraphProto) -> Iterator[tuple[int, str]]:
+    """Where a type enters a graph: inputs, constants, and attributes of operators."""
+    for info in graph.input:
+        yield info.type.tensor_type.elem_type, f"the input {info.name!r}"
+    for tensor in graph.initializer:
+        yield tensor.data_type, f"the constant {tensor.name!r}"
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t.data_type, node_name(node)
+            elif attribute.name in ("to", "dtype"):
+                yield attribute.i, node_name(node)
+
+
+def node_name(node: NodeProto) -> str:
+    """An operator with its node, for messages."""
+    return f"{node.op_type} (node {node.name or node.output[0]!r})"
+
+
+def replace_abs(graph: GraphProto) -> None:
+    """Write |x| as max(x, -x).
+
+    OpenVINO moves an Abs before a Concat, and other readers of the Concat then read absolute values, too:
+    Adamax on joined parameters went in one direction only.
+    """
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "Abs" and not node.domain:
+            x, (y,) = node.input[0], node.output
+            minus = f"{y}/negative"
+            nodes.append(NodeProto(op_type="Neg", name=minus, input=[x], output=[minus]))
+            node = NodeProto(op_type="Max", name=node.name, input=[x, minus], output=[y])
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                replace_abs(attribute.g)
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def replace_copies(graph: GraphProto) -> None:
+    """Write outputs that are inputs as sums with 0: OpenVINO would give both one name.
+
+    An input of the name of an output cannot be set.
+    """
+    types = {i.name: i.type.tensor_type.elem_type for i in graph.input}
+    outputs = {o.name for o in graph.output}
+    for node in graph.node:
+        copied = node.op_type == "Identity" or (node.op_type == "Dropout" and not _input(node, 2))
+        dtype = types.get(_input(node, 0), TensorProto.BOOL)
+        if copied and dtype != TensorProto.BOOL and outputs & set(node.output):
+            zero = TensorProto(name=f"{node.output[0]}/zero", data_type=dtype)
+            zero.raw_data = bytes(numpy_dtype(dtype).itemsize)
+            graph.initializer.append(zero)
+            sum_of = NodeProto(op_type="Add", name=node.name, output=node.output[:1])
+            sum_of.input.extend([node.input[0], zero.name])
+            node.CopyFrom(sum_of)
