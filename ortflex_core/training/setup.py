@@ -104,7 +104,7 @@ class Setup:
         if left:
             text += f"; not: {', '.join(left)}"
         words = ", then ".join(term.words for term in self.problem.updating.transforms)
-        return text + (f"; gradients go through {words}" if words else "") + self._traced()
+        return text + (f"; transforms of gradients: {words}" if words else "") + self._traced()
 
     def headline(self) -> str:
         """How much is trained, how much is left out, and how to change it, in one short line."""

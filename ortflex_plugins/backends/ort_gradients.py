@@ -267,7 +267,7 @@ class _Check:
         if node.domain == "" and node.op_type in FLAT:
             return "its derivative is zero almost everywhere, so nothing trains through it"
         if entry is None:
-            return f"{builder} has no (or no right) gradient for this operator"
+            return f"{builder} has no correct gradient for this operator"
         for place in sorted(active):
             if entry.differentiable is not None and place not in entry.differentiable:
                 return f"{builder} has no gradient for its input {node.input[place]!r}"

@@ -87,7 +87,7 @@ def _with_option(text: str, target: str | None) -> str:
     column = "y" if target is None else target
     changed = text.replace('data = { path = …, target = "…" }', "--target NAME")
     if changed == text and f"no column {column!r}" in text:
-        changed += "; say which column has the labels: --target NAME"
+        changed += "; name the column of labels with --target NAME"
     return changed
 
 

@@ -84,8 +84,8 @@ def _encode(arrays: Mapping[str, Array], ending: str) -> bytes:
         return out.getvalue()
     if len(plain) != 1:
         raise ConfigError(
-            f"a {ending} file has one tensor, these are {', '.join(plain)}; choose one with --tensor, "
-            "or write .npz"
+            f"a {ending} file holds one tensor, but there are {len(plain)}: {', '.join(plain)}; choose "
+            "one with --tensor, or write .npz"
         )
     [(name, array)] = plain.items()
     if ending == ".npy":

@@ -170,8 +170,8 @@ class _Table:
         """What to do where the first line is data; "" where it is not."""
         if self.headed and self.header and all(_is(float, name) for name in self.header):
             return (
-                "line 1 has numbers only, as data have: a table without a header is read with header = "
-                "false, which names its columns 0, 1, 2, …"
+                "line 1 has numbers only, so the table seems to have no header; read it with header = "
+                "false, which names the columns 0, 1, 2, …"
             )
         return ""
 

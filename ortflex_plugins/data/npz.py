@@ -116,7 +116,7 @@ def _check(members: Sequence[zipfile.ZipInfo], size: int, most: int | None, path
     if len(set(names)) < len(names):
         raise DataError(f"{path}: two arrays in it have the same name; save it again")
     if sum(member.compress_size for member in members) > size:
-        raise DataError(f"{path}: it claims more bytes than the {size} there are: parts overlap")
+        raise DataError(f"{path}: it claims more than its {size} bytes; arrays overlap")
     whole = sum(member.file_size for member in members)
     limit = max(_ANY_FILE, _TIMES * size) if most is None else most
     if whole > limit:

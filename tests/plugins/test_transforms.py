@@ -74,7 +74,8 @@ def test_a_name_a_table_and_an_object_alone_are_a_list_of_one() -> None:
 def test_describe_names_them_in_order_with_their_parameters() -> None:
     made = trainer("fused", clip_norm=2, transforms=["centralize", {"name": "noise", "eta": 0.5}])
     assert made.describe().endswith(
-        "; gradients go through clip_norm (bound 2.0), then centralize, then noise (eta 0.5, gamma 0.55)"
+        "; transforms of gradients: clip_norm (bound 2.0), then centralize, "
+        "then noise (eta 0.5, gamma 0.55)"
     )
     assert "gradients" not in trainer("fused").describe()
     assert ("transforms", "clip_norm, centralize, noise") in made.summary().facts.items()
