@@ -2,10 +2,19 @@
 
 May import: training and the packages before it.
 
-Add here: what ``ortflex check`` says of a model (:mod:`~ortflex_core.check.report` has its form).
+Add here: what ``ortflex check`` says of a model (:mod:`~ortflex_core.check.report` has its form),
+or of the memory of a training (:mod:`~ortflex_core.check.memory`).
 """
 
 from ortflex_core.check.check import check_model
+from ortflex_core.check.memory import MemoryReport, estimate_memory, mebibytes
 from ortflex_core.check.report import ModelReport, NodeReport
 
-__all__ = ["ModelReport", "NodeReport", "check_model"]
+__all__ = [
+    "MemoryReport",
+    "ModelReport",
+    "NodeReport",
+    "check_model",
+    "estimate_memory",
+    "mebibytes",
+]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
+from ortflex_core.check.memory import MemoryReport
 from ortflex_core.parameters.selection import Choice, shared
 from ortflex_core.protocols import Product
 
@@ -53,6 +54,8 @@ class ModelReport:
     """The products that adapters may be attached to."""
     notes: tuple[str, ...] = ()
     """What else a training of the model has to know."""
+    memory: MemoryReport | None = None
+    """The memory of a step, where it was asked for (:func:`~ortflex_core.check.estimate_memory`)."""
 
     @property
     def trainable(self) -> bool:
@@ -105,4 +108,5 @@ class ModelReport:
                 for name, reasons in self.backends.items()
             },
             "notes": list(self.notes),
+            **({} if self.memory is None else {"memory": self.memory.to_dict()}),
         }

@@ -177,18 +177,23 @@ def build(
         nodes=len(graph.node),
         input_keys=tuple(inputs),
         output_keys=tuple(outputs),
-        sizes={names[id(t)]: _size(t, rows) for node in nodes for t in node.outputs if t.dtype}
-        if rows is not None
-        else {},
+        sizes={} if rows is None else _sizes(trace, nodes, names, rows),
     )
 
 
-def _size(tensor: Tensor, rows: int) -> int:
-    """The bytes of a tensor; a guess where a size is not known."""
-    shape = (_GUESS,) if tensor.shape is None else tensor.shape
-    known = {"batch": rows}
-    sizes = (d if isinstance(d, int) else known.get(str(d), _GUESS) for d in shape)
-    return math.prod(sizes) * numpy_dtype(tensor.dtype).itemsize
+def _sizes(
+    trace: Trace, nodes: Iterable[Node], names: Mapping[int, str], rows: int
+) -> dict[str, int]:
+    """The bytes of computed tensors; a guess where a size is not known."""
+    data = [t.shape for k, t in trace.inputs.items() if isinstance(k, Port) and k.role == "data"]
+    batches = {"batch", *(shape[0] for shape in data if shape)}
+
+    def size(tensor: Tensor) -> int:
+        shape = (_GUESS,) if tensor.shape is None else tensor.shape
+        known = (d if isinstance(d, int) else rows if d in batches else _GUESS for d in shape)
+        return math.prod(known) * numpy_dtype(tensor.dtype).itemsize
+
+    return {names[id(t)]: size(t) for node in nodes for t in node.outputs if t.dtype}
 
 
 def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -> dict[Key, str]:

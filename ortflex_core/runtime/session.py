@@ -32,6 +32,8 @@ _LIMIT = 128
 # their time grows with the square of the nodes (2 s at 6,000, minutes at 40,000).
 _NO_FUSION = 3000
 _NO_BASICS = 6000
+# Bytes of all tensors of a graph from which memory matters more than the time of taking it.
+_LARGE = 2**26
 _BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
 """The node that fails when a loop reaches the bound of ``ortflex_core.onnx_files.loop_bounds``."""
 _RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
@@ -160,19 +162,15 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
     from onnxruntime.capi._pybind_state import ExecutionOrder
 
     options = session_options(threads)
-    levels = onnxruntime.GraphOptimizationLevel
-    if not optimize or program.nodes > _NO_BASICS:
-        options.graph_optimization_level = levels.ORT_DISABLE_ALL
-    elif program.nodes > _NO_FUSION:
-        options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+    options.graph_optimization_level = _level(program, optimize)
+    # Memory for all tensors at once is taken in addition to that of the first run, and gains no time.
+    options.enable_mem_pattern = sum(program.sizes.values()) < _LARGE
     try:
         model = program.model
         if program.recompute is not False:
-            model = _recomputing(program, options, device)
-            options = session_options(threads)
-            options.graph_optimization_level = levels.ORT_DISABLE_ALL
+            model = bytes(planned(program, device, threads).SerializeToString())
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = ExecutionOrder.PRIORITY_BASED  # the order of the file
-            options.enable_mem_pattern = False
         session = open_session(model, options, device)
     except OrtflexError:
         raise
@@ -185,17 +183,38 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
     return _remember(key, session)
 
 
-def _recomputing(program: Program, options: Any, device: Device) -> bytes:
-    """The graph as onnxruntime optimizes it, with nodes of the forward pass in the backward pass, too."""
+def _level(program: Program, optimize: bool = True) -> Any:
+    """How much onnxruntime optimizes a graph."""
+    from onnxruntime import GraphOptimizationLevel
+
+    levels = GraphOptimizationLevel
+    if not optimize or program.nodes > _NO_BASICS:
+        return levels.ORT_DISABLE_ALL
+    return levels.ORT_ENABLE_BASIC if program.nodes > _NO_FUSION else levels.ORT_ENABLE_ALL
+
+
+def planned(program: Program, device: Device, threads: int = 1) -> onnx.ModelProto:
+    """The graph as onnxruntime optimizes it, with what is computed again, in the order of its runs.
+
+    Raises:
+        GraphError: a tensor to keep is not in the optimized graph.
+        Exception: any that onnxruntime raises.
+    """
     losses = [
         spec.name for key, spec in program.gives.items() if getattr(key, "role", "") == "loss"
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        options.optimized_model_filepath = os.path.join(folder, "step.onnx")
-        open_session(program.model, options, device)
-        model = onnx.load(options.optimized_model_filepath)
-    recompute.apply(model, losses, program.sizes, program.recompute)
-    return bytes(model.SerializeToString())
+    options = session_options(threads)
+    options.graph_optimization_level = _level(program)
+    if device.providers() != ["CPUExecutionProvider"]:  # whose graphs get nodes that copy
+        model = program.proto()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            options.optimized_model_filepath = os.path.join(folder, "step.onnx")
+            open_session(program.model, options, device)
+            model = onnx.load(options.optimized_model_filepath)
+    if program.recompute is not False:
+        recompute.apply(model, losses, program.sizes, program.recompute)
+    return model
 
 
 def open_session(model: bytes, options: Any, device: Device) -> Any:

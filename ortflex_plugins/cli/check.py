@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
+import attrs
 import click
 
 from ortflex_core import check_model
-from ortflex_core.check import ModelReport, NodeReport
+from ortflex_core.check import MemoryReport, ModelReport, NodeReport, estimate_memory, mebibytes
 from ortflex_core.errors import OrtflexError, printable
 from ortflex_plugins.cli.overrides import refuse_recipe
 from ortflex_plugins.cli.terminal import plain, show_table
@@ -31,20 +33,49 @@ _COLORS = {
 @click.option(
     "--all", "everything", is_flag=True, help="List every node and every trained tensor, too."
 )
+@click.option("--memory", is_flag=True, help="Estimate the memory of a step, too.")
+@click.option("--batch-size", type=click.IntRange(1), help="With --memory: rows of a batch (32).")
+@click.option("--optimizer", help="With --memory: the optimizer, by name (sgd).")
+@click.option(
+    "--recompute", help="With --memory: 'true', a number of segments, or a tensor to keep."
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="With --memory: the size of an axis that the file does not give; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def check(
-    model: str, loss: str | None, params: tuple[str, ...], everything: bool, as_json: bool
+    model: str,
+    loss: str | None,
+    params: tuple[str, ...],
+    everything: bool,
+    memory: bool,
+    batch_size: int | None,
+    optimizer: str | None,
+    recompute: str | None,
+    sizes: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Show which nodes of MODEL can be trained, and by which backends.
 
     The summary comes first, then what is not trained and why, and the nodes that stop a gradient;
-    --all adds every node, every tensor, and where adapters may be attached. Exits with 1 if no
+    --all adds every node, every tensor, and where adapters may be attached. --memory estimates how much
+    memory a step of the training takes, and what takes it. Exits with 1 if no
     backend can train the model here, or if MODEL cannot be checked; --json then prints the reason as
     "error".
     """
     try:
         refuse_recipe(model, "check")
         report = check_model(model, loss, list(params) or None)
+        if memory:
+            given: dict[str, Any] = {"loss": loss, "batch_size": batch_size, "optimizer": optimizer}
+            given |= {"params": list(params) or None, "recompute": _recompute(recompute)}
+            known = {key: value for key, value in given.items() if value is not None}
+            found = estimate_memory(model, _sizes(sizes), **known)
+            report = attrs.evolve(report, memory=found)
     except OrtflexError as error:
         if not as_json:
             raise
@@ -57,6 +88,33 @@ def check(
         _show(report, everything)
     if not report.trainable:
         raise SystemExit(1)
+
+
+def _sizes(given: tuple[str, ...]) -> dict[str, int]:
+    """The sizes of axes by their names."""
+    out = {}
+    for text in given:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal():
+            raise click.UsageError(f"--size: expected NAME=SIZE with a whole number, got {text!r}")
+        out[name] = int(size)
+    return out
+
+
+def _recompute(text: str | None) -> bool | int | str | None:
+    """The value of an option as that of the argument."""
+    if text is None or text.lower() in ("true", "false"):
+        return None if text is None else text.lower() == "true"
+    return int(text) if text.isdecimal() else text
+
+
+def _show_memory(console: Any, memory: MemoryReport) -> None:
+    console.print(f"\n{memory.summary}")
+    rows = [[plain(what), mebibytes(size)] for what, size in memory.parts.items()]
+    show_table(console, ["memory", "size"], rows)
+    console.print()
+    rows = [[plain(t.name), plain(t.operator), mebibytes(t.size)] for t in memory.largest]
+    show_table(console, ["largest tensor at the peak", "operator", "size"], rows)
 
 
 def _show(report: ModelReport, everything: bool) -> None:
@@ -99,6 +157,8 @@ def _show(report: ModelReport, everything: bool) -> None:
         hidden = f"{len(report.nodes) - len(nodes)} nodes"
         trained = sum(c.trained for c in choices)
         console.print(f"\n--all lists the other {hidden} and the {trained} trained tensors")
+    if report.memory is not None:
+        _show_memory(console, report.memory)
 
 
 def _why(node: NodeReport) -> str:

@@ -1,0 +1,229 @@
+"""How much memory a step of a training takes, before there is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import onnx
+from onnx import ModelProto
+
+from ortflex_core.config.arguments import ASSUMED_LOSS, Arguments
+from ortflex_core.errors import ConfigError
+from ortflex_core.graph.ops import FLOATS
+from ortflex_core.model.model import Model, as_model
+from ortflex_core.problem import losses
+from ortflex_core.problem.problem import Problem
+from ortflex_core.programs.step import gradient_program, step_program
+from ortflex_core.protocols import calls
+from ortflex_core.registry import Plugins
+from ortflex_core.runtime import liveness, recompute
+from ortflex_core.runtime.installation import require_runtime
+from ortflex_core.runtime.session import planned
+from ortflex_core.training.setup import resolve
+from ortflex_core.types import TensorSpec
+
+_MIB = 2**20
+_AS_READ = 2
+"""Copies of the file's tensors in a training: the model as read, and the arrays of its tensors."""
+
+
+@attrs.frozen(kw_only=True)
+class LargeTensor:
+    """A tensor that has memory when a step takes the most.
+
+    Attributes:
+        name: of the tensor.
+        node: the name of the node that computes it; one of the model, or one of the step.
+        operator: its operator.
+        size: in bytes.
+    """
+
+    name: str
+    node: str
+    operator: str
+    size: int
+
+
+@attrs.frozen(kw_only=True)
+class MemoryReport:
+    """What :func:`estimate_memory` found.
+
+    Attributes:
+        batch_size: rows of a batch.
+        parts: what takes memory, in words, and how many bytes.
+        largest: the largest tensors of the step at its peak, the largest first.
+        recomputed: bytes of all parts with ``recompute=True``.
+    """
+
+    batch_size: int
+    parts: Mapping[str, int]
+    largest: tuple[LargeTensor, ...]
+    recomputed: int
+
+    @property
+    def total(self) -> int:
+        """The bytes of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def summary(self) -> str:
+        """The total in one line, and what recompute=True makes of it."""
+        return (
+            f"a step with batch_size={self.batch_size} takes about {mebibytes(self.total)}; "
+            f"with recompute=True {mebibytes(self.recomputed)}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON can hold it; sizes in bytes."""
+        return {
+            "batch_size": self.batch_size,
+            "parts": dict(self.parts),
+            "total": self.total,
+            "recomputed": self.recomputed,
+            "largest": [attrs.asdict(tensor) for tensor in self.largest],
+        }
+
+
+def mebibytes(size: int) -> str:
+    """A size in words.
+
+    >>> mebibytes(3 * 2**20)
+    '3.0 MiB'
+    """
+    return f"{size / _MIB:,.1f} MiB"
+
+
+def estimate_memory(
+    model: Any, sizes: Mapping[str, int] | None = None, **arguments: Any
+) -> MemoryReport:
+    """Estimate the memory that a step of the backend ``fused`` takes on a CPU.
+
+    The step is planned as for a training: the tensors that are alive at its peak are counted, next to
+    weights and optimizer state, of which there are two versions. What Python and the libraries take
+    (about 150 MiB), and the data set, is not counted.
+
+    Args:
+        model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
+        sizes: the sizes of axes that the file does not give, other than the batch, by the names
+            that they have there, or as ``input[axis]``.
+        arguments: as for :class:`Trainer`; ``batch_size``, ``optimizer`` and ``recompute`` matter
+            most. Without ``loss`` it is the squared error on every float output.
+
+    Raises:
+        ConfigError: a size is missing; all that are missing are named.
+        ModelError, Unsupported: the model cannot be trained.
+
+    Example:
+        >>> import onnx.parser
+        >>> made = onnx.parser.parse_model(
+        ...     '<ir_version: 8, opset_import: ["": 17]> g (float[N, 2] x) => (float[N, 1] y) '
+        ...     "<float[2, 1] w = {1, 2}> { y = MatMul(x, w) }"
+        ... )
+        >>> estimate_memory(made, batch_size=64).parts["a batch of data"]
+        768
+    """
+    source = _sized(as_model(model, bool(arguments.get("free_batch", False))), dict(sizes or {}))
+    if fixed := source.fixed_batch:
+        arguments = {"batch_size": fixed[1], **arguments}
+    if "loss" not in arguments:
+        floats = [o.name for o in source.outputs if o.dtype in FLOATS]
+        arguments["loss"] = (
+            ASSUMED_LOSS if len(floats) == 1 else dict.fromkeys(floats, ASSUMED_LOSS)
+        )
+    plugins = arguments.pop("plugins", None) or Plugins.discover()
+    setup = resolve(require_runtime(), plugins, source, Arguments(**arguments))
+    labels = {r.label: calls.label(r.loss, source.value(r.predicted), None) for r in setup.requests}
+    problem = attrs.evolve(
+        setup.problem, terms=losses.bind_terms(setup.model, setup.requests, labels, {})
+    )
+    rows = problem.batch_size
+    whole = problem.updating.accumulate == 1
+    program = (step_program if whole else gradient_program)(problem, rows=rows)
+    plain = planned(attrs.evolve(program, recompute=False), setup.device)
+    costs = [s.name for k, s in program.gives.items() if getattr(k, "role", "") == "loss"]
+    again = ModelProto()
+    again.CopyFrom(plain)
+    recompute.apply(again, costs, program.sizes, problem.recompute or True)
+    peak = _peak(plain if problem.recompute is False else again, program.sizes)
+    made_again = _peak(again, program.sizes).size
+    nodes = {
+        o: n
+        for n in (again if problem.recompute is not False else plain).graph.node
+        for o in n.output
+    }
+    parts = dict(_parts(problem, setup.model)) | {"tensors of the step at its peak": peak.size}
+    largest = tuple(
+        LargeTensor(name=n, node=nodes[n].name, operator=nodes[n].op_type, size=size)
+        for n, size in list(peak.live.items())[:10]
+    )
+    recomputed = sum(parts.values()) - peak.size + made_again
+    return MemoryReport(batch_size=rows, parts=parts, largest=largest, recomputed=recomputed)
+
+
+def _peak(model: ModelProto, sizes: Mapping[str, int]) -> liveness.Peak:
+    nodes = list(model.graph.node)
+    known = recompute.with_copies(liveness.completed(nodes, sizes), nodes)
+    return liveness.peak(nodes, known, {o.name for o in model.graph.output})
+
+
+def _parts(problem: Problem, model: Model) -> Iterator[tuple[str, int]]:
+    """What takes memory next to the tensors of a step."""
+    specs = model.initializers
+    trained = sum(_bytes(specs[n], 1) for n in problem.parameters)
+    every = sum(_bytes(spec, 1) for spec in specs.values())
+    yield "the model as it is read", _AS_READ * every
+    yield "weights, two versions", 2 * trained
+    slots = sum(_bytes(spec, 1) for spec in problem.slot_specs.values())
+    if slots:
+        yield "optimizer state, two versions", 2 * slots
+    if problem.updating.accumulate > 1:
+        yield "gradients that are added up", 3 * trained
+    if every - trained:
+        yield "frozen tensors", every - trained
+    columns = {s.name: s for s in (*model.inputs, *(t.label for t in problem.terms))}
+    yield "a batch of data", sum(_bytes(s, problem.batch_size) for s in columns.values())
+
+
+def _bytes(spec: TensorSpec, rows: int) -> int:
+    shape = [d if isinstance(d, int) else rows for d in spec.shape or ()]
+    return math.prod(shape) * spec.numpy.itemsize
+
+
+def _sized(model: Model, sizes: dict[str, int]) -> Model:
+    """The model with the sizes of axes that the file does not give.
+
+    Raises:
+        ConfigError: some of them are missing.
+    """
+    open_axes = {
+        (spec.name, k)
+        for spec in model.inputs
+        for k, d in enumerate(spec.shape or ())
+        if k and not isinstance(d, int)  # the first axis is the batch
+    }
+    if not open_axes:
+        return model
+    proto = onnx.load(model.path) if model.path is not None else ModelProto()
+    if model.path is None:
+        proto.CopyFrom(model.proto)
+    missing = {}
+    for value in proto.graph.input:
+        for k, dim in enumerate(value.type.tensor_type.shape.dim):
+            if (value.name, k) not in open_axes:
+                continue
+            key = dim.dim_param or f"{value.name}[{k}]"
+            size = sizes.get(key, sizes.get(f"{value.name}[{k}]"))
+            if size is None:
+                missing[key] = f"axis {k} of the input {value.name!r}"
+            else:
+                dim.dim_value = size
+    if missing:
+        raise ConfigError(
+            f"memory: the size {key!r} ({place}) is not in the file; give it: sizes={{{key!r}: 128}}, "
+            f"--size {key}=128"
+            for key, place in missing.items()
+        )
+    return Model(proto, free_batch=model.free_batch)
