@@ -21,7 +21,7 @@ from ortflex_core.protocols import calls
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import liveness, recompute
 from ortflex_core.runtime.installation import require_runtime
-from ortflex_core.runtime.session import planned
+from ortflex_core.runtime.session import planned, takes_pattern
 from ortflex_core.training.setup import resolve
 from ortflex_core.types import TensorSpec
 
@@ -160,6 +160,8 @@ def estimate_memory(
         for n, size in list(peak.live.items())[:10]
     )
     recomputed = sum(parts.values()) - peak.size + made_again
+    if takes_pattern(program):
+        parts["the same again, since the step is small"] = peak.size
     return MemoryReport(batch_size=rows, parts=parts, largest=largest, recomputed=recomputed)
 
 

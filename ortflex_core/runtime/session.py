@@ -163,8 +163,7 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
 
     options = session_options(threads)
     options.graph_optimization_level = _level(program, optimize)
-    # Memory for all tensors at once is taken in addition to that of the first run, and gains no time.
-    options.enable_mem_pattern = sum(program.sizes.values()) < _LARGE
+    options.enable_mem_pattern = takes_pattern(program)
     try:
         model = program.model
         if program.recompute is not False:
@@ -181,6 +180,14 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
             f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {error_reason(error)}"
         ) from error
     return _remember(key, session)
+
+
+def takes_pattern(program: Program) -> bool:
+    """Whether onnxruntime takes memory for all tensors at once from the second run on.
+
+    It comes in addition to that of the first run, and saves time only in small steps.
+    """
+    return program.recompute is False and sum(program.sizes.values()) < _LARGE
 
 
 def _level(program: Program, optimize: bool = True) -> Any:

@@ -17,6 +17,7 @@ from tests.benchmarks import (
     growth,
     images,
     layers,
+    memory,
     peers_table,
     profile,
 )
@@ -31,6 +32,7 @@ TABLES = {
     "features": features.main,
     "images": images.main,
     "layers": layers.main,
+    "memory": memory.main,
     "profile": profile.main,
 }
 
