@@ -62,7 +62,7 @@ def test_seeds_are_bounded(value: Any) -> None:
 
 
 @pytest.mark.parametrize("threads", [64, 1024])
-def test_threads_beyond_the_processors_wait_for_nobody(threads: int) -> None:
+def test_more_threads_than_processors_do_not_slow_a_step_down(threads: int) -> None:
     """1,024 threads on two processors took minutes for a step of microseconds."""
     trainer = make(models.linear(), backend="fused", epochs=1, threads=threads)
     trainer.fit(X, Y)

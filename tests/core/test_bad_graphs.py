@@ -170,7 +170,7 @@ def test_an_operator_without_a_kernel(backend: str) -> None:
         make(in_float64(), backend=backend, epochs=1).fit(x, y)
 
 
-def test_an_operator_that_nobody_knows() -> None:
+def test_an_unknown_operator_is_an_error() -> None:
     model = models.model(
         [
             node("MatMul", ["X", "W"], ["m"]),

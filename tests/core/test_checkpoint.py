@@ -196,7 +196,7 @@ def with_modes() -> Any:
     )
 
 
-def test_dropout_and_running_statistics_go_on(tmp_path: Path) -> None:
+def test_dropout_and_running_statistics_resume_to_the_same_bits(tmp_path: Path) -> None:
     trainer, history, saver = undisturbed(with_modes(), tmp_path, 7, 11, backend="fused")
     assert trainer.engine.buffers()["mean"].any()
     for folder in saver.written:
@@ -204,7 +204,9 @@ def test_dropout_and_running_statistics_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["fused", "training_agent"])
-def test_accumulation_averages_and_groups_go_on(backend: str, tmp_path: Path) -> None:
+def test_accumulation_averages_and_groups_resume_to_the_same_bits(
+    backend: str, tmp_path: Path
+) -> None:
     trainer, history, saver = undisturbed(
         with_modes() if backend == "fused" else models.mlp(),
         tmp_path,

@@ -248,7 +248,7 @@ def test_the_default_rate_may_be_spelled_out(tmp_path: Path) -> None:
     make(models.mlp(), **{**BASE, "learning_rate": rate}).restore(tmp_path / "c")
 
 
-def test_resume_takes_arguments_of_its_call_and_says_so(
+def test_resume_uses_the_arguments_of_its_call_and_reports_them(
     saved: tuple[Path, Trainer], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, whole = saved

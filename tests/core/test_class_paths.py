@@ -129,7 +129,7 @@ def stepped(x: Any, y: Any, scale: float) -> Any:
         '[[loss]]\ntarget = "my_parts:Quartic"\nscale = 0.5',
     ],
 )
-def test_a_recipe_trains_with_a_class_of_a_file_beside_it(
+def test_a_recipe_trains_with_a_class_of_a_file_in_its_folder(
     folder: Path, data: tuple[Any, Any], lines: str
 ) -> None:
     loaded = Recipe.load(recipe(folder, lines))
@@ -190,7 +190,7 @@ def test_a_checkpoint_finds_a_class_of_a_module(tmp_path: Path, data: tuple[Any,
     assert Unnamed.name == "Unnamed"
 
 
-def test_a_checkpoint_executes_no_file_that_nobody_named(
+def test_a_checkpoint_executes_no_file_that_the_caller_did_not_name(
     folder: Path, data: tuple[Any, Any]
 ) -> None:
     file = folder / "my_parts.py"

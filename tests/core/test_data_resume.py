@@ -223,7 +223,7 @@ def test_an_endless_source_that_cannot_go_to_a_place_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("buffer", [0, 17])
-def test_who_gives_other_batches_than_before_is_refused(buffer: int, tmp_path: Path) -> None:
+def test_other_batches_than_before_are_refused(buffer: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
     def unseeded(epoch: int, start: int) -> Iterator[Any]:

@@ -132,7 +132,7 @@ def hook_names(*callbacks: Any) -> set[str]:
     return set(HookManager(Plugins.discover(), callbacks).callables(None))
 
 
-def test_hooks_nobody_implements_are_not_called() -> None:
+def test_hooks_without_implementation_are_not_called() -> None:
     class One:
         @hook
         def epoch_end(self) -> None: ...

@@ -125,6 +125,6 @@ def test_an_undefined_host_scalar_names_its_use(expression: Host, reason: str) -
         value(expression, beta=0)
 
 
-def test_a_numpy_array_beside_a_host_scalar_is_refused() -> None:
+def test_a_numpy_array_with_a_host_scalar_is_refused() -> None:
     with pytest.raises(TypeError):
         np.ones(3) * BETA

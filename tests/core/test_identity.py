@@ -84,7 +84,7 @@ def test_a_frozen_constant_is_part_of_the_graph() -> None:
     assert key(penalty={"name": "l2", "l2": 0.1}) == key(penalty={"name": "l2", "l2": 0.2})
 
 
-def test_a_class_that_was_written_anew_is_another() -> None:
+def test_a_redefined_class_is_a_different_class() -> None:
     def loss(sign: float) -> Loss:
         @attrs.frozen(kw_only=True)
         class Mine(Loss):

@@ -491,7 +491,7 @@ def test_evaluate_before_training_uses_the_file_s_weights() -> None:
 
 
 @every_backend
-def test_who_only_watches_does_not_slow_the_engine_down(backend: str) -> None:
+def test_hooks_that_only_observe_do_not_slow_the_engine_down(backend: str) -> None:
     x, y = regression(rows=47)
 
     class Watcher:

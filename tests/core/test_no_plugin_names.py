@@ -135,7 +135,7 @@ def test_comparisons_see_gradients_for_the_default_optimizer_is_plain_descent() 
     assert made.update(None, 3.0, 2.0, 0.5, {}, 1) == (2.0, {})
 
 
-def test_without_any_backend_it_is_said_which_was_switched_off(
+def test_without_any_backend_the_error_names_disabled_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ortflex_core.engines import backend_choice

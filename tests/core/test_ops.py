@@ -44,7 +44,7 @@ def test_arrays_keep_their_type(trace: Trace, x: Tensor) -> None:
     assert (x + np.ones(3, np.float32)).dtype == TensorProto.FLOAT
 
 
-def test_a_float_beside_integers_is_refused(trace: Trace) -> None:
+def test_a_float_with_integer_tensors_is_refused(trace: Trace) -> None:
     t = trace.input("t", np.int64, (2,))
     with pytest.raises(GraphError, match=r"Mul: the float 0.5 .* tensor of int64; cast .*op\.Cast"):
         t * 0.5

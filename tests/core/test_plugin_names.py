@@ -95,7 +95,7 @@ def fitted(found: Plugins, **options: Any) -> Trainer:
     return trainer
 
 
-def test_a_doubled_name_concerns_who_asks_for_it(rival: Plugins) -> None:
+def test_a_name_of_two_distributions_is_an_error_only_if_it_is_requested(rival: Plugins) -> None:
     fitted(rival, optimizer="momentum", penalty="l1")
     with pytest.raises(PluginError) as caught:
         fitted(rival, optimizer="adam")

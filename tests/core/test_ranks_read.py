@@ -194,7 +194,7 @@ def test_an_endless_function_has_the_steps_of_an_epoch_of_all_processes() -> Non
     equal(2, (endless,), fit={"steps_per_epoch": 8}, epochs=3)
 
 
-def test_an_iterable_goes_on_within_an_epoch(tmp_path: Path) -> None:
+def test_an_iterable_resumes_within_an_epoch(tmp_path: Path) -> None:
     options = {"optimizer": "adam", "epochs": 2}
     whole = results(
         run_ranks(3, lambda g: outcome(training(distributed=g, **options), (by_epoch,)))

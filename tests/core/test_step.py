@@ -164,7 +164,7 @@ def test_other_pooled_convolutions_stay(settings: dict[str, Any]) -> None:
     assert both(model, x, y, tolerance=1e-5)["MaxPool"] > 0
 
 
-def test_a_convolution_that_somebody_else_reads_too() -> None:
+def test_a_convolution_with_another_reader() -> None:
     x = np.random.default_rng(1).standard_normal((8, 2, 12, 12)).astype(np.float32)
     model = convolutions(x, kernel=(3, 3), pool=(2, 2), bias=True, whole=False)
     model.graph.node.insert(

@@ -196,7 +196,9 @@ def test_masks_of_dropout_differ_between_processes() -> None:
 
 
 @pytest.mark.parametrize("every", [2, 5])
-def test_a_checkpoint_within_an_epoch_goes_on_to_the_same_bits(every: int, tmp_path: Path) -> None:
+def test_a_checkpoint_within_an_epoch_continues_to_the_same_bits(
+    every: int, tmp_path: Path
+) -> None:
     options = {"optimizer": "adam", "sync_every": every, "epochs": 4}
     fit = {"validation_data": HELD}
 

@@ -252,7 +252,7 @@ def test_without_pytest_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         importlib.import_module("ortflex_core.testing")
 
 
-def test_a_fixture_that_nobody_overrode_is_named() -> None:
+def test_a_fixture_that_is_not_overridden_is_named() -> None:
     for fixture in (LossKit.component, LossKit.reference):
         function = getattr(fixture, "_get_wrapped_function", lambda f=fixture: f.__wrapped__)()
         with pytest.raises(NotImplementedError, match="LossKit: override the fixture '"):

@@ -149,7 +149,7 @@ def test_whole_tracebacks_on_request(
     assert "direct cause" in text(caught(MISTAKES["a model that does not exist"]))
 
 
-def test_doors_keep_their_signatures_and_their_documentation() -> None:
+def test_public_functions_keep_their_signatures_and_documentation() -> None:
     assert "learning_rate" in inspect.signature(Trainer).parameters
     assert list(inspect.signature(Trainer.fit).parameters)[:3] == ["self", "X", "y"]
     assert (Trainer.fit.__doc__ or "").startswith("Train on arrays")

@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 10, "shuffle": False, "learning_rate": 
 
 
 @every_backend
-def test_a_second_fit_goes_on_where_the_first_ended(backend: str) -> None:
+def test_a_second_fit_continues_where_the_first_ended(backend: str) -> None:
     options = OPTIONS | {"backend": backend, "optimizer": "adam"}
     once = make(models.linear(), epochs=4, **options)
     once.fit(X, Y)
@@ -80,7 +80,7 @@ def test_predictions_of_any_tensor_in_any_number_of_rows(backend: str) -> None:
         trainer.predict(x, "h11")
 
 
-def test_training_starts_from_the_file_or_anew() -> None:
+def test_training_starts_from_the_file_or_from_random_values() -> None:
     model = models.mlp()
     old = models.weights_of(model)
     for name, array in make(model).get_state().items():
@@ -156,7 +156,7 @@ def test_auto_takes_the_first_backend_that_can() -> None:
     assert trainer.backend_ == best
 
 
-def test_when_no_backend_can_each_one_s_reason_is_told() -> None:
+def test_if_no_backend_can_train_the_error_has_the_reason_of_each() -> None:
     helper = models.helper
     model = models.model(
         [

@@ -199,7 +199,9 @@ def test_a_loss_whose_tensor_no_parameter_reaches_costs_and_moves_nothing(backen
 
 
 @every_backend
-def test_stopped_anywhere_all_of_it_goes_on_to_the_same_bits(backend: str, tmp_path: Path) -> None:
+def test_a_training_with_all_features_resumes_anywhere_to_the_same_bits(
+    backend: str, tmp_path: Path
+) -> None:
     callbacks = [
         {"name": "checkpoint", "folder": str(tmp_path), "steps": 5, "keep": 100},
         {"name": "early_stopping", "patience": 2, "min_delta": 0.02},

@@ -228,7 +228,7 @@ def test_joblib_workers(kind: str) -> None:
 
 @every_backend
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])
-def test_a_copy_goes_on_to_the_same_bits(backend: str, way: Any) -> None:
+def test_a_copy_continues_to_the_same_bits(backend: str, way: Any) -> None:
     """Untrained, trained, and between two steps; the original is not touched."""
     made = trainer(backend=backend, averaging=None if backend == "training_session" else "ema")
     for prepare in (lambda: None, lambda: made.fit(X, Y), lambda: made.step((X[:8], Y[:8]))):

@@ -63,7 +63,7 @@ def test_a_step_costs_the_same_with_any_number_of_rows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no module resource")
-def test_memory_beside_the_data_does_not_grow() -> None:
+def test_memory_in_addition_to_the_data_does_not_grow() -> None:
     few, many = growth.fresh("rows", "1000"), growth.fresh("rows", "1000000")
     # The order of the rows has 8 bytes a row, and it is made again while the last one is there.
     assert many["mib"] - few["mib"] < 32 + many["data_mib"]

@@ -102,7 +102,7 @@ def test_each_step_from_torchs_weights(name: str, optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", RATES)
 @pytest.mark.parametrize("name", slow_but(SMOOTH, {"encoder", "autoencoder"}))
 @pytest.mark.sampled
-def test_smooth_networks_run_freely_beside_torch(name: str, optimizer: str) -> None:
+def test_smooth_networks_train_like_torch_for_many_steps(name: str, optimizer: str) -> None:
     network, model, batches = opened(name)
     reference = Reference(network, optimizer)
     trainer = trainer_for(network, model, batches[0][1], optimizer)

@@ -38,7 +38,7 @@ def test_steps_of_plain_networks(tmp_path: Path, optimizer: str, fixed: bool) ->
     compare_steps(trainer, tmp_path / "step", batches(X, Y, None, 16), 20, fixed=fixed)
 
 
-def test_a_state_in_the_middle_of_a_training_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_state_from_the_middle_of_a_training_continues_at_its_step(tmp_path: Path) -> None:
     given = batches(X, Y, None, 16)
     trainer = fused(models.mlp(), optimizer="adam")
     for batch in given:

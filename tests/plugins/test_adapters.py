@@ -187,7 +187,7 @@ def test_targets_are_paths_nodes_or_weights(targets: Any, modules: set[str]) -> 
         ("lara", OrtflexError, "did you mean 'lora'"),
     ],
 )
-def test_what_is_wrong_is_said(adapters: Any, error: Any, text: str) -> None:
+def test_errors_about_adapters_say_what_is_wrong(adapters: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         trainer(adapters=adapters)
 

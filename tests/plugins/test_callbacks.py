@@ -42,7 +42,7 @@ def test_early_stopping_goes_back_to_the_best_epoch(backend: str) -> None:
     assert trainer.evaluate(held_x, held_y)["loss"] == pytest.approx(losses[best], rel=1e-6)
 
 
-def test_early_stopping_watches_what_it_is_told_to() -> None:
+def test_early_stopping_watches_the_given_column() -> None:
     x, y, held_x, held_y = overfitting()
     options: dict[str, Any] = {"backend": "fused", "learning_rate": 0.1, "epochs": 50}
     stopping = {"name": "early_stopping", "patience": 2, "monitor": "validation_r2"}
@@ -93,7 +93,7 @@ def test_the_best_checkpoint_is_the_best_epochs(tmp_path: Path) -> None:
     assert best.evaluate(held_x, held_y)["loss"] == pytest.approx(lowest, rel=1e-6)
 
 
-def test_an_interrupted_training_goes_on_with_its_callbacks(tmp_path: Path) -> None:
+def test_an_interrupted_training_continues_with_its_callbacks(tmp_path: Path) -> None:
     x, y, held_x, held_y = overfitting()
 
     class Interrupt:

@@ -79,7 +79,7 @@ def test_trials_share_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({trial.value for trial in seen.trials}) == 11
 
 
-def test_a_column_that_is_not_there_is_said() -> None:
+def test_a_missing_column_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no column 'validation_r2'; it has epoch, loss"):
         objective(
             optuna.trial.FixedTrial({"beta1": 0.9, "l2": 1e-4, "learning_rate": 0.01}),

@@ -289,7 +289,7 @@ def test_mlflow_says_how_a_training_ended(
 
 
 @quiet
-def test_mlflow_goes_on_with_its_run(
+def test_mlflow_continues_its_run(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -109,7 +109,7 @@ def test_wandb_has_parameters_history_and_model(wandb_spec: Any, tmp_path: Path)
     assert [r.exit.exit_code for r in found if r.WhichOneof("record_type") == "exit"] == [0]
 
 
-def test_wandb_goes_on_with_its_run_after_a_failure(wandb_spec: Any, tmp_path: Path) -> None:
+def test_wandb_continues_its_run_after_a_failure(wandb_spec: Any, tmp_path: Path) -> None:
     trainer = train({**wandb_spec, "model": False}, "checkpoint", Interrupt(2, OSError("full")))
     trainer.folder = tmp_path
     with pytest.raises(OSError, match="full"):
@@ -173,7 +173,7 @@ def test_trackio_has_parameters_and_history(store: Path) -> None:
     assert json.loads(text)["optimizer"]["name"] == "sgd"
 
 
-def test_trackio_goes_on_with_its_run(store: Path, tmp_path: Path) -> None:
+def test_trackio_continues_its_run(store: Path, tmp_path: Path) -> None:
     spec = {"name": "trackio", "project": "tests"}
     trainer = train(spec, "checkpoint", Interrupt(2, KeyboardInterrupt()))
     trainer.folder = tmp_path

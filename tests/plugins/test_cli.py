@@ -200,7 +200,7 @@ def test_ctrl_c_keeps_what_there_is(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert (folder / "run" / "trained.onnx").exists()
 
 
-def test_a_recipe_that_trains_otherwise_does_not_go_on_from_a_checkpoint(
+def test_a_recipe_that_differs_from_the_checkpoint_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An edited recipe and keys on the command line alike; what changes nothing may differ."""

@@ -289,7 +289,9 @@ def test_a_look_leaves_the_lock_alone(runs: list[str]) -> None:
     assert path.read_text() == "12345\n"
 
 
-def test_without_locks_a_run_may_go_on(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_locks_a_run_may_still_be_running(
+    runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = Path("quick/.run.lock")
     monkeypatch.setattr("ortflex_plugins.pictures.run_files.lock_handle", lambda *_, **__: None)
     assert is_running(Path("quick")) is False  # no training has left a lock

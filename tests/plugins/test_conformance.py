@@ -318,7 +318,7 @@ class TestFamilies(GradientKit):
         ]
 
 
-def test_every_family_of_ours_comes_in_by_the_door() -> None:
+def test_built_in_families_are_entry_points() -> None:
     families = [e for e in plugins()["gradients"] if e.distribution == "ortflex"]
     assert families
     for entry in families:

@@ -127,7 +127,7 @@ def test_pieces_train_as_arrays_do(tmp_path: Path) -> None:
         (lambda p: (p / "bee" / "1.png").write_bytes(b"no image") and None, "bee/1.png: cannot be"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_file(tmp_path: Path, change: Any, message: str) -> None:
+def test_errors_about_images_name_the_file(tmp_path: Path, change: Any, message: str) -> None:
     write(tmp_path)
     given = {
         "name": "image_folder",

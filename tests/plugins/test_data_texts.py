@@ -117,7 +117,7 @@ def test_inputs_labels_and_the_token_that_pads_are_chosen(folder: Path) -> None:
     assert found.inputs["input_ids"].tolist() == [[2, 6, 3, 8, 8, 8]]
 
 
-def test_a_recipe_finds_the_tokenizer_beside_the_data(
+def test_a_recipe_finds_the_tokenizer_next_to_the_data(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "data").mkdir()
@@ -146,7 +146,7 @@ def test_a_recipe_finds_the_tokenizer_beside_the_data(
         ({"file": "empty.csv"}, "the data are empty"),
     ],
 )
-def test_what_is_wrong_is_said(folder: Path, options: Any, message: str) -> None:
+def test_errors_about_strings_say_what_is_wrong(folder: Path, options: Any, message: str) -> None:
     write(folder / "data.jsonl", text=TEXTS, label=LABELS, none=[None] * 4)
     (folder / "tokenizer.txt").touch()
     (folder / "broken.jsonl").write_text('{"text": "a", "label": 1}\n{"text": \n')
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said(folder: Path, options: Any, message: str) -> None
         source(folder, **options).load()
 
 
-def test_a_broken_or_missing_tokenizer_is_said(folder: Path) -> None:
+def test_a_broken_or_missing_tokenizer_is_an_error(folder: Path) -> None:
     write(folder / "data.jsonl", text=TEXTS, label=LABELS)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read as a tokenizer"):

@@ -66,7 +66,7 @@ def test_a_buffer_mixes_a_loader_that_does_not() -> None:
 
 
 @pytest.mark.parametrize("buffer", [0, 20])
-def test_a_loader_goes_on_from_the_end_of_an_epoch_only(buffer: int, tmp_path: Path) -> None:
+def test_a_loader_resumes_only_at_the_end_of_an_epoch(buffer: int, tmp_path: Path) -> None:
     """A DataLoader cannot say where it is, so within an epoch a resume is refused with the way out."""
 
     class Save:

@@ -74,7 +74,7 @@ def test_scores_are_those_of_scikit_learns_perceptrons(name: str, seeds: int) ->
     assert np.mean(ours) >= np.mean(theirs) - (0.01 if seeds == 10 else 0.03)
 
 
-def test_a_model_of_ones_own_is_trained_and_the_file_is_as_it_was(tmp_path: Path) -> None:
+def test_a_given_model_is_trained_and_its_file_does_not_change(tmp_path: Path) -> None:
     x, _, y, _ = data("iris", 0)
     path = tmp_path / "m.onnx"
     onnx.save(models.classifier(4, 3), path)
@@ -133,7 +133,7 @@ def test_a_fitted_pipeline_is_fine_tuned_with_its_scaler_frozen() -> None:
 
 
 @pytest.mark.parametrize("cls", [OrtRegressor, OrtClassifier])
-def test_copies_and_pickles_go_on_where_they_were(cls: Any, tmp_path: Path) -> None:
+def test_copies_and_pickles_continue_where_they_were(cls: Any, tmp_path: Path) -> None:
     x, _, y, _ = data("iris", 0)
     first = cls(**quick).fit(x, y)
     joblib.dump(first, tmp_path / "e.joblib")
@@ -152,7 +152,7 @@ def test_copies_and_pickles_go_on_where_they_were(cls: Any, tmp_path: Path) -> N
     assert not hasattr(clone(first), "n_iter_")
 
 
-def test_a_pickle_of_another_version_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_of_another_version_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _, y, _ = data("iris", 0)
     fitted = OrtRegressor(**quick).fit(x, y)
     wanted = fitted.predict(x)

@@ -97,7 +97,7 @@ def test_margins_take_the_place_of_probabilities(classes: int) -> None:
     np.testing.assert_array_equal(made["label"], pipeline.predict(x))
 
 
-def test_what_cannot_be_converted_says_so() -> None:
+def test_errors_say_what_cannot_be_converted() -> None:
     x, y = iris()
     with pytest.raises(NotFittedError, match="not fitted"):
         pipeline_to_onnx(make_pipeline(StandardScaler(), OrtRegressor()), x)

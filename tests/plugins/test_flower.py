@@ -190,7 +190,7 @@ def test_adapters_travel_alone_and_are_merged_into_the_file(tmp_path: Path) -> N
     assert {len(c.state["ortflex-private"]) for c in grid.contexts.values()} == {1}
 
 
-def test_private_tensors_go_on_from_where_they_were(tmp_path: Path) -> None:
+def test_private_tensors_keep_their_values_between_rounds(tmp_path: Path) -> None:
     _, trained = federate(tmp_path, making(), share="!W1", nodes=1)
     alone = new()
     for _ in range(5):

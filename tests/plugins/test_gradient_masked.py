@@ -65,7 +65,7 @@ def test_the_logarithm_of_a_sum_of_nothing_passes_nothing() -> None:
     np.testing.assert_allclose(got, g * p, atol=1e-6)
 
 
-def test_rows_that_nobody_drops_cost_nothing_more() -> None:
+def test_rows_that_are_not_dropped_cost_nothing_more() -> None:
     _, _, operators = gradient("z = Add(x, m) y = Softmax<axis=1>(z)")
     assert not {"IsNaN", "Where"} & set(operators)
 
