@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import pickle
-import time
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,7 +21,6 @@ from click.testing import CliRunner
 from ortflex_core.checkpoints import checkpoint
 from ortflex_core.comparison import time_backends
 from ortflex_core.engines import timing
-from ortflex_core.entries import Entry
 from ortflex_core.errors import DataError, Unsupported
 from ortflex_core.hooks import hook
 from ortflex_core.process_groups import RankFailed
@@ -32,72 +28,12 @@ from ortflex_core.registry import Plugins
 from ortflex_core.testing import ThreadGroup, run_ranks
 from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
-from ortflex_plugins.backends.fused import FusedBackend
 from ortflex_plugins.cli.main import main
 from tests import models
-from tests.training import plugins, regression
+from tests.core.paced import BUILT, FAILURES, PAUSE, paced
+from tests.training import regression
 
 X, Y = regression(rows=40, features=6)
-PAUSE: dict[str, float] = {}
-"""Seconds that every run of a backend takes longer."""
-BUILT: list[str] = []
-FAILURES: dict[str, tuple[str, BaseException]] = {}
-
-
-class PacedEngine:
-    """An engine with a pause in every run."""
-
-    def __init__(self, name: str, engine: Any) -> None:
-        self._name, self._engine = name, engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run(self, batches: Any, rates: Any) -> Any:
-        when, error = FAILURES.get(self._name, ("", None))
-        if when == "run" and error is not None:
-            raise error
-        time.sleep(PAUSE.get(self._name, 0.0))
-        losses = self._engine.run(batches, rates)
-        return Nothing(len(rates)) if when == "nan" else losses
-
-
-class Nothing:
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def read(self) -> Any:
-        return [(math.nan, 0.0)] * self._steps
-
-
-@attrs.frozen(kw_only=True)
-class Paced(FusedBackend):
-    """The backend fused with pauses."""
-
-    def supports(self, problem: Any, device: Any, runtime: Any) -> list[str]:
-        when, error = FAILURES.get(self.name, ("", None))
-        if when == "refuse":
-            return [str(error)]
-        return super().supports(problem, device, runtime)
-
-    def build(self, problem: Any, device: Any, runtime: Any) -> Any:
-        when, error = FAILURES.get(self.name, ("", None))
-        if when == "build" and error is not None:
-            raise error
-        BUILT.append(self.name)
-        return PacedEngine(self.name, FusedBackend(steps_per_run=2).build(problem, device, runtime))
-
-
-@attrs.frozen(kw_only=True)
-class First(Paced):
-    name: ClassVar[str] = "first"
-    priority: ClassVar[int] = 50
-
-
-@attrs.frozen(kw_only=True)
-class Second(Paced):
-    name: ClassVar[str] = "second"
-    priority: ClassVar[int] = 40
 
 
 @pytest.fixture(autouse=True)
@@ -112,19 +48,6 @@ def quiet() -> Iterator[None]:
     BUILT.clear()
     yield
     session._cache.clear()
-
-
-def paced() -> Plugins:
-    others = [e for r in plugins() for e in r if e.kind != "backends"]
-    own = [
-        Entry("backends", n, f"{__name__}:{c}", "tests", "1.0", point(n, c))
-        for n, c in (("first", "First"), ("second", "Second"))
-    ]
-    return Plugins([*others, *own])
-
-
-def point(name: str, cls: str) -> EntryPoint:
-    return EntryPoint(name, f"{__name__}:{cls}", "ortflex.backends")
 
 
 def make(model: Any = None, **options: Any) -> Trainer:
