@@ -309,7 +309,9 @@ class XlaEngine:
 def _gathered(batches: Batch | Block, name: str) -> Array:
     """A column's rows of all batches."""
     if isinstance(batches, Batch):
-        return np.asarray(batches.array(name))
+        own = batches.array(name)
+        # JAX lets go of an array some calls after its last use: the user's is copied.
+        return own.copy() if batches.rows is None else np.asarray(own)
     return np.take(batches.columns[name], batches.rows, axis=0)
 
 
