@@ -11,9 +11,11 @@ import pytest
 
 from ortflex_core import Trainer
 from ortflex_core.errors import DataError, TrainingDiverged, Unsupported
+from ortflex_core.graph import Port, Trace, build
 from ortflex_core.hooks import hook
 from ortflex_core.testing import running, step_programs
 from ortflex_core.types import Array
+from ortflex_plugins.backends.openvino.compiled import compile_program
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 
@@ -152,6 +154,38 @@ def test_openvino_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path: Path) -> 
     assert rest.fit(x[:53], y[:53]).losses == whole.history_.losses
     for name, array in rest.get_state().items():
         assert np.array_equal(array, whole.get_state()[name]), name
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_openvino_compiles_states_that_stay_or_become_another_one(stateful: bool) -> None:
+    trace = Trace({"": 17})
+    w, m, k = (
+        Port("parameter", of="w"),
+        Port("slot", of="w", slot="m"),
+        Port("slot", of="w", slot="k"),
+    )
+    data = Port("data", of="x")
+    old, kept, x = (trace.input(port, onnx.TensorProto.FLOAT, (2,)) for port in (w, m, data))
+    # A weight that moves, a slot that stays, and a slot that becomes the old weight.
+    program = build(trace, {w: old + x, m: kept, k: old}, name="states")
+    made = compile_program(program, {data: (2,)}, threads=1, precision="f32", stateful=stateful)
+    assert set(made.states) == ({w} if stateful else set())
+    request = made.request()
+    given = {w: [2, 3], m: [5, 6], data: [1, 1]}
+    arrays = {port: np.array(values, np.float32) for port, values in given.items()}
+    variables = {v.name: v for v in request.query_state()}
+    for port, array in arrays.items():
+        if port in made.states:
+            variables[made.states[port]].state = openvino.Tensor(array)
+        else:
+            request.set_tensor(program.takes[port].name, openvino.Tensor(array))
+    request.infer()
+    for port, wanted in {w: [3, 4], m: [5, 6], k: [2, 3]}.items():
+        if port in made.states:
+            got = variables[made.states[port]].state
+        else:
+            got = request.get_tensor(program.gives[port].name)
+        assert got.data.tolist() == wanted, port
 
 
 # What it refuses ---------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def _precision(instance: object, attribute: attrs.Attribute[Any], value: Any) ->
 
 @attrs.frozen(kw_only=True)
 class OpenVinoBackend(Backend):
-    """Train by OpenVINO: the step program with its state inside, on the processor.
+    """Trains with OpenVINO: the step program with its state inside, on the processor.
 
     The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
     other backends. Weights, optimizer state and running statistics stay inside the compiled model;

@@ -76,6 +76,9 @@ def _compile(
     proto = program.proto()
     if reasons := list(differences(proto.graph)):
         raise Unsupported("; ".join(reasons[:4]))
+    # What a program passes on unchanged would be removed from the state.
+    same = {(n.input[0], n.output[0]) for n in proto.graph.node if n.op_type == "Identity"}
+    pairs = {key: pair for key, pair in pairs.items() if pair not in same}
     replace_abs(proto.graph)
     replace_copies(proto.graph)
     for info in proto.graph.input:

@@ -95,6 +95,8 @@ class Plan(StepPlan):
             self.counts_steps = True
         self._request = self._bind(engine, self.compiled)
         self._states = {s.name: s for s in self._request.query_state()}
+        if lost := set(self.compiled.states.values()) - set(self._states):
+            raise GraphError(f"OpenVINO did not keep the state {min(lost)!r}; use backend='fused'")
 
     def _drawing(self, draws: Program, device: Device) -> tuple[HostVector, Binder]:
         hosts = HostVector(draws, device, self.problem.constants())
