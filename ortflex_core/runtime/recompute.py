@@ -15,6 +15,7 @@ Source of the method: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sub
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
@@ -31,6 +32,8 @@ SMALL = 4096
 """Bytes up to which a tensor is kept: computing it takes longer than it saves."""
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """The numbers of segments that are tried."""
+_GAIN = 0.97
+"""A plan replaces another one if its peak is at most this fraction of the other's."""
 _AGAIN = "/again"
 
 
@@ -109,7 +112,11 @@ def apply(
     bound = {o.name for o in graph.output}
     sizes = liveness.completed(graph.node, sizes)
     plans = _plans(_forward(list(graph.node), losses, sizes, bound), recompute)
-    best = min(plans, key=lambda nodes: liveness.peak(nodes, with_copies(sizes, nodes), bound).size)
+    best, least = plans[0], math.inf
+    for nodes in plans:  # fewer copies come first, so a plan has to gain something
+        size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
+        if size < _GAIN * least:
+            best, least = nodes, size
     del graph.node[:]
     graph.node.extend(best)
     return model
@@ -172,7 +179,7 @@ def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
     cuts = dict.fromkeys(tuple(_cuts(forward, count)) for count in counts)
     plain = [*forward.nodes, *forward.others]
     found = [_recomputed(forward, forward.kept(c)) for c in cuts if c]
-    return found or [plain]
+    return [plain, *found] if recompute is True else found or [plain]
 
 
 def _cuts(forward: Forward, count: int) -> list[int]:
