@@ -147,5 +147,5 @@ def test_without_any_backend_the_error_names_disabled_ones(
     assert not off["backends"].names()
     with pytest.raises(PluginError, match="ORTFLEX_DISABLE_PLUGINS switches off"):
         backend_choice.candidates(off, "auto")
-    with pytest.raises(Unsupported, match="there is no backend"):
+    with pytest.raises(Unsupported, match="no backend is installed"):
         backend_choice.candidates(Plugins([]), "auto")
