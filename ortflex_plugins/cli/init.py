@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 98
 _LISTED = 40
+_ON_CLASSES = ("softmax_cross_entropy", "log_loss")
+_ENOUGH = 50
+"""Rows from which a fifth of them is kept for validation."""
 
 
 @click.command()
@@ -95,7 +98,13 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
         lines += [f"# Not trained ({len(left)}):"]
         lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in left)
     lines += ["", *_model_keys(model, path, output, loss, why, plugins, look)]
-    lines += ["# Every other key with its default.", "", *_default_keys(plugins)]
+    chosen: dict[str, Any] = {"optimizer": "adam"}
+    if loss in _ON_CLASSES:
+        chosen["metrics"] = ["accuracy"]
+    if look is None or look.rows >= _ENOUGH:
+        chosen["validation"] = 0.2
+    lines += ["# Every other key; those that begin with # have their defaults.", ""]
+    lines += _other_keys(plugins, chosen)
     # A name with a line break must not end the comment.
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
 
@@ -105,7 +114,7 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
 
     A classifier ends with a Softmax or Sigmoid; any other model is a regression.
     """
-    from ortflex_core.model import default_output, raw_scores
+    from ortflex_core.model import raw_scores
 
     suggestions = []
     for spec in candidates(model):
@@ -121,17 +130,20 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
             if spec.shape is not None and len(spec.shape) > 1 and spec.shape[1] != 1:
                 why += "; if its columns are scores of classes, use softmax_cross_entropy"
             suggestions.append((spec.name, "squared_error", why))
-    if not suggestions:
-        # Raises, with the alternatives.
-        default_output(model)
     return sorted(suggestions, key=lambda f: f[1])[0]
 
 
 def candidates(model: Model) -> list[TensorSpec]:
-    """The float outputs, which a loss can be on."""
-    from ortflex_core.graph import FLOATS
+    """The float tensors that a loss can be on: the outputs, or the scores before a ZipMap.
 
-    return [spec for spec in model.outputs if spec.dtype in FLOATS]
+    Raises:
+        ModelError: there is none.
+    """
+    from ortflex_core.graph import FLOATS
+    from ortflex_core.model import default_output
+
+    floats = [spec for spec in model.outputs if spec.dtype in FLOATS]
+    return floats or [model.value(default_output(model))]
 
 
 def _model_keys(
@@ -192,7 +204,7 @@ def _labels(model: Model, loss: str) -> str:
     return f"numbers of shape {shape_text(shape)}{columns}"
 
 
-def _default_keys(plugins: Plugins) -> Iterator[str]:
+def _other_keys(plugins: Plugins, chosen: Mapping[str, Any]) -> Iterator[str]:
     import attrs
 
     from ortflex_core.config import Recipe, to_toml
@@ -218,7 +230,9 @@ def _default_keys(plugins: Plugins) -> Iterator[str]:
             continue
         yield from _comment(_help(field.name))
         yield from _choices(field.name, plugins)
-        if field.default is None:
+        if field.name in chosen:
+            yield f"{field.name} = {to_toml(chosen[field.name])}"
+        elif field.default is None:
             yield f"# {field.name} = {to_toml(examples[field.name])}  # not set by default"
         else:
             yield f"# {field.name} = {to_toml(field.default)}"

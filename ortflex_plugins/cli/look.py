@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Look:
-    """Data for a recipe: the value of its key ``data``, a line for each array, inputs and labels."""
+    """Data for a recipe: the value of its key ``data``, a line for each array, inputs, labels, rows."""
 
     spec: Any
     lines: list[str]
     inputs: list[str]
     labels: Array | None
+    rows: int
 
 
 def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
@@ -57,7 +58,7 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
     if target is not None:
         spec["target"] = target
     labels = next(iter(loaded.labels.values())) if len(loaded.labels) == 1 else None
-    return Look(spec, lines, list(loaded.inputs), labels)
+    return Look(spec, lines, list(loaded.inputs), labels, loaded.rows)
 
 
 def check_inputs(model: Model, given: list[str], path: str) -> None:

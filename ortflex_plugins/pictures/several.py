@@ -95,10 +95,12 @@ def _curves(runs: Mapping[str, Run]) -> str:
     for column in _columns(runs):
         if column not in ("loss", "rate") and not column.startswith("validation_"):
             continue
+        # A run without this column keeps its color and its place in the legend.
         series: dict[str, Numbers] = {
-            name: run.history[column] for name, run in runs.items() if column in run.history
+            name: run.history.get(column, ()) for name, run in runs.items()
         }
-        title = html.text(column.replace("_", " ").capitalize(), 60)
+        heading = "learning rate" if column == "rate" else column.replace("_", " ")
+        title = html.text(heading.capitalize(), 60)
         chart = charts.lines(series, log=False if column == "rate" else None)
         figures.append(f"<figure><figcaption>{title}</figcaption>{chart}</figure>")
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if figures else ""

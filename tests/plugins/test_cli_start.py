@@ -71,12 +71,36 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     text = (folder / "new.toml").read_text()
     recipe = tomllib.loads(text)
     assert (recipe["loss"], recipe["data"]) == (loss, "in/mine.npz")
+    assert recipe["optimizer"] == "adam"
+    assert recipe.get("metrics") == (None if loss == "squared_error" else ["accuracy"])
+    assert "validation" not in recipe  # of 40 rows
     assert f"X: float32[40, 5], y: {labels.dtype}{list(labels.shape)}" in text
     done = ortflex("train", "new.toml", "epochs=2", "output=run")
     if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class numbers
         assert "class numbers have the shape [batch]: y.reshape(-1)" in done.output
     else:
         assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_classifier_as_scikit_learn_exports_it(folder: Path, classes: int) -> None:
+    """Its outputs are labels and a ZipMap: the loss is on the probabilities before that."""
+    skl2onnx = pytest.importorskip("skl2onnx")
+    neural = pytest.importorskip("sklearn.neural_network")
+    labels = np.arange(60) % classes
+    rows = regression(rows=60)[0]
+    fitted = neural.MLPClassifier((4,), tol=10.0).fit(rows, labels)
+    onnx.save(skl2onnx.to_onnx(fitted, rows[:1], target_opset=17), "model.onnx")
+    np.savez("d.npz", X=rows, y=labels)
+    for data in ((), ("--data", "d.npz")):
+        made = ortflex("init", "model.onnx", *data, "-o", "new.toml", "--force")
+        assert made.exit_code == 0, made.output
+        recipe = tomllib.loads((folder / "new.toml").read_text())
+        assert recipe["loss"] == ("log_loss" if classes == 2 else "softmax_cross_entropy")
+        assert (recipe["metrics"], recipe["validation"]) == (["accuracy"], 0.2)
+    done = ortflex("train", "new.toml", "epochs=2", "output=run")
+    assert done.exit_code == 0, done.output
+    assert "validation_accuracy" in done.output
 
 
 def test_a_column_of_labels_by_name(folder: Path) -> None:
@@ -167,6 +191,21 @@ def test_several_runs_are_compared_on_one_page(runs: list[str]) -> None:
     assert "<td>output</td>" not in text
     assert text.count("<figure>") == 2  # loss and rate
     assert 'http-equiv="refresh"' not in text
+
+
+def test_a_run_has_one_color_in_all_charts(runs: list[str]) -> None:
+    """Also where another run has no such column."""
+    assert ortflex("train", "train.toml", "validation=0.25", "output=judged").exit_code == 0
+    text = report_several([Path(runs[0]), Path("judged")])
+    charts = re.findall(r"<figcaption>([^<]*)</figcaption>(.*?)</figure>", text, re.S)
+    colors = {
+        title: re.findall(r'<path d="[^"]*" fill="none" stroke="(#\w+)"', chart)
+        for title, chart in charts
+    }
+    assert len(set(colors["Loss"])) == 2
+    assert colors["Validation loss"] == colors["Loss"][1:]
+    assert all(">judged</text>" in chart for _, chart in charts)
+    assert "Learning rate" in colors
 
 
 def test_runs_of_one_name_and_hostile_names(runs: list[str]) -> None:
