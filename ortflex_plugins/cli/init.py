@@ -137,7 +137,7 @@ def candidates(model: Model) -> list[TensorSpec]:
     """The float tensors that a loss can be on: the outputs, or the scores before a ZipMap.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the model has no such tensor.
     """
     from ortflex_core.graph import FLOATS
     from ortflex_core.model import default_output
