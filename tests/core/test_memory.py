@@ -112,15 +112,15 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
         ("gpt2", 8, {"width": 192, "heads": 6, "words": 1000}),
     ],
 )
-@pytest.mark.parametrize("recompute", ["False", "True"])
 def test_estimates_are_near_measured_peaks(
-    name: str, rows: int, size: dict[str, Any], recompute: str, tmp_path: Path
+    name: str, rows: int, size: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Within a quarter, up to 40 MiB that the libraries take in any case."""
+    """Within a quarter, up to 40 MiB that the libraries take in any case; of gpt2 with recompute, too."""
     pytest.importorskip("torch")
     from tests.benchmarks import memory
 
     path = str(memory.write(name, rows, tmp_path, **size))
-    measured = memory.fresh("peak", name, path, recompute)["mib"]
-    estimated = memory.fresh("estimate", name, path, recompute)["mib"]
-    assert 0.75 * measured - 40 <= estimated <= 1.25 * measured
+    for recompute in ("False", "True") if name == "gpt2" else ("False",):
+        measured = memory.fresh("peak", name, path, recompute)["mib"]
+        estimated = memory.fresh("estimate", name, path, recompute)["mib"]
+        assert 0.75 * measured - 40 <= estimated <= 1.25 * measured
