@@ -12,7 +12,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from ortflex_core import Trainer, check_model
-from ortflex_core.errors import ModelError
+from ortflex_core.errors import ModelError, Unsupported
+from ortflex_core.runtime.installation import require_runtime
 from tests import half_models, models
 from tests.core.test_checkpoint import SaveAt
 from tests.half_models import BF16, F16
@@ -257,6 +258,12 @@ def test_casts_of_a_float32_file_round(backend: str, to: int) -> None:
     file.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     x, y = (rng.standard_normal((16, n)).astype(np.float32) for n in (5, 2))
     trainer = make(file, backend=backend, optimizer="sgd", learning_rate=0.1)
+    if require_runtime().version_info < (1, 19):
+        pytest.skip("this runtime removes a pair of Casts, whatever type is between them")
+    if backend == "training_agent":
+        with pytest.raises(Unsupported, match="float32 and float64 can be trained"):
+            trainer.step((x, y))
+        return
     half = torch.bfloat16 if to == BF16 else torch.float16
     w = torch.tensor(weights, requires_grad=True)
     out = (torch.tensor(x) @ w).to(half).to(torch.float32)
