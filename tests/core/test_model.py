@@ -10,9 +10,10 @@ import onnx
 import pytest
 
 from ortflex_core.errors import ModelError
+from ortflex_core.graph.control_flow import captured_names
 from ortflex_core.graph.ops import Trace
 from ortflex_core.graph.program import Program, build
-from ortflex_core.model.model import Model, captured
+from ortflex_core.model.model import Model
 from ortflex_core.types import TensorSpec
 from tests import models
 
@@ -133,7 +134,7 @@ def conditional() -> Any:
 def test_subgraphs_read_outer_values_under_their_new_names(flag: bool) -> None:
     proto = conditional()
     model = Model(proto)
-    assert sorted(captured(model.internal.graph.node[1])) == ["XW", "b"]
+    assert sorted(captured_names(model.internal.graph.node[1])) == ["XW", "b"]
     feeds = {"X": np.ones((2, 3), np.float32), "flag": np.array(flag)}
     program = replayed(model, ["Y"], ["W", "b"])
     found = run(program, feeds | models.weights_of(proto))["Y"]
