@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+from ortflex_core.runtime.installation import require_runtime
 from tests.end_to_end.file_forms import FORMS, outcome
 from tests.end_to_end.file_networks import FAMILIES
 
@@ -21,6 +22,8 @@ OWN = ["Transformer", "ResNet", "MobileNet", "EfficientNet", "YOLO-like", "U-Net
 def check(name: str, form: str, folder: Path, *operators: str) -> None:
     """The file is trained, and has operators outside the standard."""
     found = outcome(name, form, folder)
+    if found.status == "no file" and require_runtime().version_info < (1, 20):
+        pytest.skip(f"tools of an older onnxruntime: {found.why}")
     assert (found.status, found.why) == ("trained", "")
     assert found.compared
     assert set(operators) <= set(found.operators)
