@@ -11,17 +11,24 @@ import click
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("data", required=False)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    help="A metric in place of those of the recipe, by name; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
-def evaluate(run: Path, data: str | None, as_json: bool) -> None:
+def evaluate(run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool) -> None:
     """Print loss and metrics of a trained model on data.
 
-    RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the one
-    of the training; by default the recipe's validation data, if it names any, else its data. The
-    recipe's losses and metrics are computed over all rows, in inference mode.
+    RUN is the folder that `ortflex train` wrote; or a recipe, whose model is evaluated as it is,
+    before a training. DATA is a file or folder like the one of the training; by default the recipe's
+    validation data, if it names any, else its data. The recipe's losses and metrics are computed
+    over all rows, in inference mode.
     """
     from ortflex_plugins.cli import trained
 
-    recipe, trainer = trained.open_run(run)
+    recipe, trainer = trained.open_run(run, metrics)
     what, source = trained.source(recipe, trainer, data)
     scores = trainer.evaluate(source)
     if as_json:

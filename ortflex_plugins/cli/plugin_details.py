@@ -86,15 +86,15 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
         return
     schema = component_schema(loaded)
     yield ""
-    if not schema:
-        yield "no parameters"
-        return
     table = [["parameter", "default", "type", "meaning"]]
     for field in schema:
         default = "required" if field["required"] else _short(field["default"])
         kind = " ".join(filter(None, [field["type"], field["range"]]))
         table.append([field["name"], default, kind, field["help"]])
-    yield from text_table(table)
+    yield from text_table(table) if schema else ["no parameters"]
+    if registry.kind == "optimizers":
+        yield ""
+        yield "The learning rate is an argument of Trainer and a key of a recipe: learning_rate=0.01"
 
 
 def _paragraphs(registry: Registry, loaded: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from ortflex_core.registry import Plugins
 
 
-def open_run(run: Path) -> tuple[Recipe, Trainer]:
+def open_run(run: Path, metrics: Sequence[str] = ()) -> tuple[Recipe, Trainer]:
     """The recipe of a run folder, and a Trainer whose model is the folder's trained.onnx.
 
-    A recipe file stands for itself: its model is used as it is.
+    A recipe file stands for itself: its model is used as it is. ``metrics`` are in place of those of
+    the recipe.
 
     Raises:
         ConfigError: the folder has no recipe or no trained model.
@@ -34,7 +36,8 @@ def open_run(run: Path) -> tuple[Recipe, Trainer]:
             "`ortflex train` wrote, or a recipe"
         )
     if not run.is_dir():
-        return (recipe := Recipe.load(run, plugins=plugins)), _trainer(recipe, plugins)
+        recipe = Recipe.load(run, plugins=plugins)
+        return recipe, _trainer(recipe, plugins, metrics)
     trained = run / "trained.onnx"
     for path in (run / "recipe.toml", trained):
         if not path.is_file():
@@ -43,10 +46,10 @@ def open_run(run: Path) -> tuple[Recipe, Trainer]:
                 "that `ortflex train` wrote, or a recipe"
             )
     recipe = attrs.evolve(Recipe.load(run / "recipe.toml", plugins=plugins), model=str(trained))
-    return recipe, _trainer(recipe, plugins)
+    return recipe, _trainer(recipe, plugins, metrics)
 
 
-def _trainer(recipe: Recipe, plugins: Plugins) -> Trainer:
+def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Trainer:
     import attrs
 
     from ortflex_core import Trainer
@@ -54,6 +57,7 @@ def _trainer(recipe: Recipe, plugins: Plugins) -> Trainer:
     # What was done to the weights before or around the training is done already.
     quiet = attrs.evolve(
         recipe,
+        metrics=list(metrics) or recipe.metrics,
         callbacks=(),
         averaging=None,
         reinitialize=False,

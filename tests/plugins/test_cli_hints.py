@@ -225,3 +225,8 @@ def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
     assert result.exit_code == 1
     assert "target names 'y', and there is no such array; Known: labels, x" in result.output
     assert 'data = { path = …, target = "…" }' in result.output
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_an_optimizer_says_where_the_learning_rate_is_set(name: str) -> None:
+    assert "learning_rate=0.01" in ortflex("plugins", name).output

@@ -115,6 +115,18 @@ def test_evaluate_prints_what_numpy_computes(folder: Path) -> None:
     assert float(lines[1].split()[1]) == pytest.approx(float((error[:9] ** 2).mean()), rel=1e-4)
 
 
+def test_evaluate_takes_metrics_in_place_of_the_recipes(folder: Path) -> None:
+    error = expected(X) - Y
+    scores = json.loads(ortflex("evaluate", "run", "--metric", "mae", "--json").output)
+    assert sorted(scores) == ["data", "loss", "mae"]
+    assert scores["mae"] == pytest.approx(float(np.abs(error).mean()), rel=1e-5)
+    before = ortflex("evaluate", "train.toml", "--metric", "mae", "--metric", "r2").output
+    assert [line.split()[0] for line in before.splitlines()[1:]] == ["loss", "mae", "r2"]
+    wrong = ortflex("evaluate", "run", "--metric", "mea")
+    assert wrong.exit_code == 1
+    assert "did you mean 'mae'?" in wrong.output
+
+
 def test_validation_data_of_the_recipe_are_the_default(folder: Path) -> None:
     np.savez("held.npz", X=X[:9], y=Y[:9])
     (folder / "train.toml").write_text(RECIPE + 'validation = "held.npz"\n')
