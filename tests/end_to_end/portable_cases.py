@@ -127,21 +127,20 @@ def compare_state(trainer: Any, step: Any) -> None:
             np.testing.assert_array_equal(step.state[item.name], known[key], err_msg=item.name)
 
 
-def workload(name: str) -> tuple[Any, list[Batch]]:
-    """A workload of the benchmarks: a Trainer and its batches."""
+def workload(name: str, **changes: Any) -> tuple[Any, list[Batch]]:
+    """A workload of the benchmarks: a Trainer, with other arguments if any are given, and its batches."""
     from tests.benchmarks.onnx_network import network
     from tests.benchmarks.workloads import WORKLOADS, data
 
     work = WORKLOADS[name]
     X, y, weight = data(work)
-    trainer = fused(
-        network(work),
-        loss=work.loss,
-        optimizer=work.optimizer,
-        learning_rate=work.rate,
-        reduction=work.reduction,
-    )
-    return trainer, batches(X, y, weight, work.batch)
+    options = {
+        "loss": work.loss,
+        "optimizer": work.optimizer,
+        "learning_rate": work.rate,
+        "reduction": work.reduction,
+    }
+    return fused(network(work), **options | changes), batches(X, y, weight, work.batch)
 
 
 def _vision(name: str) -> tuple[Any, Any, list[Batch]]:
