@@ -245,9 +245,16 @@ def missing_imports(path: Path) -> list[str]:
         missing += [
             f"{node.module}.{alias.name}"
             for alias in node.names
-            if not hasattr(module, alias.name) and not _is_module(f"{node.module}.{alias.name}")
+            if not _has(module, alias.name) and not _is_module(f"{node.module}.{alias.name}")
         ]
     return missing
+
+
+def _has(module: object, name: str) -> bool:
+    try:
+        return hasattr(module, name)
+    except ImportError:  # of an extra that is not installed here
+        return True
 
 
 def _is_module(name: str) -> bool:
