@@ -34,6 +34,8 @@ _FEW_PLACES_DEPTHWISE = 64
 _LEAST_WEIGHTS = 1 << 13
 """With fewer weights, starting more nodes takes longer than what is gained."""
 _LEAST_CHANNELS = 32
+_MOST_COPIES = 1 << 20
+"""Elements of S, which is a constant of the graph: kernels can be much larger than planes."""
 
 
 def small_planes(op: Ops, node: NodeView, at: Windows) -> SmallPlanes | None:
@@ -50,14 +52,14 @@ def small_planes(op: Ops, node: NodeView, at: Windows) -> SmallPlanes | None:
     else:
         depthwise = sizes[1] == 1 and sizes[0] == node.group >= _LEAST_CHANNELS
         pays = depthwise and places <= _FEW_PLACES_DEPTHWISE
-    if not pays or not places:
+    if not pays or not 0 < flat(sizes[2:]) * flat(at.counts) * flat(at.sizes) <= _MOST_COPIES:
         return None
     inner = [*range(1, len(at.counts) + 2)]
     moved = op.Reshape(
         op.Transpose(x, perm=[*inner, 0]),
         op.constant([sizes[1] * node.group, flat(at.sizes), -1]),
     )
-    return SmallPlanes(op, sizes, at, node.group > 1, moved, weight, node.input(2))
+    return SmallPlanes(op, sizes, at, _copies(at), node.group > 1, moved, weight, node.input(2))
 
 
 @attrs.frozen
@@ -68,6 +70,7 @@ class SmallPlanes:
         op: makes nodes.
         kernel: the sizes of the weight.
         at: the windows.
+        copies: S.
         depthwise: whether every channel is a group.
         places: X with the samples innermost, [C, P, N].
         weight: W.
@@ -77,6 +80,7 @@ class SmallPlanes:
     op: Ops
     kernel: Sizes
     at: Windows
+    copies: Array
     depthwise: bool
     places: Tensor
     weight: Tensor
@@ -112,10 +116,9 @@ class SmallPlanes:
             back = op.MatMul(op.Transpose(self._matrices(), perm=[0, 2, 1]), g)
             return self._outside(back, (self.kernel[0], *self.at.sizes))
         back = op.Gemm(self._flat_weight(), g, transA=1)
-        copies = _copies(self.at)
-        apart = op.Reshape(back, op.constant([self.kernel[1], len(copies), -1]))
+        apart = op.Reshape(back, op.constant([self.kernel[1], len(self.copies), -1]))
         if not self.at.plain:
-            apart = op.MatMul(op.constant(copies.T.copy(), FLOAT), apart)
+            apart = op.MatMul(op.constant(self.copies.T.copy(), FLOAT), apart)
         return self._outside(apart, (self.kernel[1], *self.at.sizes))
 
     def _to_weight(self, g: Tensor) -> Tensor:
@@ -134,7 +137,7 @@ class SmallPlanes:
         """[C · K, L · N]."""
         op, columns = self.op, self.places
         if not self.at.plain:
-            columns = op.MatMul(op.constant(_copies(self.at), FLOAT), columns)
+            columns = op.MatMul(op.constant(self.copies, FLOAT), columns)
         return op.Reshape(columns, op.constant([flat(self.kernel[1:]), -1]))
 
     def _matrices(self) -> Tensor:
@@ -146,7 +149,7 @@ class SmallPlanes:
 
     def _taps(self) -> Array:
         """S with a row for each element of the kernel, [K, L · P]."""
-        return _copies(self.at).reshape(flat(self.kernel[2:]), -1)
+        return self.copies.reshape(flat(self.kernel[2:]), -1)
 
     def _outside(self, x: Tensor, sizes: Sizes) -> Tensor:
         """A tensor with the samples innermost, whatever its axes are, as [N, …]."""

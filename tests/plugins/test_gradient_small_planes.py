@@ -137,15 +137,17 @@ def test_one_gradient_alone(trained: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "group"),
-    [((5, 4), 1), ((9, 8), 32)],
-    ids=["dense", "depthwise"],
+    ("places", "group", "side"),
+    [((5, 4), 1, 3), ((9, 8), 32, 3), ((8, 8), 32, 17)],
+    ids=["dense", "depthwise", "a kernel that is larger than the plane"],
 )
-def test_larger_planes_are_left_to_the_kernels(places: tuple[int, int], group: int) -> None:
+def test_larger_planes_and_kernels_are_left_to_onnxruntime(
+    places: tuple[int, int], group: int, side: int
+) -> None:
     usable("fused")
-    case = (32, 32, places, (3, 3), [1, 1], [1, 1, 1, 1], [1, 1], group)
+    case = (32, 32, places, (side, side), [1, 1], [side // 2] * 4, [1, 1], group)
     trainer = Trainer(
-        network(case, draw(32, 32 // group, 3, 3), draw(1, 32, *places), None),
+        network(case, draw(32, 32 // group, side, side), draw(1, 32, *places), None),
         loss="squared_error",
         params=["*", "factor"],
         backend="fused",
