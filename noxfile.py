@@ -305,34 +305,29 @@ def run_peft(session: nox.Session) -> None:
         session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
 
 
+def run_backend(session: nox.Session, name: str) -> None:
+    """The tests of a backend that is an extra of its name, and its kit."""
+    with reported(f"tests({name})"):
+        if PYTHONS["3.11"] is None:
+            session.skip("no Python 3.11 was found")
+        prepare(session, "stock", name, "dev")
+        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
+        own = (f"tests/plugins/test_{name}.py", f"tests/plugins/test_{name}_operators.py")
+        kit = ("tests/plugins/test_conformance.py", "-k", f"Backends and {name}")
+        for tests in (own, kit):
+            session.run(*pytest, *tests, env={"OMP_NUM_THREADS": "1"})
+
+
 @session_for("tests", "xla", "3.11")
 def run_xla(session: nox.Session) -> None:
     """The backend of JAX: its kit, the table of its operators, and trainings next to fused."""
-    with reported("tests(xla)"):
-        if PYTHONS["3.11"] is None:
-            session.skip("no Python 3.11 was found")
-        prepare(session, "stock", "xla", "dev")
-        environment = {"OMP_NUM_THREADS": "1"}
-        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
-        tests = ("tests/plugins/test_xla.py", "tests/plugins/test_xla_operators.py")
-        session.run(*pytest, *tests, env=environment)
-        kit = ("tests/plugins/test_conformance.py", "-k", "Backends and xla")
-        session.run(*pytest, *kit, env=environment)
+    run_backend(session, "xla")
 
 
 @session_for("tests", "openvino", "3.11")
 def run_openvino(session: nox.Session) -> None:
     """The backend of OpenVINO: its kit, and trainings next to fused."""
-    with reported("tests(openvino)"):
-        if PYTHONS["3.11"] is None:
-            session.skip("no Python 3.11 was found")
-        prepare(session, "stock", "openvino", "dev")
-        environment = {"OMP_NUM_THREADS": "1"}
-        pytest = ("python", "-m", "pytest", "-m", "not slow", *session.posargs)
-        tests = ("tests/plugins/test_openvino.py", "tests/plugins/test_openvino_operators.py")
-        session.run(*pytest, *tests, env=environment)
-        kit = ("tests/plugins/test_conformance.py", "-k", "Backends and openvino")
-        session.run(*pytest, *kit, env=environment)
+    run_backend(session, "openvino")
 
 
 @session_for("tests", "launchers", "3.11")
