@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import onnx
 
+from ortflex_core import protocols
 from ortflex_core.adapters import write_adapter, write_base
 from ortflex_core.config.arguments import Arguments
 from ortflex_core.config.checks import names
@@ -25,7 +26,6 @@ from ortflex_core.hub.sharing import SharesModels
 from ortflex_core.model.inference_mode import in_training
 from ortflex_core.model.model import Model, as_model
 from ortflex_core.parameters.initialize import reinitialize as draw
-from ortflex_core.protocols import Engine
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling, portable_step
@@ -134,32 +134,32 @@ class Trainer(SharesModels):
         self,
         model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
         *,
-        loss: Any,
+        loss: str | protocols.Loss | Mapping[str, Any] | Sequence[Any],
         params: str | Iterable[str] | None = None,
-        adapters: Any = (),
-        penalty: Any = None,
-        optimizer: Any = "sgd",
+        adapters: str | protocols.Adapter | Mapping[str, Any] | Sequence[Any] = (),
+        penalty: str | protocols.Penalty | Mapping[str, Any] | None = None,
+        optimizer: str | protocols.Optimizer | Mapping[str, Any] = "sgd",
         learning_rate: float | None = None,
-        schedule: Any = "constant",
+        schedule: str | protocols.Schedule | Mapping[str, Any] = "constant",
         groups: Sequence[Mapping[str, Any]] = (),
         clip_value: float | None = None,
         clip_norm: float | None = None,
-        transforms: Any = (),
+        transforms: str | protocols.Transform | Mapping[str, Any] | Sequence[Any] = (),
         accumulate: int = 1,
-        constraint: Any = None,
-        averaging: Any = None,
-        precision: Any = "float32",
+        constraint: str | protocols.Constraint | Mapping[str, Any] | None = None,
+        averaging: str | protocols.Average | Mapping[str, Any] | None = None,
+        precision: str | protocols.Precision | Mapping[str, Any] = "float32",
         recompute: bool | int | str | Iterable[str] = False,
-        device: Any = "cpu",
-        backend: Any = "auto",
-        distributed: Any = None,
+        device: str | protocols.Device | Mapping[str, Any] = "cpu",
+        backend: str | protocols.Backend | Mapping[str, Any] = "auto",
+        distributed: str | protocols.ProcessGroup | Mapping[str, Any] | None = None,
         sync_every: int | None = None,
         batch_size: int = 32,
         epochs: int = 10,
         shuffle: bool = True,
         seed: int = 0,
         reduction: Literal["mean", "sum"] = "mean",
-        metrics: Any = (),
+        metrics: str | protocols.Metric | Mapping[str, Any] | Sequence[Any] = (),
         callbacks: Any = (),
         classes: Sequence[Any] | None = None,
         reinitialize: bool | str | Iterable[str] = False,
@@ -258,7 +258,7 @@ class Trainer(SharesModels):
         return self._internals.rank
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> protocols.Engine:
         """The compiled problem.
 
         Raises:

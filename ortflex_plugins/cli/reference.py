@@ -118,7 +118,7 @@ def _components(plugins: Plugins, ours: Mapping[str, list[Entry]]) -> Iterator[s
     )
     for kind, entries in ours.items():
         yield ""
-        yield f"## [{kind.capitalize()}]({kind}.md)"
+        yield f"## [{kind.replace('_', ' ').capitalize()}]({kind}.md)"
         yield ""
         yield _INTRODUCTION[kind]
         yield ""
@@ -132,7 +132,7 @@ def _components(plugins: Plugins, ours: Mapping[str, list[Entry]]) -> Iterator[s
 
 def _kind(plugins: Plugins, kind: str, entries: list[Entry]) -> Iterator[str]:
     """The page of a kind: a section for each plugin, which the site's navigation lists."""
-    yield f"# {kind.capitalize()}"
+    yield f"# {kind.replace('_', ' ').capitalize()}"
     yield ""
     yield _GENERATED
     yield ""

@@ -11,11 +11,13 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from ortflex_core.config import arguments
 from ortflex_core.config.arguments import Arguments
+from ortflex_core.registry import KINDS
 from ortflex_core.training import trainer
 
 SOURCE = Path(inspect.getfile(trainer))
@@ -28,11 +30,25 @@ _WIDTH = 100
 
 
 def annotations() -> dict[str, str]:
-    """The types of the arguments, as the list has them in its source."""
+    """The types of the arguments: those in the source of the list, and of components their classes.
+
+    The list itself has ``Any`` for components, since the registry converts and checks their values.
+    """
     module = ast.parse(inspect.getsource(arguments))
     (owner,) = (n for n in module.body if isinstance(n, ast.ClassDef) and n.name == "Arguments")
-    fields = (n for n in owner.body if isinstance(n, ast.AnnAssign))
-    return {ast.unparse(field.target): ast.unparse(field.annotation) for field in fields}
+    nodes = (n for n in owner.body if isinstance(n, ast.AnnAssign))
+    types = {ast.unparse(node.target): ast.unparse(node.annotation) for node in nodes}
+    return types | {f.name: of_components(f) for f in attrs.fields(Arguments) if f.metadata["of"]}
+
+
+def of_components(field: attrs.Attribute[Any]) -> str:
+    """The type of an argument that chooses components: a name, an object or a table, or several."""
+    base = KINDS[field.metadata["of"]]
+    if base is object:  # callbacks may be objects of any class
+        return "Any"
+    several = " | Sequence[Any]" if "a list of" in field.metadata["kind"] else ""
+    nothing = " | None" if field.default is None else ""
+    return f"str | protocols.{base.__name__} | Mapping[str, Any]{several}{nothing}"
 
 
 def signature() -> Iterator[str]:
