@@ -1,4 +1,4 @@
-"""Import paths of ortflex 0.1: they work in 0.2, each with a warning that names the new path."""
+"""Deprecated import paths, those of ortflex 0.1: each works in 0.2 and warns with the new path."""
 
 from __future__ import annotations
 

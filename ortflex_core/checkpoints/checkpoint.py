@@ -20,8 +20,8 @@ import attrs
 import numpy as np
 
 from ortflex_core.checkpoints import folders, record
+from ortflex_core.checkpoints.callback_values import Saved
 from ortflex_core.checkpoints.record import FORMAT, Record, Size
-from ortflex_core.checkpoints.saved import Saved
 from ortflex_core.data import digests
 from ortflex_core.errors import CheckpointError
 from ortflex_core.files import OutputError

@@ -15,9 +15,9 @@ from ortflex_core.config.arguments import (
     kinds_of_plugins,
     plain_help,
 )
-from ortflex_core.config.keys import translate_key
-from ortflex_core.config.parts import Parts, to_plain
+from ortflex_core.config.components import Parts, to_plain
 from ortflex_core.config.recipe import Recipe, key_choices
+from ortflex_core.config.synonyms import translate_key
 from ortflex_core.config.toml import to_toml
 
 __all__ = [

@@ -15,8 +15,8 @@ import attrs
 
 from ortflex_core import class_paths
 from ortflex_core.config.arguments import Arguments, argument, kinds_of_plugins, plain_help, wrong
-from ortflex_core.config.keys import KEY_SYNONYMS
-from ortflex_core.config.parts import Parts
+from ortflex_core.config.components import Parts
+from ortflex_core.config.synonyms import KEY_SYNONYMS
 from ortflex_core.config.toml import parse_override, read_toml, to_toml
 from ortflex_core.construct import convert, field_types
 from ortflex_core.errors import ConfigError, Problems, suggest

@@ -1,4 +1,4 @@
-"""Batches: rows of checked columns, in the form that engines take."""
+"""Batches: the shuffle order of an epoch, and its rows in the form that engines take."""
 
 from __future__ import annotations
 

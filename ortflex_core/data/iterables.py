@@ -19,7 +19,7 @@ import numpy as np
 from ortflex_core.component import expected_count, is_count
 from ortflex_core.data.batches import Batch, Following, refuse_other_kind
 from ortflex_core.data.columns import Columns
-from ortflex_core.data.items import Items, Spot
+from ortflex_core.data.iterable_position import Items, Spot
 from ortflex_core.data.pieces import Making
 from ortflex_core.data.prefetch import Prefetch
 from ortflex_core.data.shuffle_buffer import Cursor, Part, batches, draw_key, whole, windows

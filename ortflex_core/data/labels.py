@@ -1,4 +1,4 @@
-"""Labels of losses: the types and shapes that fit a prediction.
+"""Labels of losses: the types, shapes and ranges that fit a prediction, and their error messages.
 
 Shapes are compared, never broadcast: [B] and [B, 1] together would silently become [B, B].
 """

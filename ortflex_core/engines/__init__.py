@@ -19,7 +19,7 @@ from ortflex_core.engines.buffers import (
 )
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.last_good import first_not_finite
-from ortflex_core.engines.short_types import missing_types
+from ortflex_core.engines.precision_support import missing_types
 
 __all__ = [
     "DataBuffers",

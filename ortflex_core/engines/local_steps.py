@@ -11,8 +11,8 @@ import numpy as np
 from ortflex_core.data.batches import Batch
 from ortflex_core.engines.buffers import ReadLosses
 from ortflex_core.problem.problem import Problem
-from ortflex_core.process_groups.averaging import StateAverage
 from ortflex_core.process_groups.peers import Peers
+from ortflex_core.process_groups.weight_average import StateAverage
 from ortflex_core.protocols import Engine
 
 
@@ -32,7 +32,7 @@ class LocalSteps:
     Step by step, batch k is that of the process k mod N, as in a training that adds up gradients; but
     each process updates its own weights with the gradients of its own batches. After the last step of
     a run, weights, optimizer state and running statistics are replaced by their means over the
-    processes (:class:`~ortflex_core.process_groups.averaging.StateAverage`). Costs of a step are the
+    processes (:class:`~ortflex_core.process_groups.weight_average.StateAverage`). Costs of a step are the
     means of those of the processes, weighted by rows.
 
     A process without a batch in the last step of an epoch makes no step; its weights count as the others.

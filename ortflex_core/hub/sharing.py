@@ -10,7 +10,7 @@ from typing import Any, Self
 import attrs
 
 from ortflex_core.config.arguments import Arguments
-from ortflex_core.config.parts import Parts, to_plain
+from ortflex_core.config.components import Parts, to_plain
 from ortflex_core.config.toml import to_toml
 from ortflex_core.errors import ConfigError, OrtflexError, short_repr
 from ortflex_core.hub import repository

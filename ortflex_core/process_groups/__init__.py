@@ -9,7 +9,7 @@ Add here: what all process groups share. A group itself is a plugin
 (:class:`ortflex_core.protocols.ProcessGroup`).
 """
 
-from ortflex_core.process_groups.exchange import GradientExchange
+from ortflex_core.process_groups.gradient_sum import GradientExchange
 from ortflex_core.process_groups.peers import Peers, RankFailed, RanksDiffer
 
 __all__ = ["GradientExchange", "Peers", "RankFailed", "RanksDiffer"]

@@ -1,4 +1,4 @@
-"""Ctrl-C takes effect between the steps of a training, never within one, so that its state is complete."""
+"""Ctrl-C (SIGINT) ends a training between two steps, never within one, so that its state is complete."""
 
 from __future__ import annotations
 

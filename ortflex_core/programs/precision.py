@@ -1,4 +1,4 @@
-"""Forward and backward pass in a shorter type than that of the weights.
+"""Mixed precision: forward and backward pass in bfloat16 or float16, weights in float32.
 
 A step is traced in float32, differentiated, and then traced again with Casts where operators of different
 places meet: no gradient rule knows of it, and the gradient of a Cast is a Cast back. The loss scale is

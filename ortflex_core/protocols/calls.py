@@ -35,7 +35,7 @@ from ortflex_core.protocols import (
     Transform,
     TransformContext,
 )
-from ortflex_core.protocols.quotients import Signs, condense
+from ortflex_core.protocols.deferred_division import Signs, condense
 from ortflex_core.registry import KINDS, Plugins
 from ortflex_core.types import Array, Progress, Shape, TensorSpec, shape_text
 

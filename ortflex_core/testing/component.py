@@ -14,7 +14,7 @@ import pytest
 
 from ortflex_core.class_paths import is_class_path
 from ortflex_core.component import Component
-from ortflex_core.config.parts import to_plain
+from ortflex_core.config.components import to_plain
 from ortflex_core.config.toml import to_toml
 from ortflex_core.construct import structure
 from ortflex_core.entries import singular

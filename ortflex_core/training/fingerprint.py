@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.component import Component
-from ortflex_core.config.parts import Parts, to_plain
+from ortflex_core.config.components import Parts, to_plain
 from ortflex_core.data import digests
 from ortflex_core.errors import LONG, CheckpointError, OrtflexError, short_repr
 from ortflex_core.onnx_files import model_file

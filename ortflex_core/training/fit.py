@@ -11,10 +11,10 @@ import attrs
 
 from ortflex_core.checkpoints.checkpoint import Size
 from ortflex_core.data.batches import Source
-from ortflex_core.data.items import item_of
+from ortflex_core.data.iterable_position import item_of
 from ortflex_core.engines import failures
 from ortflex_core.errors import GraphError, Unsupported
-from ortflex_core.feed.altered import AlteredBatches
+from ortflex_core.feed.augmentation import AlteredBatches
 from ortflex_core.feed.feed import Feed, held_out
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.protocols import calls

@@ -1,4 +1,4 @@
-"""What a Trainer works with, for callbacks and tools that look inside it."""
+"""The internals of a Trainer, for callbacks and tools, and deprecated attributes that were public."""
 
 from __future__ import annotations
 

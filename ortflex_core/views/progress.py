@@ -41,7 +41,7 @@ class _View(Protocol):
 
 
 class Display:
-    """Shows loss, rate, rows a second and time left.
+    """Shows loss, rate, rows a second and time left; :mod:`ortflex_core.training.loop` has the numbers.
 
     Args:
         total: steps of the training, None if unknown.

@@ -32,8 +32,8 @@ from ortflex_core.protocols import Backend, Device, Losses, Value
 from ortflex_core.runtime import Runtime, binding_counts, get_program
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.accumulating import Accumulator, split
+from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.fused_plan import Plan
-from ortflex_plugins.backends.resident import Resident
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns
 
 # The cost of starting a run in nodes of a graph, how many times that a run should last, and how

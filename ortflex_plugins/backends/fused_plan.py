@@ -12,7 +12,7 @@ from ortflex_core.graph import Program
 from ortflex_core.protocols import Device
 from ortflex_core.runtime import Binder, get_session
 from ortflex_core.types import Array, TensorSpec
-from ortflex_plugins.backends.resident import Gathering
+from ortflex_plugins.backends.data_on_device import Gathering
 from ortflex_plugins.backends.step_plan import RunLosses, StepPlan
 
 if TYPE_CHECKING:

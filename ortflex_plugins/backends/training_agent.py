@@ -45,7 +45,7 @@ from ortflex_core.runtime import Binder, HostVector, Runtime, binding_counts, ge
 from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
 from ortflex_plugins.backends.accumulating import split, together
-from ortflex_plugins.backends.agent import Agent
+from ortflex_plugins.backends.agent_passes import Agent
 
 _RATE, _COUNTER = (Port(role).label for role in ("rate", "counter"))
 _LOSS, _PENALTY = Port("loss"), Port("penalty")

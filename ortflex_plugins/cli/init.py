@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ortflex_core.model import Model
     from ortflex_core.registry import Plugins
     from ortflex_core.types import TensorSpec
-    from ortflex_plugins.cli.look import Look
+    from ortflex_plugins.cli.data_preview import Look
 
 _WIDTH = 98
 _LISTED = 40
@@ -55,8 +55,8 @@ def init(model: Path, output: Path, data: str | None, target: str | None, force:
     plugins = Plugins.discover()
     look, loaded = None, Model(model)
     if data is not None:
-        from ortflex_plugins.cli.look import check_inputs
-        from ortflex_plugins.cli.look import look as look_at
+        from ortflex_plugins.cli.data_preview import check_inputs
+        from ortflex_plugins.cli.data_preview import look as look_at
 
         look = look_at(data, target, output.parent, plugins)
         check_inputs(loaded, look.inputs, data)
@@ -79,7 +79,7 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
 
     output, loss, why = suggest_loss(model)
     if look is not None and look.labels is not None:
-        from ortflex_plugins.cli.look import loss_of_labels
+        from ortflex_plugins.cli.data_preview import loss_of_labels
 
         raw = loss == "squared_error"  # a Softmax or a Sigmoid has said it already
         if raw and (found := loss_of_labels(model, output, look.labels)) is not None:

@@ -14,7 +14,7 @@ from ortflex_core.data import Batches, Columns, Pieces, split
 from ortflex_core.errors import ConfigError, DataError, OrtflexError
 from ortflex_core.protocols import DataSource
 from ortflex_core.training import internals_of
-from ortflex_plugins.flower import kept, shared
+from ortflex_plugins.flower import client_state, shared
 from ortflex_plugins.flower._installed import require_flower
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def client_app(
             client, key = _prepare(make_trainer, message, context, share, slots=True)
             metrics = client.fit()
             if keep == "slots":
-                kept.keep(client.trainer, context, share)
+                client_state.keep(client.trainer, context, share)
             content = {
                 key: shared.pack_shared(client.trainer, share),
                 "metrics": app.MetricRecord(metrics),
@@ -174,7 +174,7 @@ def _prepare(
     [(key, arrays)] = records.items()
     config = {k: v for record in message.content.config_records.values() for k, v in record.items()}
     client = Client.of(_call(make_trainer, context, config))
-    kept.restore(client.trainer, context, slots=slots)
+    client_state.restore(client.trainer, context, slots=slots)
     shared.load_shared(client.trainer, arrays, share)
     return client, key
 

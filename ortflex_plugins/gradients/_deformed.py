@@ -17,7 +17,13 @@ import numpy as np
 from ortflex_core.autodiff import Gradient, NodeView, full, reshape_like
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.graph import Ops, Tensor
-from ortflex_plugins.gradients._taps import Samples, Tap, linear_taps, size_of, zeros_outside
+from ortflex_plugins.gradients._interpolation import (
+    Samples,
+    Tap,
+    linear_taps,
+    size_of,
+    zeros_outside,
+)
 from ortflex_plugins.gradients._windows import Sizes, flat, known
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ortflex_core.autodiff import Gradient, NodeView, dims, full, zeros_like
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.graph import Ops, Tensor
-from ortflex_plugins.gradients._taps import INT64, Tap, size_of
+from ortflex_plugins.gradients._interpolation import INT64, Tap, size_of
 
 
 def roi_align(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:

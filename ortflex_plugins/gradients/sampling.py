@@ -10,8 +10,15 @@ from ortflex_core.autodiff import Gradient, NodeView, Rules, full, reshape_like
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients._deformed import deform_conv
+from ortflex_plugins.gradients._interpolation import (
+    INT64,
+    Samples,
+    Tap,
+    linear_taps,
+    size_of,
+    zeros_outside,
+)
 from ortflex_plugins.gradients._regions import max_roi_pool, roi_align
-from ortflex_plugins.gradients._taps import INT64, Samples, Tap, linear_taps, size_of, zeros_outside
 
 RULES = Rules()
 

@@ -22,7 +22,7 @@ from ortflex_core.programs import NORM
 from ortflex_core.runtime import run_once, session_options
 from ortflex_core.training import internals_of
 from ortflex_core.types import Array
-from ortflex_plugins.pictures.parts import Step, step_of
+from ortflex_plugins.pictures.step_parts import Step, step_of
 
 BINS = 40
 _PARAMETERS = 200  # with a histogram

@@ -19,9 +19,9 @@ from ortflex_core.problem import bind_terms
 from ortflex_core.training import internals_of
 from ortflex_core.views import short_traceback
 from ortflex_plugins.pictures import html, layout, reading, svg
-from ortflex_plugins.pictures.parts import parts_of, step_of
 from ortflex_plugins.pictures.reading import Marks
 from ortflex_plugins.pictures.scene import Level, clean
+from ortflex_plugins.pictures.step_parts import parts_of, step_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

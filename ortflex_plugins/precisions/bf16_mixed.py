@@ -1,4 +1,4 @@
-"""The precision ``bf16_mixed``."""
+"""The precision ``bf16_mixed``: the type; :mod:`ortflex_core.programs.precision` builds the step."""
 
 from __future__ import annotations
 

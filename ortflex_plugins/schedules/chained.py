@@ -9,7 +9,7 @@ import attrs
 
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
-from ortflex_plugins.schedules._parts import schedules_field
+from ortflex_plugins.schedules._composition import schedules_field
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ import attrs
 from ortflex_core.component import number
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
-from ortflex_plugins.schedules._parts import schedules_field, since
+from ortflex_plugins.schedules._composition import schedules_field, since
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ import attrs
 from ortflex_core.component import number
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
-from ortflex_plugins.schedules._parts import same_unit, since
+from ortflex_plugins.schedules._composition import same_unit, since
 from ortflex_plugins.schedules.constant import Constant
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ortflex_core.checkpoints.saved import Saved
+from ortflex_core.checkpoints.callback_values import Saved
 from ortflex_core.config.toml import to_toml
 from ortflex_core.errors import CheckpointError, ConfigError, DataError, OrtflexError, short_repr
 from ortflex_core.files import OutputError

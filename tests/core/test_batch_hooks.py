@@ -12,7 +12,7 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.data import Batches
 from ortflex_core.errors import DataError
-from ortflex_core.feed import altered
+from ortflex_core.feed import augmentation
 from ortflex_core.hooks import hook
 from tests.models import linear, weights_of
 
@@ -193,7 +193,7 @@ def test_without_a_batch_drawn_hook_the_source_is_not_wrapped(
     def refuse(*_: Any) -> None:
         raise AssertionError("batches are wrapped")
 
-    monkeypatch.setattr(altered.AlteredBatches, "__init__", refuse)
+    monkeypatch.setattr(augmentation.AlteredBatches, "__init__", refuse)
     trainer(Stop(10**6)).fit(*data)
 
 

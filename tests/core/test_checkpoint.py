@@ -21,7 +21,7 @@ from ortflex_core.files import OutputError
 from ortflex_core.hooks import hook
 from ortflex_core.registry import Plugins
 from ortflex_core.training import internals_of
-from tests import children, models, sealing
+from tests import children, edited_checkpoints, models
 from tests.training import every_backend, make, plugins, regression
 
 
@@ -388,7 +388,7 @@ def test_another_model_optimizer_or_plugin_version_is_refused(
         other.restore(folder)
     with pytest.raises(CheckpointError, match="written with another optimizer"):
         other.restore(folder, strict=False)
-    sealing.edit(folder, lambda record: record["versions"].update(ortflex="0.0.1"))
+    edited_checkpoints.edit(folder, lambda record: record["versions"].update(ortflex="0.0.1"))
     with pytest.raises(CheckpointError, match=r"other plugins: ortflex was 0\.0\.1, is "):
         Trainer.resume(folder, plugins=plugins())
     with caplog.at_level(logging.WARNING, "ortflex"):
@@ -439,7 +439,7 @@ def test_plugins_that_change_weights_must_have_the_version_of_the_checkpoint(
 
 def test_another_runtime_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make(models.mlp(), backend="fused").save(tmp_path / "c")
-    sealing.edit(folder, lambda record: record.update(runtime="onnxruntime 1.0"))
+    edited_checkpoints.edit(folder, lambda record: record.update(runtime="onnxruntime 1.0"))
     with caplog.at_level(logging.WARNING, "ortflex"):
         Trainer.resume(folder, plugins=plugins())
     assert "was written with onnxruntime 1.0, this is onnxruntime" in caplog.text

@@ -25,7 +25,7 @@ from ortflex_core.errors import CheckpointError, OrtflexError
 from ortflex_core.hooks import hook
 from ortflex_core.training import internals_of
 from ortflex_core.types import Array
-from tests import models, sealing
+from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 
 pytestmark = pytest.mark.sampled
@@ -164,7 +164,7 @@ def test_other_folders_among_checkpoints_are_left_out(folder: Path) -> None:
 
 
 def test_a_later_format_is_not_taken_for_damage(folder: Path, place: Path) -> None:
-    sealing.edit(place, lambda record: record.update(format=3))
+    edited_checkpoints.edit(place, lambda record: record.update(format=3))
     with pytest.raises(
         CheckpointError, match=r"has the format 3; this version reads formats 1 and 2"
     ):
@@ -255,7 +255,7 @@ def test_a_value_that_cannot_be_is_named(key: KEY, value: Any, place: Path) -> N
             inner = inner[part]
         inner[key[-1]] = value
 
-    sealing.edit(place, change)
+    edited_checkpoints.edit(place, change)
     with pytest.raises(CheckpointError) as error:
         resumed(place)
     text = str(error.value)
@@ -288,7 +288,7 @@ def test_every_key_that_is_missing_is_an_error_or_makes_no_difference(folder: Pa
                 inner = inner[part]
             del inner[key[-1]]
 
-        sealing.edit(place, change)
+        edited_checkpoints.edit(place, change)
         shutil.rmtree(place.parent.parent / "again", ignore_errors=True)
         try:
             trainer = resumed(place)
@@ -363,7 +363,7 @@ def test_kept_weights_that_do_not_fit_are_refused_and_nothing_is_taken_over(
     arrays = load_file(path)
     arrays["callback/early_stopping/parameter/W1"] = array
     save_file(arrays, path)
-    sealing.seal(place)
+    edited_checkpoints.seal(place)
     trainer = resumed(checkpoint.list_checkpoints(place.parent)[0])
     before, standing = trainer.get_state(), internals_of(trainer).live.standing
     with pytest.raises(CheckpointError, match=r"early_stopping\.parameter/W1"):

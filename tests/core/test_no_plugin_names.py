@@ -34,7 +34,10 @@ OTHERWISE = {
 }
 # What stands elsewhere, and looks no plugin up.
 ALLOWED = {
-    ("config/keys.py", "clip_norm"),  # the argument, for what another library calls max_grad_norm
+    (
+        "config/synonyms.py",
+        "clip_norm",
+    ),  # the argument, for what another library calls max_grad_norm
     ("data/labels.py", "softmax_cross_entropy"),  # advice to the user
     ("runtime/installation.py", "training_session"),  # a module of onnxruntime
 }

@@ -15,7 +15,7 @@ import pytest
 
 from ortflex_core.autodiff.families import load_rules
 from ortflex_core.hooks import hook
-from tests import models, nets
+from tests import models, numpy_models
 from tests.training import every_backend, make, plugins
 
 RATE = 0.05
@@ -29,7 +29,7 @@ class Case:
     """A network: as a file and by hand."""
 
     model: Any
-    oracle: nets.Recipe
+    oracle: numpy_models.Recipe
     loss: str
     x: Any
     y: Any
@@ -47,20 +47,20 @@ def case(name: str) -> Case:
     w = rng.uniform(0, 2, ROWS).astype(np.float32)
     if name == "conv":
         x = rng.standard_normal((ROWS, 1, 6, 6)).astype(np.float32)
-        oracle = nets.Recipe(net=nets.Convolution(), l2=1e-3)
+        oracle = numpy_models.Recipe(net=numpy_models.Convolution(), l2=1e-3)
         labels = rng.integers(0, 4, ROWS)
         return Case(models.conv_net(), oracle, "softmax_cross_entropy", x, labels, w, smooth=False)
     if name == "linear":
         x = rng.standard_normal((ROWS, 5)).astype(np.float32)
-        model, net = models.linear(5, 2), nets.Dense([("coef", "intercept")])
+        model, net = models.linear(5, 2), numpy_models.Dense([("coef", "intercept")])
         y = rng.standard_normal((ROWS, 2)).astype(np.float32)
     else:
         activation = {"relu": "Relu", "tanh": "Tanh"}[name]
         x = rng.standard_normal((ROWS, 6)).astype(np.float32)
         model = models.mlp((6, 8, 4, 1), activation)
-        net = nets.Dense([(f"W{k}", f"b{k}") for k in (1, 2, 3)], activation)
+        net = numpy_models.Dense([(f"W{k}", f"b{k}") for k in (1, 2, 3)], activation)
         y = np.sin(x.sum(axis=1, keepdims=True))
-    oracle = nets.Recipe(net=net, l1=1e-3, l2=1e-2)
+    oracle = numpy_models.Recipe(net=net, l1=1e-3, l2=1e-2)
     return Case(model, oracle, "squared_error", x, y, w, smooth=name != "relu")
 
 
@@ -95,7 +95,7 @@ def test_each_of_100_steps_from_the_reference_s_weights(name: str, backend: str)
     # the gradients that are read off them.
     big = 16.0
     trainer = trainer_of(chosen, backend, learning_rate=big)
-    weights = nets.rounded(models.weights_of(chosen.model))
+    weights = numpy_models.rounded(models.weights_of(chosen.model))
     ties = 0
     for _, rows in zip(range(100), batches(100), strict=False):
         x, y, w = chosen.x[rows], chosen.y[rows], chosen.w[rows]
@@ -114,7 +114,9 @@ def test_each_of_100_steps_from_the_reference_s_weights(name: str, backend: str)
             assert not chosen.smooth or chosen.oracle.l1
             assert true.margin < TIE, (cost, true)
             ties += 1
-        weights = nets.rounded({n: a - RATE * true.gradients[n] for n, a in weights.items()})
+        weights = numpy_models.rounded(
+            {n: a - RATE * true.gradients[n] for n, a in weights.items()}
+        )
     assert ties <= 5
 
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from ortflex_core.config.arguments import Arguments
-from ortflex_core.config.keys import KEY_SYNONYMS
 from ortflex_core.config.recipe import Recipe
+from ortflex_core.config.synonyms import KEY_SYNONYMS
 from ortflex_core.construct import component_schema
 from ortflex_core.errors import ConfigError, DataError, PluginError
 from ortflex_core.registry import KINDS

@@ -22,7 +22,7 @@ from ortflex_plugins.data.csv import Csv
 from ortflex_plugins.data.npy import NpyFolder
 from ortflex_plugins.data.npz import Npz
 from ortflex_plugins.pictures.report import report
-from tests import models, sealing
+from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 
 X, Y = regression(rows=12, features=3)
@@ -271,7 +271,7 @@ def checkpoint(tmp_path: Path) -> Path:
     ],
 )
 def test_records_that_cannot_be_meant(checkpoint: Path, change: Any, text: str) -> None:
-    sealing.edit(checkpoint, change)
+    edited_checkpoints.edit(checkpoint, change)
     with pytest.raises(OrtflexError, match=text):
         Trainer.resume(checkpoint, plugins=plugins()).fit(X, Y)
 
@@ -288,11 +288,11 @@ def test_a_state_that_claims_more_than_there_is(checkpoint: Path) -> None:
         {"parameter/W1": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
     )
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(100))
-    sealing.seal(checkpoint)
+    edited_checkpoints.seal(checkpoint)
     with pytest.raises(CheckpointError, match="cannot be read"):
         Trainer.resume(checkpoint, plugins=plugins())
     path.write_bytes((2**62).to_bytes(8, "little"))
-    sealing.seal(checkpoint)
+    edited_checkpoints.seal(checkpoint)
     with pytest.raises(CheckpointError, match="cannot be read"):
         Trainer.resume(checkpoint, plugins=plugins())
 

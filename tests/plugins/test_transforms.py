@@ -20,7 +20,7 @@ from ortflex_core.parameters.output_axes import output_axes
 from ortflex_core.protocols import Transform
 from ortflex_core.training import internals_of
 from ortflex_core.training.trainer import Trainer
-from ortflex_plugins.pictures.parts import step_of
+from ortflex_plugins.pictures.step_parts import step_of
 from tests import models
 from tests.plugins.conformance_references import normal
 from tests.training import every_backend, make, plugins, regression, same

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from ortflex_plugins.backends.xla.calls import NotTranslatable
-from ortflex_plugins.backends.xla.forms import JaxForms, NumpyForms
+from ortflex_plugins.backends.xla.namespaces import JaxForms, NumpyForms
 from ortflex_plugins.backends.xla.translation import OPERATORS, ModelFunction
 from tests.node_cases import modules
 

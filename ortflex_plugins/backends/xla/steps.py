@@ -14,7 +14,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.programs import gradient_program, problem_key, step_program, update_program
 from ortflex_core.runtime import get_program
 from ortflex_core.types import Array
-from ortflex_plugins.backends.xla.forms import JaxForms
+from ortflex_plugins.backends.xla.namespaces import JaxForms
 from ortflex_plugins.backends.xla.translation import Translation
 
 PENALTY = Port("penalty")

@@ -22,7 +22,7 @@ from ortflex_plugins.backends.xla import (
     shapes,
 )
 from ortflex_plugins.backends.xla.calls import Call, NotTranslatable, Operator, Value
-from ortflex_plugins.backends.xla.forms import Forms, NumpyForms
+from ortflex_plugins.backends.xla.namespaces import Forms, NumpyForms
 
 _FAMILIES = (elementwise, shapes, reductions, products, indexing, control)
 OPERATORS: Mapping[str, Operator] = MappingProxyType(

@@ -1,4 +1,7 @@
-"""The gradients of all processes, added up in the order of the batches."""
+"""The sum of the gradients of all processes, in the order of the batches.
+
+The denominators of the losses are added as well; ``Problem.scales`` makes the sum a mean.
+"""
 
 from __future__ import annotations
 

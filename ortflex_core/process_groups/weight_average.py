@@ -1,4 +1,4 @@
-"""The mean of what processes have that train by themselves for some steps."""
+"""The mean of the weights of processes that train separately for some steps (``sync_every``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ortflex_core.process_groups.exchange import arrays_in, places_of
+from ortflex_core.process_groups.gradient_sum import arrays_in, places_of
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.types import Array
 
