@@ -10,17 +10,27 @@ from ortflex_plugins.pictures.svg import text
 _W, _H = 380, 230
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 26, 34
 _COLORS = ("#1d4ed8", "#c2410c", "#15803d", "#6d28d9", "#be185d", "#0e7490")
+_DASHES = ("6 3", "2 3", "8 3 2 3", "3 6")
 
 Numbers = Sequence[float | None]
 
 
-def lines(series: Mapping[str, Numbers], *, x: str = "epoch", log: bool | None = None) -> str:
+def lines(
+    series: Mapping[str, Numbers],
+    *,
+    x: str = "epoch",
+    log: bool | None = None,
+    legend: bool = True,
+) -> str:
     """Lines over 1, 2, …; gaps where there is no number.
+
+    A line that would hide an earlier one is dashed, so that both colors show.
 
     Args:
         series: the values of each line; None and values that are not finite are left out.
         x: what the horizontal axis counts.
         log: a logarithmic axis; by default where the values span more than two decades.
+        legend: name the lines in the chart; charts of many lines share a :func:`legend`.
     """
     values = [v for row in series.values() for v in row if v is not None and math.isfinite(v)]
     if not values:
@@ -30,13 +40,18 @@ def lines(series: Mapping[str, Numbers], *, x: str = "epoch", log: bool | None =
         log = low > 0 and high / low > 100
     scale = _Scale(low, high, log)
     count = max(len(row) for row in series.values())
-    out = [*_legend(list(series)), *_y_axis(scale)]
+    out = [*(_names(list(series)) if legend else []), *_y_axis(scale)]
     for tick in _whole(count):
         at = _across(tick - 1, count)
         out.append(_label(at, _H - _BOTTOM + 15, str(tick), "middle"))
     out.append(_label(_W - _RIGHT, _H - 4, x, "end"))
-    for k, row in enumerate(series.values()):
-        color = _COLORS[k % len(_COLORS)]
+    rows = list(series.values())
+    for k, row in enumerate(rows):
+        style = _style(k)
+        color = style["stroke"]
+        if any(_hides(row, earlier, scale) for earlier in rows[:k]):
+            style = style | {"stroke-dasharray": "9 9"}
+        stroke = " ".join(f'{key}="{value}"' for key, value in style.items())
         for piece in _pieces(row):
             points = [(_across(i, count), scale.y(v)) for i, v in piece]
             if len(points) == 1 or count <= 30:
@@ -44,7 +59,7 @@ def lines(series: Mapping[str, Numbers], *, x: str = "epoch", log: bool | None =
                     f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{color}"/>' for a, b in points
                 ]
             path = "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
-            out.append(f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+            out.append(f'<path d="M{path}" fill="none" {stroke} stroke-width="1.8"/>')
     return _frame(out)
 
 
@@ -69,7 +84,7 @@ def histograms(low: float, high: float, before: Sequence[int], after: Sequence[i
     """The distributions of values before and after, over the same bins: an area and a line."""
     # At least four, so that the ticks are integers.
     scale = _Scale(0.0, float(max([*before, *after, 4])), False)
-    out = [*_legend(("before", "after")), *_y_axis(scale)]
+    out = [*_names(("before", "after")), *_y_axis(scale)]
     for k, (counts, color) in enumerate(zip((before, after), _COLORS, strict=False)):
         step = (_W - _LEFT - _RIGHT) / max(len(counts), 1)
         points = [f"{_LEFT} {scale.y(0):.1f}"]
@@ -149,7 +164,34 @@ def _y_axis(scale: _Scale) -> list[str]:
     return out
 
 
-def _legend(names: Sequence[str]) -> list[str]:
+def legend(names: Sequence[str]) -> str:
+    """The names of lines as HTML, for charts that have the same lines."""
+    marks = (
+        '<svg width="24" height="8"><path d="M0 4H24" stroke-width="3" '
+        + " ".join(f'{key}="{value}"' for key, value in _style(k).items())
+        + f"/></svg>{text(name, 80)}"
+        for k, name in enumerate(names)
+    )
+    return f'<div class="legend">{"".join(f"<span>{mark}</span>" for mark in marks)}</div>'
+
+
+def _style(k: int) -> dict[str, str]:
+    """The color of a line; lines with the color of an earlier one are dashed."""
+    dashed = {"stroke-dasharray": _DASHES[k // len(_COLORS) % len(_DASHES)]}
+    return {"stroke": _COLORS[k % len(_COLORS)]} | (dashed if k >= len(_COLORS) else {})
+
+
+def _hides(row: Numbers, other: Numbers, scale: _Scale) -> bool:
+    """Whether a line covers another one: wherever both are, they are less than a pixel apart."""
+    both = [
+        (a, b)
+        for a, b in zip(row, other, strict=False)
+        if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+    ]
+    return bool(both) and all(abs(scale.y(a) - scale.y(b)) < 1 for a, b in both)
+
+
+def _names(names: Sequence[str]) -> list[str]:
     if len(names) < 2:
         return []
     out, at = [], float(_LEFT)

@@ -101,9 +101,12 @@ def _curves(runs: Mapping[str, Run]) -> str:
         }
         heading = "learning rate" if column == "rate" else column.replace("_", " ")
         title = html.text(heading.capitalize(), 60)
-        chart = charts.lines(series, log=False if column == "rate" else None)
+        chart = charts.lines(series, log=False if column == "rate" else None, legend=False)
         figures.append(f"<figure><figcaption>{title}</figcaption>{chart}</figure>")
-    return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>' if figures else ""
+    if not figures:
+        return ""
+    names = charts.legend(list(runs))
+    return f'<h2>Curves</h2>{names}<div class="charts">{"".join(figures)}</div>'
 
 
 def _columns(runs: Mapping[str, Run]) -> list[str]:

@@ -242,3 +242,25 @@ def test_charts_of_odd_values_stay_in_their_frame(values: list[float | None]) ->
     assert "nan" not in made
     for y in re.findall(r'cy="(-?[\d.]+)"', made):
         assert 0 <= float(y) <= 230
+
+
+def test_every_line_of_a_comparison_has_its_own_style_and_the_legend_has_them_all() -> None:
+    names = [f"run {k}" for k in range(20)]
+    chart = charts.lines({n: [float(k), k + 1.0] for k, n in enumerate(names)}, legend=False)
+    drawn = re.findall(r'<path d="M[^"]*" fill="none" (stroke="[^>]*?) stroke-width', chart)
+    named = re.findall(
+        r'<path d="M0 4H24" stroke-width="3" (stroke="[^>]*?)/></svg>',
+        (legend := charts.legend(names)),
+    )
+    assert drawn == named
+    assert len(set(named)) == len(names)
+    assert [n for n in names if f"{n}</span>" not in legend] == []
+    assert not [n for n in names if n in chart]
+
+
+def test_a_line_that_hides_another_is_dashed_so_that_both_show() -> None:
+    chart = charts.lines({"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 1.5], "d": [None, 2.0]})
+    dashed = [
+        "dasharray" in line for line in re.findall(r'<path d="M[^"]*" fill="none" [^>]*>', chart)
+    ]
+    assert dashed == [False, True, False, True]
