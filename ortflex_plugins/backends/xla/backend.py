@@ -137,10 +137,11 @@ def _trace(problem: Problem) -> None:
         state = tuple(map(struct, state_ports(problem)))
         frozen = tuple(map(struct, function.frozen))
         rows = jax.ShapeDtypeStruct((sum(sizes),), np.int32)
+        given = (tuple(columns), None if function.update is None else rows)
         count = sum(len(p.types) for p in (*function.parts, function.update) if p is not None)
         hosts = function.typed(np.zeros((1, count)))
         hosts = tuple(jax.ShapeDtypeStruct(h.shape[1:], h.dtype) for h in hosts)
         try:
-            jax.eval_shape(function.call, state, frozen, tuple(columns), rows, hosts)
+            jax.eval_shape(function.call, state, frozen, *given, hosts)
         except (TypeError, ValueError, NotImplementedError, IndexError) as error:
             raise NotTranslatable(f"this model: {str(error).splitlines()[0]}") from error

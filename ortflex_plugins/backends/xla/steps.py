@@ -86,8 +86,10 @@ def _number(value: Any, step: int) -> float:
 class StepFunction:
     """One step on batches of the given sizes, as a function over arrays.
 
-    ``step(state, frozen, columns, rows, hosts)`` returns the state and the costs: Σ w·l of every loss
-    term [batches, terms], and the penalty. Equal batches of one step are scanned.
+    ``call(state, frozen, columns, rows, hosts)`` returns the state and the costs: Σ w·l of every loss
+    term [batches, terms], and the penalty. A step of one batch gets its rows as ``columns``, and None as
+    ``rows``: the function is then the same for data of any length, and is traced once. Equal batches of one
+    step are scanned.
     """
 
     def __init__(self, problem: Problem, sizes: tuple[int, ...]) -> None:
@@ -168,18 +170,24 @@ class StepFunction:
         self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
     ) -> tuple[Arrays, Any]:
         first = tuple(h[0] for h in hosts)
-        state, costs = self.call(state, frozen, columns, rows[0], first)
+        state, costs = self.call(state, frozen, *self.taken(columns, rows[0]), first)
         return state, costs[None]
 
     def _several(
         self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
     ) -> tuple[Arrays, Any]:
         def one(now: Arrays, at: Arrays) -> tuple[Arrays, Any]:
-            after, costs = self.call(now, frozen, columns, *at)
+            after, costs = self.call(now, frozen, *self.taken(columns, at[0]), at[1])
             return after, costs
 
         out: tuple[Arrays, Any] = self._jax.lax.scan(one, state, (rows, hosts))
         return out
+
+    def taken(self, columns: Arrays, rows: Any) -> tuple[Arrays, Any]:
+        """The columns and rows that :attr:`call` takes; with one batch the rows are gathered before it."""
+        if self.update is not None:
+            return columns, rows
+        return tuple(_gather(column, rows) for column in columns), None
 
     def _step(
         self, state: Arrays, frozen: Arrays, columns: Arrays, rows: Any, hosts: Any
@@ -188,15 +196,14 @@ class StepFunction:
             given: dict[Key, Any] = dict(zip(self.ports, state, strict=True))
             given |= dict(zip(self.frozen, frozen, strict=True))
             if self.update is None:
-                return self._alone(given, columns, rows, hosts)
+                return self._alone(given, columns, hosts)
             return self._together(self.update, given, columns, rows, hosts)
 
-    def _alone(
-        self, given: dict[Key, Any], columns: Arrays, rows: Any, hosts: Any
-    ) -> tuple[Arrays, Any]:
+    def _alone(self, given: dict[Key, Any], columns: Arrays, hosts: Any) -> tuple[Arrays, Any]:
         part = self.parts[0]
         hosts = self._scalars(hosts)
-        results = part(given | self._rows(columns, rows), hosts)
+        ports = (self.column_ports[name] for name in self.columns)
+        results = part(given | dict(zip(ports, columns, strict=True)), hosts)
         costs = [results[port] for port in self.totals]
         costs += [results[PENALTY]] if PENALTY in results else []
         return self._after(given, results), self._row(costs)
@@ -258,7 +265,7 @@ class StepFunction:
     def _rows(self, columns: Arrays, rows: Any) -> dict[Key, Any]:
         """The rows of a batch, by port."""
         return {
-            self.column_ports[name]: column.at[rows].get(mode="promise_in_bounds")
+            self.column_ports[name]: _gather(column, rows)
             for name, column in zip(self.columns, columns, strict=True)
         }
 
@@ -266,6 +273,11 @@ class StepFunction:
         # A program may give a vector as a row of a matrix. A state that no node computes stays.
         asarray = self._jax.numpy.asarray
         return tuple(asarray(results.get(p, given[p])).reshape(given[p].shape) for p in self.ports)
+
+
+def _gather(column: Any, rows: Any) -> Any:
+    """Rows of a column, which exist."""
+    return column.at[rows].get(mode="promise_in_bounds")
 
 
 def _from_file(key: Key) -> bool:
