@@ -383,6 +383,20 @@ def run_peers(session: nox.Session) -> None:
         session.run("python", "-m", "tests.benchmarks", table)
 
 
+@nox.session(python=PYTHONS["3.11"], tags=["gpu"])
+def gpu(session: nox.Session) -> None:
+    """On a machine with a CUDA device: tests of the GPU, `tests/end_to_end` on it, and the table."""
+    if PYTHONS["3.11"] is None:
+        session.skip("no Python 3.11 was found")
+    prepare(session, "stock-gpu", "sklearn", "plot", "parquet", "dev", with_torch=True)
+    session.install("jax[cuda12]")
+    session.run("python", "-m", "pytest", "-m", "gpu", *session.posargs)
+    # Every training of these tests that names no device, on the GPU.
+    whole = ("python", "-m", "pytest", "-m", "not slow", "tests/end_to_end", *session.posargs)
+    session.run(*whole, env={"ORTFLEX_TEST_DEVICE": "cuda"})
+    session.run("python", "-m", "tests.benchmarks", "gpu")
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """Fine-tune a classifier on handwritten digits."""

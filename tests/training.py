@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ def make(model: Any, **options: Any) -> Trainer:
         usable(options["backend"])
     else:
         options.setdefault("backend", "example_numpy")
+    if options["backend"] == "fused":
+        options.setdefault("device", os.environ.get("ORTFLEX_TEST_DEVICE", "cpu"))
     return Trainer(model, **options)
 
 

@@ -68,6 +68,14 @@ class Device(Component, abc.ABC):
     def ort_device(self) -> Any:
         """The ``OrtDevice`` that onnxruntime's C objects take."""
 
+    def graph_providers(self) -> list[Any] | None:
+        """The ``providers=`` of a session whose runs the device records and replays; None if it cannot.
+
+        A run with the run option ``gpu_graph_id`` is recorded under that number: all of its inputs and
+        outputs keep their addresses and shapes from then on. The number -1 runs without a recording.
+        """
+        return None
+
     def room(self) -> int:
         """Bytes of training data that may stay on the device; if there are more, batches are copied."""
         return 0

@@ -53,6 +53,8 @@ class Binder:
         session: of onnxruntime, in its Python wrapper or not.
         name: of the graph, for messages.
         binding: an existing binding of onnxruntime; None makes one.
+        graph: the number under which the device records the runs (``Device.graph_providers``), -1 for runs
+            without a recording; None in other sessions.
 
     Attributes:
         made: how many bindings were made.
@@ -60,8 +62,12 @@ class Binder:
         session: the session without its Python wrapper.
     """
 
-    def __init__(self, session: Any, name: str = "graph", binding: Any = None) -> None:
+    def __init__(
+        self, session: Any, name: str = "graph", binding: Any = None, graph: int | None = None
+    ) -> None:
         self.name = name
+        self.graph = graph
+        self._options = None if graph is None else _run_options(graph)
         self.made = 0
         self.runs = 0
         self.session = getattr(session, "_sess", session)
@@ -190,10 +196,18 @@ class Binder:
             GraphError: onnxruntime's reason, without the C++ trace.
         """
         try:
-            self.session.run_with_iobinding(self._binding, None)
+            self.session.run_with_iobinding(self._binding, self._options)
         except Exception as error:  # onnxruntime has its own exception classes, made in C++
             raise GraphError(f"the {self.name} graph failed: {error_reason(error)}") from error
         self.runs += 1
+
+
+def _run_options(graph: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(graph))
+    return options
 
 
 def binding_counts(binders: Iterable[Binder]) -> dict[str, int]:

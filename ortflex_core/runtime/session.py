@@ -158,6 +158,22 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
         if key in _cache:
             _cache.move_to_end(key)
             return _cache[key]
+    return _remember(key, new_session(program, device, threads, optimize))
+
+
+def new_session(
+    program: Program,
+    device: Device,
+    threads: int = 1,
+    optimize: bool = True,
+    providers: list[Any] | None = None,
+) -> Any:
+    """A session of a program that is not shared; ``providers`` replaces those of the device.
+
+    Raises:
+        MissingKernel: as for :func:`get_session`.
+        GraphError: as for :func:`get_session`.
+    """
     import onnxruntime
     from onnxruntime.capi._pybind_state import ExecutionOrder
 
@@ -170,7 +186,7 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
             model = bytes(planned(program, device, threads).SerializeToString())
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = ExecutionOrder.PRIORITY_BASED  # the order of the file
-        session = open_session(model, options, device)
+        return open_session(model, options, device, providers)
     except OrtflexError:
         raise
     except Exception as error:  # onnxruntime has its own exception classes, made in C++
@@ -179,7 +195,6 @@ def get_session(program: Program, device: Device, threads: int = 1, optimize: bo
         raise GraphError(
             f"onnxruntime {onnxruntime.__version__} refuses the {program.name} graph: {error_reason(error)}"
         ) from error
-    return _remember(key, session)
 
 
 def takes_pattern(program: Program) -> bool:
@@ -224,17 +239,20 @@ def planned(program: Program, device: Device, threads: int = 1) -> onnx.ModelPro
     return model
 
 
-def open_session(model: bytes, options: Any, device: Device) -> Any:
-    """A session, without onnxruntime's fusions if these make operators without a kernel.
+def open_session(
+    model: bytes, options: Any, device: Device, providers: list[Any] | None = None
+) -> Any:
+    """A session on a device, without onnxruntime's fusions if these make operators without a kernel.
 
-    Older versions also fuse Gemm and its activation in float64, for which they have no kernel.
+    ``providers`` replaces those of the device. Older versions also fuse Gemm and its activation in
+    float64, for which they have no kernel.
 
     Raises:
         Exception: any that onnxruntime raises.
     """
     import onnxruntime
 
-    providers = device.providers()
+    providers = device.providers() if providers is None else providers
     try:
         return keep_alive(onnxruntime.InferenceSession(model, options, providers=providers))
     except Exception as error:  # onnxruntime has its own exception classes, made in C++

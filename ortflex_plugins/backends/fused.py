@@ -33,6 +33,7 @@ from ortflex_core.runtime import Runtime, binding_counts, get_program
 from ortflex_core.types import Array, TensorSpec
 from ortflex_plugins.backends.accumulating import Accumulator, split
 from ortflex_plugins.backends.data_on_device import Resident
+from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
 from ortflex_plugins.backends.fused_plan import Plan
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns
 
@@ -54,6 +55,11 @@ def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> Non
         )
 
 
+def _wanted(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value != "auto" and type(value) is not bool:
+        raise ValueError(f"FusedBackend.cuda_graph must be True, False or 'auto', got {value!r}")
+
+
 @attrs.frozen(kw_only=True)
 class FusedBackend(Backend):
     """Trains on any onnxruntime, including inference builds: one graph, one run per step.
@@ -63,8 +69,15 @@ class FusedBackend(Backend):
     ``"auto"`` chooses by the size of a step (never by a clock). All values give the same weights up
     to float32 rounding.
 
+    ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, where the device can: short
+    steps are bound by the launches of their kernels otherwise. If a step cannot be recorded (it has
+    control flow, or a node that runs on the CPU), it runs without a recording, and the log has the
+    reason; ``True`` makes that an error. The default is ``False``, because no GPU was available to
+    test it.
+
     Raises:
-        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer.
+        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``cuda_graph`` is not a
+            boolean or "auto".
 
     Example:
         >>> FusedBackend(steps_per_run=4).steps_per_run
@@ -77,6 +90,7 @@ class FusedBackend(Backend):
     recomputes: ClassVar[bool] = True
 
     steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=_steps)
+    cuda_graph: bool | Literal["auto"] = attrs.field(default=False, validator=_wanted)
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
@@ -84,6 +98,10 @@ class FusedBackend(Backend):
         return []
 
     def supports(self, problem: Problem, device: Device, runtime: Runtime) -> list[str]:
+        if self.cuda_graph is True and device.graph_providers() is None:
+            return [
+                f"cuda_graph=True needs device='cuda'; the device {device.name} cannot record runs"
+            ]
         try:
             _shared(_of_one_batch(problem), 1, problem.batch_size)
         except _REFUSALS as error:
@@ -91,7 +109,7 @@ class FusedBackend(Backend):
         return missing_types(problem, device)
 
     def build(self, problem: Problem, device: Device, runtime: Runtime) -> FusedEngine:
-        return FusedEngine(problem, device, self.steps_per_run)
+        return FusedEngine(problem, device, self.steps_per_run, self.cuda_graph)
 
 
 def _shared(problem: Problem, steps: int = 1, rows: int | None = None) -> Program:
@@ -129,10 +147,15 @@ class FusedEngine:
     """A compiled problem in one graph (see :class:`ortflex_core.protocols.Engine`)."""
 
     def __init__(
-        self, problem: Problem, device: Device, steps: int | Literal["auto"] = "auto"
+        self,
+        problem: Problem,
+        device: Device,
+        steps: int | Literal["auto"] = "auto",
+        cuda_graph: Wanted = False,
     ) -> None:
         self.problem = problem
         self.device = device
+        self.graphs = DeviceGraphs(device, cuda_graph, problem.threads)
         model = problem.model
         state = {n: model.initializer(n) for n in problem.parameters}
         statistics = {n: buffer_value(problem, n) for n in problem.buffers}

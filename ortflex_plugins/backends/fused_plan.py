@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortflex_core.data import Batch, Block
+from ortflex_core.errors import GraphError
 from ortflex_core.graph import Program
 from ortflex_core.protocols import Device
 from ortflex_core.runtime import Binder, get_session
@@ -38,7 +39,10 @@ class Plan(StepPlan):
         far = {name: (specs[name], value) for name, value, _, copied in self.data if copied}
         if far and device.room():
             self._gathering = Gathering(device, far, engine.problem.threads)
-        self.page = Page(device, list(self.costs.values()))
+        self._graphs = engine.graphs
+        # A recording writes to the same place in every run, whose costs are therefore read at once.
+        self._session = engine.graphs.session(program)
+        self.page = self._new_page(device)
         # Further bindings exist only if statistics change with every batch and weights do not.
         both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
         self._binders = {now: self._bind(engine, now) for now in both}
@@ -50,7 +54,12 @@ class Plan(StepPlan):
         return self._binders[now]
 
     def _bind(self, engine: FusedEngine, now: tuple[int, ...]) -> Binder:
-        binder = Binder(get_session(self.program, engine.device, engine.problem.threads), "step")
+        if self._session is None:
+            binder = Binder(
+                get_session(self.program, engine.device, engine.problem.threads), "step"
+            )
+        else:
+            binder = Binder(self._session, "step", graph=self._graphs.number())
         before, after = engine.versions(now), engine.versions(tuple(1 - k for k in now))
         for key, spec in self.program.takes.items():
             if key in self.places:
@@ -84,29 +93,50 @@ class Plan(StepPlan):
     def run(self, engine: FusedEngine, now: tuple[int, ...]) -> RunLosses:
         """Run the steps from the versions ``now`` of weights, slots and statistics."""
         binder, page = self.binder(engine, now), self.page
+        if self._session is not None:
+            return self._replay(engine, now, binder)
         if page.view is not None:
             binder.run()
             return RunLosses(self, page.view[0].copy())
         if page.used == page.size:
-            page = self.page = Page(engine.device, list(self.costs.values()))
+            page = self.page = self._new_page(engine.device)
         page.bind(binder, self.place)
         binder.run()
         page.used += 1
         return LateLosses(self, page)
 
+    def _replay(self, engine: FusedEngine, now: tuple[int, ...], binder: Binder) -> RunLosses:
+        """Run what is recorded; the first run records, and may show that this is not possible."""
+        try:
+            binder.run()
+        except GraphError as error:
+            if binder.runs:
+                raise
+            # The run has read one version of the state and written to the other: it can be repeated.
+            self._graphs.refuse(error)
+            self._session = None
+            self.page = self._new_page(engine.device)
+            self._binders = {}
+            return self.run(engine, now)
+        return RunLosses(self, engine.device.read(self.page.value)[0])
+
+    def _new_page(self, device: Device) -> Page:
+        rows = _PAGE if self._session is None else 1
+        return Page(device, list(self.costs.values()), rows)
+
 
 class Page:
     """The costs of runs: of one run in host memory, else of many, which are copied when they are read."""
 
-    def __init__(self, device: Device, costs: Sequence[TensorSpec]) -> None:
+    def __init__(self, device: Device, costs: Sequence[TensorSpec], rows: int = _PAGE) -> None:
         self._device, self._specs = device, costs
         self.used = 0
         self.value = device.empty([1, len(costs)], costs[0].numpy)
         self.view = device.view(self.value)
         self.size = 1
         if self.view is None:
-            self.size = _PAGE
-            self.value = device.empty([_PAGE, len(costs)], costs[0].numpy)
+            self.size = rows
+            self.value = device.empty([rows, len(costs)], costs[0].numpy)
         self._known = 0
         self._read: Array = np.empty(0)
 

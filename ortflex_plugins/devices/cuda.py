@@ -69,6 +69,10 @@ class Cuda(Device):
     def providers(self) -> list[Any]:
         return [(_PROVIDER, {"device_id": self.index}), "CPUExecutionProvider"]
 
+    def graph_providers(self) -> list[Any]:
+        """The provider with CUDA graphs, alone: every node of such a session has to be on the GPU."""
+        return [(_PROVIDER, {"device_id": self.index, "enable_cuda_graph": "1"})]
+
     def ort_device(self) -> Any:
         from onnxruntime.capi import _pybind_state as state
 
