@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,31 +68,6 @@ def with_name(spec: Any) -> Any:
         rest = {key: value for key, value in spec.items() if key != "target"}
         spec = {"name": spec["target"], **rest}
     return {key: with_name(value) for key, value in spec.items()}
-
-
-def beside(spec: Any, folder: Path) -> Any:
-    """Class paths at any depth of ``spec`` whose file is in ``folder``, with the file's absolute path."""
-    if isinstance(spec, Mapping):
-        return {key: beside(value, folder) for key, value in spec.items()}
-    if isinstance(spec, list | tuple):
-        return type(spec)(beside(value, folder) for value in spec)
-    if not is_class_path(spec):
-        return spec
-    module, _, name = spec.rpartition(":")
-    path = folder / (module if module.endswith(".py") else module.replace(".", "/") + ".py")
-    return f"{path.resolve()}:{name}" if path.is_file() else spec
-
-
-def map_files(spec: Any, change: Callable[[str], str]) -> Any:
-    """Class paths at any depth of ``spec`` with other paths of their files."""
-    if isinstance(spec, Mapping):
-        return {key: map_files(value, change) for key, value in spec.items()}
-    if isinstance(spec, list | tuple):
-        return type(spec)(map_files(value, change) for value in spec)
-    if not any(files(spec)):
-        return spec
-    module, _, name = spec.rpartition(":")
-    return f"{change(module)}:{name}"
 
 
 def modules(spec: Any) -> Iterator[str]:

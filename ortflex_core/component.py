@@ -8,15 +8,18 @@ change from one run to the next without a new graph: while a formula is traced i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.errors import short_repr
+from ortflex_core.errors import short_repr, suggest
+from ortflex_core.signatures import explained
 
 _HYPER = "ortflex.hyper"
+RATES = ("lr", "learning_rate", "rate")
+"""Names that users give the learning rate, which is an argument of the Trainer, not of a component."""
 
 
 MOST = 2**31 - 1
@@ -135,6 +138,11 @@ class Component:
     """Its names in other libraries, in lower case; they are not accepted, but messages suggest ``name``."""
 
     @classmethod
+    def __attrs_init_subclass__(cls) -> None:
+        """Explain a call of the constructor that does not fit."""
+        cls.__init__ = explained(cls.__init__, _hint)  # type: ignore[method-assign]
+
+    @classmethod
     def hyper_names(cls) -> tuple[str, ...]:
         """Names of the fields that are bound at run time."""
         return tuple(f.name for f in attrs.fields(cls) if f.metadata.get(_HYPER))
@@ -149,6 +157,12 @@ class Component:
         for field in attrs.fields(type(self)):
             out[field.alias or field.name] = _described(getattr(self, field.name))
         return out
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    """The end of a message about an unknown parameter."""
+    rate = "the learning rate is an argument of Trainer and a key of recipes: learning_rate=…"
+    return rate if name in RATES and not {*RATES} & {*known} else suggest(name, known)
 
 
 def _described(value: Any) -> Any:

@@ -17,13 +17,12 @@ import attrs
 import cattrs
 import numpy as np
 
-from ortflex_core.component import Component
+from ortflex_core.component import RATES, Component
 from ortflex_core.errors import ConfigError, OrtflexError, PluginError, short_repr, suggest
 
 if TYPE_CHECKING:
     from ortflex_core.registry import Plugins
 
-_RATES = ("lr", "learning_rate")
 _SEQUENCES = (tuple, list, Sequence, Iterable)
 
 
@@ -50,7 +49,7 @@ def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plug
     fields = {f.alias or f.name: f for f in attrs.fields(cls) if f.init}
     problems = [
         f"{path}.{key}: unknown parameter; {suggest(str(key), fields)}"
-        + ("; the rate is a key of the recipe: learning_rate" if key in _RATES else "")
+        + ("; the rate is a key of the recipe: learning_rate" if key in RATES else "")
         for key in parameters
         if key not in fields
     ]

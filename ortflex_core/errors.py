@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -34,6 +34,10 @@ class ConfigError(OrtflexError, ValueError):
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class ArgumentError(OrtflexError, TypeError):
+    """A call does not fit the function: an argument is unknown, missing, or given twice."""
 
 
 class PluginError(OrtflexError, LookupError):
@@ -106,49 +110,6 @@ class TrainingDiverged(OrtflexError, ArithmeticError):
     """The loss is no longer finite; the last good state was kept."""
 
 
-class Problems:
-    """Collects errors, so that all of them are reported at once.
-
-    >>> problems = Problems()
-    >>> problems.collect(lambda: int("one"))
-    >>> problems.extend(["epochs: expected an integer >= 1, got 0"])
-    >>> len(problems.lines)
-    2
-    """
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._last: Exception | None = None
-
-    def extend(self, lines: Iterable[str]) -> None:
-        """Add problems that were found without an exception."""
-        self.lines.extend(lines)
-
-    def collect(self, make: Callable[[], Any]) -> Any:
-        """The result of ``make``, or None if it failed; :meth:`raise_all` reports the failure later."""
-        try:
-            return make()
-        except ConfigError as error:
-            self.lines.extend(error.problems)
-            self._last = error
-        except (OrtflexError, ValueError, TypeError) as error:
-            self.lines.append(str(error))
-            self._last = error
-        return None
-
-    def raise_all(self) -> None:
-        """Raise the collected problems, if there are any.
-
-        Raises:
-            ConfigError: all problems; a single exception (ModelError, PluginError) is raised
-                unchanged.
-        """
-        if len(self.lines) == 1 and self._last is not None:
-            raise self._last
-        if self.lines:
-            raise ConfigError(self.lines) from self._last
-
-
 def describe_error(error: BaseException) -> str:
     """The type and message of a third-party error, for a message: ``ValueError: no such card``.
 
@@ -180,23 +141,42 @@ def short_repr(thing: object) -> str:
         return f"an object of {type(thing).__name__}"
 
 
-def suggest(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """Return the end of an error message: the nearest names, and the known names.
+def suggest(
+    name: str,
+    known: Iterable[str],
+    synonyms: Mapping[str, str] | None = None,
+    listing: str = "",
+) -> str:
+    """Return the end of an error message: the nearest names, or the known ones if none is near.
 
-    ``synonyms`` maps names that are used elsewhere to known ones.
+    ``synonyms`` maps names that are used elsewhere to known ones; ``listing`` says where
+    all are listed.
 
     >>> suggest("adm", ["sgd", "adam"])
     "did you mean 'adam'? Known: adam, sgd"
     >>> suggest("lr", ["rate"], {"lr": "rate"})
     "did you mean 'rate'? Known: rate"
+    >>> suggest("w1", [f"w{k}" for k in range(20)], listing="`ortflex check` lists all")
+    "did you mean 'w1'? `ortflex check` lists all"
     """
     names = sorted(set(known))
-    meant = (synonyms or {}).get(name.lower())
+    listed = f"Known: {_listed(names)}"
+    close = _near(name, names, (synonyms or {}).get(name.lower()))
+    if not close:
+        return listed
+    meant = f"did you mean {' or '.join(map(repr, close))}?"
+    if len(listed) <= _SHORT:
+        return f"{meant} {listed}"
+    return f"{meant} {listing}".rstrip()
+
+
+def _near(name: str, names: list[str], meant: str | None) -> list[str]:
+    """At most two names that were probably meant."""
     if meant in names:
-        return f"did you mean {meant!r}? Known: {_listed(names)}"
+        return [meant]
     if len(name) > _COMPARED:
         # A file may have names of any length; the comparison takes time in its square.
-        return f"Known: {_listed(names)}"
+        return []
     close = difflib.get_close_matches(name, [n for n in names if len(n) <= _COMPARED], 2, 0.6)
     # "AdamW" is nearer to adamw than to adam.
     same = [n for n in names if n.lower() == name.lower()]
@@ -205,14 +185,13 @@ def suggest(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None 
         # Name the second only if it is about as likely as the first.
         first, second = (difflib.SequenceMatcher(None, c, name).ratio() for c in close)
         close = close if second >= first - 0.1 else close[:1]
-    listed = f"Known: {_listed(names)}"
-    if not close:
-        return listed
-    return f"did you mean {' or '.join(map(repr, close))}? {listed}"
+    return close
 
 
 _COMPARED = 200
-_SHOWN = 100
+_SHOWN = 40
+_SHORT = 60
+"""Characters of a list of known names that is shown in addition to the nearest ones."""
 _LONGEST_LINE = 2000
 
 

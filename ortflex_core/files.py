@@ -48,7 +48,7 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
         there = [p.name for p in place.parent.iterdir() if p.suffix == place.suffix]
     except OSError:
         there = []
-    return f"{text}; {suggest(place.name, there)} in {str(place.parent)!r}" if there else text
+    return f"{text}; {suggest(place.name, there)} (in {str(place.parent)!r})" if there else text
 
 
 def write_bytes(path: Path, content: bytes) -> None:

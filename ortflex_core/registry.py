@@ -159,7 +159,8 @@ class Registry:
                     f"{text}: it is a plugin of {entry.distribution} {entry.version}, which {DISABLE} "
                     f"switches off{own}; take {entry.owner} out of {DISABLE}"
                 )
-        return f"{text}; {suggest(name, known)}"
+        listing = f"`ortflex plugins {self.kind}` lists all"
+        return f"{text}; {suggest(name, known, listing=listing)}"
 
     def _ambiguous(self, found: Sequence[Entry]) -> str:
         name = found[0].name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -161,32 +160,6 @@ class Progress:
         if self.rows_per_epoch is None or self.epochs is None:
             return None
         return self.rows_per_epoch * self.epochs
-
-
-@attrs.frozen(kw_only=True)
-class Position:
-    """Where a training stopped: what a loop needs to continue as if it had not stopped.
-
-    ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
-    with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
-    the History; ``at_once`` is how many batches the engine took in a run; ``data`` is the position
-    that the source reports; ``stopped`` is whether a hook ended the training after an epoch; ``apart``
-    is how many processes trained by themselves (``sync_every``).
-    """
-
-    progress: Progress
-    steps: int = 0
-    rows: int = 0
-    loss: float = 0.0
-    penalty: float = 0.0
-    seconds: float = 0.0
-    rate: float = math.nan
-    records: tuple[Mapping[str, float], ...] = ()
-    seed: tuple[int, ...] = (0,)
-    at_once: int = 1
-    stopped: bool = False
-    data: Mapping[str, Any] | None = None
-    apart: int = 1
 
 
 def __getattr__(name: str) -> Any:

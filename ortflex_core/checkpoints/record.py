@@ -13,7 +13,7 @@ import attrs
 
 from ortflex_core.construct import explain, make_converter
 from ortflex_core.errors import CheckpointError, printable
-from ortflex_core.types import Position, Progress
+from ortflex_core.types import Progress
 
 FORMAT = 2
 """The format that is written; format 1 (of 0.1.0) is read as well, but cannot be verified."""
@@ -21,6 +21,32 @@ NAME = "checkpoint.json"
 
 _MOST = 2**63
 _LINE = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
+
+
+@attrs.frozen(kw_only=True)
+class Position:
+    """Where a training stopped: what a loop needs to continue as if it had not stopped.
+
+    ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
+    with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
+    the History; ``at_once`` is how many batches the engine took in a run; ``data`` is the position
+    that the source reports; ``stopped`` is whether a hook ended the training after an epoch; ``apart``
+    is how many processes trained by themselves (``sync_every``).
+    """
+
+    progress: Progress
+    steps: int = 0
+    rows: int = 0
+    loss: float = 0.0
+    penalty: float = 0.0
+    seconds: float = 0.0
+    rate: float = math.nan
+    records: tuple[Mapping[str, float], ...] = ()
+    seed: tuple[int, ...] = (0,)
+    at_once: int = 1
+    stopped: bool = False
+    data: Mapping[str, Any] | None = None
+    apart: int = 1
 
 
 @attrs.frozen(kw_only=True)

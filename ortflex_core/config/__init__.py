@@ -17,8 +17,8 @@ from ortflex_core.config.arguments import (
 )
 from ortflex_core.config.components import Parts, to_plain
 from ortflex_core.config.recipe import Recipe, key_choices
-from ortflex_core.config.synonyms import translate_key
 from ortflex_core.config.toml import to_toml
+from ortflex_core.views.synonyms import translate_key
 
 __all__ = [
     "Arguments",

@@ -13,10 +13,11 @@ from ortflex_core.class_paths import is_class_path
 from ortflex_core.component import Component
 from ortflex_core.config.arguments import device_spec, kinds_of_plugins
 from ortflex_core.engines import backend_choice
-from ortflex_core.errors import ConfigError, Problems, suggest
+from ortflex_core.errors import ConfigError, suggest
 from ortflex_core.files import is_there, no_file
 from ortflex_core.problem import groups, losses
 from ortflex_core.problem.problem import PenaltyTerm
+from ortflex_core.problem.problems import Problems
 from ortflex_core.protocols import DataSource
 from ortflex_core.registry import Plugins
 
@@ -216,8 +217,8 @@ class Parts:
         if ending not in self.plugins["data"]:
             raise ConfigError(
                 f"{name}: no data source is called {ending!r}, the ending of {path!r}; "
-                f"{suggest(ending, self.plugins['data'].names())}. "
-                "Choose one: {name = …, path = …}"
+                f"choose one, as in {{name = …, path = …}}; "
+                f"{suggest(ending, self.plugins['data'].names())}"
             )
         if self.plugins["data"].load(ending).whole_folder:
             raise ConfigError(

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from ortflex_core import class_paths
+from ortflex_core.config import class_files
 from ortflex_core.config.arguments import Arguments, argument, kinds_of_plugins, plain_help, wrong
 from ortflex_core.config.components import Parts
-from ortflex_core.config.synonyms import KEY_SYNONYMS
 from ortflex_core.config.toml import parse_override, read_toml, to_toml
 from ortflex_core.construct import convert, field_types
-from ortflex_core.errors import ConfigError, Problems, suggest
+from ortflex_core.errors import ConfigError, suggest
+from ortflex_core.problem.problems import Problems
 from ortflex_core.registry import Plugins
+from ortflex_core.views.synonyms import KEY_SYNONYMS
 from ortflex_core.views.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _SOURCE = "a path, whose ending is the name of its data source, or a table with the key name and parameters"
+_ALL_KEYS = "`ortflex init` writes a file that has all keys"
 _FIRST = ("model", "data", "loss", "validation", "output")
 
 
@@ -110,7 +113,7 @@ class Recipe(Arguments):
         plugins = _with_folder(plugins, table.get("plugins"))
         fields = {f.name: f for f in attrs.fields(cls)}
         problems = [
-            f"{k}: unknown key; {suggest(k, fields, KEY_SYNONYMS)}"
+            f"{k}: unknown key; {suggest(k, fields, KEY_SYNONYMS, _ALL_KEYS)}"
             for k in table
             if k not in fields
         ]
@@ -225,7 +228,7 @@ def _map_path(value: Any, change: Callable[[str], str]) -> Any:
 
 def _absolute(table: dict[str, Any], folder: Path) -> None:
     for name in set(table).intersection(_COMPONENTS):
-        table[name] = class_paths.beside(table[name], folder)
+        table[name] = class_files.beside(table[name], folder)
     for name in _PATHS:
         if name in table:
             table[name] = _map_path(table[name], lambda path: os.path.abspath(folder / path))
@@ -239,7 +242,7 @@ def _relative(name: str, value: Any, folder: Path) -> Any:
             return path
 
     if name in _COMPONENTS:
-        value = class_paths.map_files(value, change)
+        value = class_files.map_files(value, change)
     return _map_path(value, change) if name in _PATHS else value
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import attrs
 
 from ortflex_core.component import expected_count, is_count
-from ortflex_core.errors import Problems, short_repr, suggest
+from ortflex_core.errors import short_repr, suggest
 from ortflex_core.parameters import selection
 from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem.losses import penalty_terms
 from ortflex_core.problem.problem import PenaltyTerm
+from ortflex_core.problem.problems import Problems
 from ortflex_core.problem.updating import ConstraintTerm, Group, TransformTerm
 from ortflex_core.protocols import Average
 from ortflex_core.registry import Plugins

@@ -11,13 +11,14 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.errors import ConfigError, DataError, ModelError, Problems, suggest
+from ortflex_core.errors import ConfigError, DataError, ModelError, suggest
 from ortflex_core.graph.ops import Trace
 from ortflex_core.model import targets
 from ortflex_core.model.model import Model
 from ortflex_core.parameters import selection
 from ortflex_core.problem.hyperparameters import symbolic
 from ortflex_core.problem.problem import LossTerm, PenaltyTerm
+from ortflex_core.problem.problems import Problems
 from ortflex_core.protocols import Loss, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Shape, TensorSpec, dtype_name, shape_text

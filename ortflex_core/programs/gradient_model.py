@@ -18,8 +18,10 @@ from ortflex_core.model.model import Model
 from ortflex_core.programs import rebuild
 from ortflex_core.registry import Plugins
 from ortflex_core.types import TensorSpec, dtype_name
+from ortflex_core.views.tracebacks import short_traceback
 
 
+@short_traceback
 def gradient_model(
     model: str | os.PathLike[str] | bytes | ModelProto | Model,
     wrt: str | Iterable[str],

@@ -169,7 +169,8 @@ def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
         if missing:
             raise GraphError(
                 f"recompute: the tensor {missing[0]!r} is not computed by a node of the optimized forward "
-                f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or a number of segments"
+                "pass; name another tensor, or give a number of segments; "
+                f"{suggest(missing[0], forward.place)}"
             )
         kept = set(recompute) | set(forward.fixed)
         end = max(forward.place[name] for name in recompute)

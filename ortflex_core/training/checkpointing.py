@@ -14,6 +14,7 @@ from ortflex_core import class_paths
 from ortflex_core.adapters import frozen_values, with_values
 from ortflex_core.checkpoints import checkpoint
 from ortflex_core.checkpoints.checkpoint import Checkpoint, Record, Saved, Size, Written
+from ortflex_core.checkpoints.record import Position
 from ortflex_core.engines.buffers import check_state
 from ortflex_core.errors import CheckpointError, DataError, ModelError, OrtflexError
 from ortflex_core.model.model import Model
@@ -22,7 +23,7 @@ from ortflex_core.registry import Plugins
 from ortflex_core.training import differences, fingerprint
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import internals_of
-from ortflex_core.types import Array, Position, Progress
+from ortflex_core.types import Array, Progress
 
 if TYPE_CHECKING:
     from ortflex_core.data.batches import Source

@@ -14,6 +14,7 @@ from ortflex_core.data.batches import Source
 from ortflex_core.data.iterable_position import item_of
 from ortflex_core.engines import failures
 from ortflex_core.errors import GraphError, Unsupported
+from ortflex_core.feed import ranks
 from ortflex_core.feed.augmentation import AlteredBatches
 from ortflex_core.feed.feed import Feed, held_out
 from ortflex_core.feed.preparation import Preparation
@@ -47,7 +48,7 @@ def fit(
     peers, validation = inner.setup.problem.peers, None
     feed = feed_of(*data, limit=limit, peers=peers)
     if peers is not None:
-        process_groups.check_source(feed.given)
+        ranks.check_source(feed.given)
     if isinstance(validation_data, float):
         feed, validation = feed.split(validation_data, trainer.seed)
     elif validation_data is not None:
@@ -122,7 +123,7 @@ def train(
         )
     if (peers := live.problem.peers) is not None:
         peers.agree("start", process_groups.facts(trainer, source))
-        process_groups.check_rows(peers, source)
+        ranks.check_rows(peers, source)
     seed = (trainer.seed, standing.fits) if start is None else start.seed
     plan = Plan(
         engine=trainer.engine,
@@ -203,7 +204,7 @@ def step(trainer: Trainer, batch: Any) -> float:
     if peers is not None:
         if first:
             peers.agree("start", process_groups.facts(trainer))
-        batches = process_groups.batches_of_all(peers, prepared)
+        batches = ranks.batches_of_all(peers, prepared)
     now = live.standing.manual
     rate = calls.rate(live.bound(trainer.schedule), trainer.learning_rate, now)
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from ortflex_core.checkpoints.record import Position
 from ortflex_core.data.batches import Batch, Source, runs_of, whole_steps
 from ortflex_core.engines.last_good import Good
 from ortflex_core.engines.sums import Sums
@@ -24,7 +25,7 @@ from ortflex_core.errors import TrainingDiverged, Unsupported
 from ortflex_core.process_groups.interrupts import Interrupts
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import Engine, Losses, Schedule, calls
-from ortflex_core.types import Array, Position, Progress
+from ortflex_core.types import Array, Progress
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display
 

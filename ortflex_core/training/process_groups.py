@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import ortflex_core
 from ortflex_core.data import digests
-from ortflex_core.data.batches import Batch, Source
+from ortflex_core.data.batches import Source
 from ortflex_core.data.columns import Columns
-from ortflex_core.data.iterables import IterableBatches
-from ortflex_core.errors import Unsupported, short_repr
-from ortflex_core.process_groups.peers import Peers
+from ortflex_core.errors import short_repr
 from ortflex_core.training.fingerprint import Identity
 from ortflex_core.training.internals import internals_of
 
@@ -21,41 +19,6 @@ if TYPE_CHECKING:
 
 # They may differ from process to process.
 _OWN = ("callbacks", "progress", "distributed")
-
-
-def check_source(given: Any) -> None:
-    """Refuse data of which the processes cannot know which rows are whose.
-
-    Raises:
-        Unsupported: an iterable of batches that does not know of processes.
-    """
-    if isinstance(given, IterableBatches) and not given.of_ranks:
-        raise Unsupported(
-            "distributed=: an iterable of batches does not say which of them each process computes; "
-            "give a function that has rank and size among its arguments and returns the batches of that "
-            "process, or arrays, or a data source that reads a file or folder"
-        )
-
-
-def check_rows(peers: Peers, source: Source) -> None:
-    """Refuse fewer rows than processes.
-
-    Raises:
-        Unsupported: some process would never have a row.
-    """
-    if source.rows is not None and source.rows < peers.size:
-        raise Unsupported(
-            f"{source.rows} rows cannot be divided among {peers.size} processes; start at most as many "
-            "processes as there are rows"
-        )
-
-
-def batches_of_all(peers: Peers, own: Batch) -> list[Batch]:
-    """A batch of every process by rank; of the others the sizes and denominators alone."""
-    given = peers.values("batch", [own.size, *own.denominators])
-    out = [Batch(own.columns, None, size, below) for size, *below in given]
-    out[peers.rank] = own
-    return out
 
 
 def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:

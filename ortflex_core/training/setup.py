@@ -15,7 +15,7 @@ from ortflex_core.autodiff.families import load_rules
 from ortflex_core.config.arguments import Arguments, device_spec, short_forms
 from ortflex_core.data.columns import Columns
 from ortflex_core.engines import backend_choice, local_steps
-from ortflex_core.errors import ModelError, Problems, Unsupported, suggest
+from ortflex_core.errors import ModelError, Unsupported, suggest
 from ortflex_core.feed.labels import encode_labels, with_last_axis
 from ortflex_core.feed.opening import open_source
 from ortflex_core.graph.program import Recompute
@@ -27,6 +27,7 @@ from ortflex_core.parameters.selection import Choice
 from ortflex_core.problem import groups
 from ortflex_core.problem.losses import LossRequest, check_inputs, check_precision, loss_requests
 from ortflex_core.problem.problem import Problem
+from ortflex_core.problem.problems import Problems
 from ortflex_core.problem.updating import Updating
 from ortflex_core.process_groups import joining
 from ortflex_core.protocols import Backend, Device, Engine, Metric, Optimizer, Schedule

@@ -15,10 +15,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from ortflex_core.errors import BrokenPlugin, OrtflexError
+from ortflex_core.signatures import wrong_call
+from ortflex_core.views.synonyms import suggest_argument
 
 _log = logging.getLogger("ortflex")
 _PARAMETERS = ParamSpec("_PARAMETERS")
@@ -29,16 +32,20 @@ _CLASS = TypeVar("_CLASS", bound=type)
 _OURS = frozenset(
     {
         *("ortflex", "ortflex_core", "ortflex_plugins"),
-        *("attr", "attrs", "google", "numpy", "onnx", "onnxruntime", "pluggy"),
+        *("attr", "attrs", "google", "numpy", "onnx", "onnxruntime", "pluggy", "torch"),
         *sys.stdlib_module_names,
     }
 )
 
 
 def short_traceback(
-    function: Callable[_PARAMETERS, _RESULT],
+    function: Callable[_PARAMETERS, _RESULT], owner: type | None = None
 ) -> Callable[_PARAMETERS, _RESULT]:
-    """A function that users call, whose errors have no frames of the code behind it."""
+    """A function that users call, whose errors have no frames of the code that it calls.
+
+    If a call does not fit the function, the error has the nearest arguments; those of the constructor
+    of ``owner``, too.
+    """
 
     @functools.wraps(function)
     def short(*args: _PARAMETERS.args, **kwargs: _PARAMETERS.kwargs) -> _RESULT:
@@ -49,6 +56,17 @@ def short_traceback(
                 raise
             _shorten(error)
             raise  # as it is now: this adds no frame
+        except TypeError as error:
+            wrong = wrong_call(
+                error, function, args, kwargs, partial(suggest_argument, owner=owner)
+            )
+            if wrong is None:
+                raise
+            try:
+                raise wrong from None
+            except OrtflexError:
+                _shorten(wrong)
+                raise
 
     return short
 
@@ -59,9 +77,9 @@ def short_tracebacks(cls: _CLASS) -> _CLASS:
         if name.startswith("_") and name != "__init__":
             continue
         if inspect.isfunction(member):
-            setattr(cls, name, short_traceback(member))
+            setattr(cls, name, short_traceback(member, None if name == "__init__" else cls))
         elif isinstance(member, classmethod):
-            setattr(cls, name, classmethod(short_traceback(member.__func__)))
+            setattr(cls, name, classmethod(short_traceback(member.__func__, cls)))
     return cls
 
 

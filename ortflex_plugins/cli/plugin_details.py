@@ -35,9 +35,8 @@ def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], st
             for called, plugin in registry.classes() if registry.kind != HOOKS else ():
                 if what.lower() in getattr(plugin, "aliases", ()):
                     raise PluginError(f"no plugin is called {what!r}; here it is called {called!r}")
-        raise PluginError(
-            f"neither a kind of plugins nor a plugin is called {what!r}; {suggest(what, known)}"
-        )
+        hint = suggest(what, known, listing="`ortflex plugins` lists all")
+        raise PluginError(f"neither a kind of plugins nor a plugin is called {what!r}; {hint}")
     chosen = {(registry.kind, entry.target, entry.owner) for registry, entry in named}
     kept = [r for r in rows if any((r["kind"], r["target"]) == (k, t) for k, t, _ in chosen)]
     return kept, "\n\n".join("\n".join(_plugin(registry, entry)) for registry, entry in named)

@@ -56,8 +56,8 @@ def sort_columns(
             if name not in arrays:
                 raise DataError(
                     f"{where}: {parameter} names {name!r}, and there is no such array; "
-                    f"{suggest(name, arrays)}. Say which it is: data = {{ path = …, {parameter} = "
-                    '"…" }'
+                    f'say which it is, as in data = {{ path = …, {parameter} = "…" }}; '
+                    f"{suggest(name, arrays)}"
                 )
     taken = {*labels.values(), *weights.values()}
     inputs = {name: array for name, array in arrays.items() if name not in taken}

@@ -20,6 +20,7 @@ from ortflex_core.protocols import Device, LayerBackend
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime import require_runtime
 from ortflex_core.types import Array, TensorSpec, shape_text
+from ortflex_core.views import short_tracebacks
 from ortflex_plugins.layers.backend_gradient import BackendGradient
 from ortflex_plugins.layers.graphs import COTANGENT, NEW
 from ortflex_plugins.layers.memory import Buffer
@@ -50,6 +51,7 @@ class Saved:
         self.statistics = dict(statistics)
 
 
+@short_tracebacks
 class OnnxFunction:
     """A model as a function that can be differentiated, on any onnxruntime.
 

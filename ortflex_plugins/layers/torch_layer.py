@@ -16,6 +16,7 @@ from torch.utils import dlpack
 from ortflex_core.errors import DataError, Unsupported
 from ortflex_core.model import Model
 from ortflex_core.types import Array
+from ortflex_core.views import short_traceback
 from ortflex_plugins.layers.function import OnnxFunction, Saved
 from ortflex_plugins.layers.memory import Buffer
 
@@ -59,6 +60,7 @@ class OrtLayer(torch.nn.Module):
     Source: ``torch.autograd.Function``; the idea is that of onnxruntime-training's ORTModule.
     """
 
+    @short_traceback
     def __init__(
         self,
         model: str | os.PathLike[str] | bytes | ModelProto | Model,
@@ -159,11 +161,17 @@ class OrtLayer(torch.nn.Module):
         made = _Differentiable.apply(call, *tensors.values())
         return made[0] if len(made) == 1 else made
 
+    @short_traceback
+    def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        """The outputs, by :meth:`forward` and torch's hooks."""
+        return super().__call__(*inputs, **named)
+
     def extra_repr(self) -> str:
         """The model's inputs and outputs, for ``print``."""
         sides = (self._model.inputs, self._model.outputs)
         return " → ".join(", ".join(map(str, side)) for side in sides)
 
+    @short_traceback
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> ModelProto:
         """The model's file with the current parameters and running statistics.
 
@@ -227,6 +235,7 @@ class _Differentiable(torch.autograd.Function):
         return made
 
     @staticmethod
+    @short_traceback
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise Unsupported(

@@ -176,7 +176,8 @@ class OrtGradientOptimizer(BaseEstimator):
         if self.loss_output_name not in outputs:
             raise ModelError(
                 f"loss_output_name: {self.loss_output_name!r} is not an output of the model; "
-                f"{suggest(self.loss_output_name, outputs)}. add_loss_output(model) adds a loss"
+                "add_loss_output(model) adds a loss; "
+                f"{suggest(self.loss_output_name, outputs)}"
             )
 
     def _create(self, rows: int) -> Steps:

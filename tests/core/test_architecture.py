@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 # A package of the core imports those before it. The modules that are no packages come first, except
 # `moved`, which hands on the names of version 0.1.
 ORDER = [
+    "views",
     "graph",
     "protocols",
     "process_groups",
@@ -37,7 +38,6 @@ ORDER = [
     "programs",
     "engines",
     "reference",
-    "views",
     "config",
     "checkpoints",
     "feed",

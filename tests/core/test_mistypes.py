@@ -70,7 +70,7 @@ def test_wrong_names_of_outputs_and_weights_are_refused() -> None:
         trainer.predict(X, outputs=3)  # type: ignore[arg-type]
     with pytest.raises(
         ModelError,
-        match=r"has no tensor 'm'; did you mean 'm3' or 'm2'\? Known: W1, W2, W3, X, Y, a1, ",
+        match=r"has no tensor 'm'; did you mean 'm3' or 'm2'\?$",
     ):
         trainer.predict(X, outputs="m")
     with pytest.raises(DataError, match="expected arrays by the names of parameters, got list"):

@@ -35,7 +35,7 @@ OTHERWISE = {
 # What stands elsewhere, and looks no plugin up.
 ALLOWED = {
     (
-        "config/synonyms.py",
+        "views/synonyms.py",
         "clip_norm",
     ),  # the argument, for what another library calls max_grad_norm
     ("data/labels.py", "softmax_cross_entropy"),  # advice to the user

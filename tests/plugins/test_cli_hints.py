@@ -12,10 +12,10 @@ import pytest
 
 from ortflex_core.config.arguments import Arguments
 from ortflex_core.config.recipe import Recipe
-from ortflex_core.config.synonyms import KEY_SYNONYMS
 from ortflex_core.construct import component_schema
 from ortflex_core.errors import ConfigError, DataError, PluginError
 from ortflex_core.registry import KINDS
+from ortflex_core.views.synonyms import KEY_SYNONYMS
 from ortflex_plugins.cli.plugin_details import kind_of
 from ortflex_plugins.data.csv import Csv
 from tests import models
@@ -223,7 +223,10 @@ def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
     np.savez("data.npz", x=np.zeros((4, 5)), labels=np.zeros((4, 1)))
     result = ortflex("train", "train.toml")
     assert result.exit_code == 1
-    assert "target names 'y', and there is no such array; Known: labels, x" in result.output
+    assert (
+        "target names 'y', and there is no such array; say which it is, as in data" in result.output
+    )
+    assert "Known: labels, x" in result.output
     assert 'data = { path = …, target = "…" }' in result.output
 
 
