@@ -34,10 +34,8 @@ OTHERWISE = {
 }
 # What stands elsewhere, and looks no plugin up.
 ALLOWED = {
-    (
-        "views/synonyms.py",
-        "clip_norm",
-    ),  # the argument, for what another library calls max_grad_norm
+    ("views/synonyms.py", "clip_norm"),  # the argument, for another library's max_grad_norm
+    ("views/tracebacks.py", "torch"),  # the package, whose frames are left out
     ("data/labels.py", "softmax_cross_entropy"),  # advice to the user
     ("runtime/installation.py", "training_session"),  # a module of onnxruntime
 }
