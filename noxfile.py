@@ -42,8 +42,10 @@ class Environment(NamedTuple):
     extra: str
     python: str
     with_torch: bool
+    scope: str = "runtime"
+    """Which tests run here: a name in SCOPES of tests/conftest.py."""
     sample: str = "8"
-    """The fraction 1/n of the cases of the gradient tables that run here; 1 runs all."""
+    """The fraction 1/n of cases that tests which draw their own take here."""
     pins: tuple[str, ...] = ()
     """Requirements on top of the extra: the version of the runtime, where it is not the newest."""
     more: tuple[str, ...] = ()
@@ -56,15 +58,21 @@ ENVIRONMENTS = {
     "agent": Environment("agent", "3.11", with_torch=True),
     # The packages that read the files of callbacks.
     "stock": Environment(
-        "stock", "3.11", with_torch=True, sample="1", pins=("tensorboard",), more=("mlflow", "hub")
+        "stock",
+        "3.11",
+        with_torch=True,
+        scope="all",
+        sample="1",
+        pins=("tensorboard",),
+        more=("mlflow", "hub"),
     ),
-    "stock-3.13": Environment("stock", "3.13", with_torch=False, sample="16"),
+    "stock-3.13": Environment("stock", "3.13", False, scope="python", sample="16"),
     # Comparisons with torch run above; this tests whether older runtimes compute the same.
     "stock-1.23": Environment(
-        "stock", "3.11", with_torch=False, sample="16", pins=("onnxruntime==1.23.*",)
+        "stock", "3.11", False, scope="version", sample="16", pins=("onnxruntime==1.23.*",)
     ),
     "stock-1.19": Environment(
-        "stock", "3.11", with_torch=False, sample="16", pins=("onnxruntime==1.19.2",)
+        "stock", "3.11", False, scope="version", sample="16", pins=("onnxruntime==1.19.2",)
     ),
 }
 
@@ -221,11 +229,15 @@ for name, environment in ENVIRONMENTS.items():
             prepare(session, *extras, with_torch=environment.with_torch, pins=environment.pins)
             if EXAMPLE_PLUGIN.is_dir():
                 session.install("--no-deps", "--editable", str(EXAMPLE_PLUGIN))
-            if environment.sample == "1" and any("slow or" in each for each in session.posargs):
+            everything = any("slow or" in each for each in session.posargs)
+            scope = environment.scope
+            if everything and scope != "all":
+                scope = "every case"
+            elif everything:
                 # It guides mutants; without a wheel of it, its test is skipped.
                 session.install("--only-binary", "atheris", "atheris", success_codes=[0, 1, 2])
             # Python's own limit (pyproject.toml) may wait for a lock that native code holds.
-            limit = 7300 if any("slow or" in each for each in session.posargs) else 330
+            limit = 7300 if everything else 330
             session.run(
                 *("python", "-m", "pytest", "--continue-on-collection-errors"),
                 *("-o", f"faulthandler_timeout={limit}", "-o", "faulthandler_exit_on_timeout=true"),
@@ -233,6 +245,7 @@ for name, environment in ENVIRONMENTS.items():
                 *("-m", "not slow", *session.posargs),
                 env={
                     "ORTFLEX_TEST_REPORT": str(report),
+                    "ORTFLEX_TEST_SCOPE": os.environ.get("ORTFLEX_TEST_SCOPE", scope),
                     "ORTFLEX_TEST_SAMPLE": os.environ.get(
                         "ORTFLEX_TEST_SAMPLE", environment.sample
                     ),

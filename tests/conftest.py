@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import json
 import os
@@ -11,16 +12,40 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pytest
 
 from ortflex_core.errors import RuntimeUnavailable
+from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 
 _SLOW = 7200
 """Seconds that a slow test may take, unless it says otherwise."""
 _RANK = ("passed", "skipped", "failed")
+
+
+class Scope(NamedTuple):
+    """What runs in an environment; CONTRIBUTING.md has the rule in words."""
+
+    without: tuple[str, ...] = ()
+    """Markers of tests that other environments run."""
+    tables: int = 1
+    """1 of so many cases of large tables, which ask the same question over and over."""
+    cases: int = 1
+    """1 of so many cases of other functions; at least one of each function and backend."""
+    slow_once: bool = False
+    """Whether slow tests run elsewhere if one environment, or one per Python, is enough for them."""
+
+
+SCOPES = {
+    "all": Scope(),
+    "runtime": Scope(("once", "per_python"), tables=8),
+    "python": Scope(("once",), tables=16, cases=16),
+    "version": Scope(("once", "per_python"), tables=16, cases=16),
+    # What the last three are with `make test-all`.
+    "every case": Scope(slow_once=True),
+}
 
 
 def _runtime_name() -> str:
@@ -41,9 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(Path(path)), "ortflex-report")
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k, so that a function keeps a case of those chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("ORTFLEX_TEST_SAMPLE", "1") != "1":
-        _sample(config, items, int(os.environ["ORTFLEX_TEST_SAMPLE"]))
+    left_out = _left_out(items, os.environ.get("ORTFLEX_TEST_SCOPE", "all"))
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(map(id, left_out))
+    items[:] = [item for item in items if id(item) not in gone]
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW))
@@ -60,52 +88,53 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _sample(config: pytest.Config, items: list[pytest.Item], every: int) -> None:
-    """Keep every n-th case of the large tables of gradients and of checks, always the same ones.
-
-    Which operators a runtime computes rightly is the same question over and over; one environment
-    asks all of it, the others a part, of which no operator is missing. What asks nothing of the
-    runtime is asked in that one environment alone.
-    """
-    left_out = [item for item in items if item.get_closest_marker("once")]
-    kept = {""}
-    for item in sorted(filter(_one_of_many, items), key=_order):
-        if _order(item) % every == 0 or (_group(item) not in kept):
-            kept.add(_group(item))
-        else:
-            left_out.append(item)
-    config.hook.pytest_deselected(items=left_out)
+def _left_out(items: list[pytest.Item], scope: str) -> list[pytest.Item]:
+    """The tests that do not run in an environment of this scope (see ``SCOPES``)."""
+    found = SCOPES[scope]
+    left_out = [item for item in items if any(map(item.get_closest_marker, found.without))]
+    if found.slow_once:
+        left_out += [
+            i for i in items if _has(i, "slow") and (_has(i, "once") or _has(i, "per_python"))
+        ]
     gone = set(map(id, left_out))
-    items[:] = [item for item in items if id(item) not in gone]
+    kept: set[str] = set()
+    # By a number of its own, which does not change with the other tests.
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        if id(item) in gone:
+            continue
+        every = found.tables if _of_a_table(item) else found.cases
+        group = _group(item)
+        if group in kept and zlib.crc32(item.nodeid.encode()) % every:
+            left_out.append(item)
+        kept.add(group)
+    return left_out
 
 
-def _one_of_many(item: pytest.Item) -> bool:
-    """Whether this asks the same question as many others, and hardly about the runtime."""
-    sampled = item.get_closest_marker("sampled") is not None
-    asked = sampled or item.path.name.startswith("test_gradient_rules") or _of_a_kit(item)
-    return asked and item.get_closest_marker("once") is None
+def _has(item: pytest.Item, marker: str) -> bool:
+    return item.get_closest_marker(marker) is not None
 
 
-def _order(item: pytest.Item) -> int:
-    """A number of its own, which does not change with the other tests."""
-    return zlib.crc32(item.nodeid.encode())
+def _of_a_table(item: pytest.Item) -> bool:
+    """Whether this is one of many cases of the same question, hardly one about the runtime."""
+    if item.path.name == "test_conformance.py":  # checks of plugins; of backends the compositions
+        return "ackends" not in item.nodeid or "test_composition" in item.nodeid
+    return _has(item, "sampled") or item.path.name.startswith("test_gradient_rules")
 
 
 def _group(item: pytest.Item) -> str:
-    """The operator, with which the names of the cases of its rule begin; else nothing."""
-    rule = item.path.name == "test_gradient_rules.py"
-    return item.nodeid.partition("-")[0].rstrip("]") if rule else ""
+    """A function with one backend, or with one operator of the table of gradient rules."""
+    function, _, case = item.nodeid.partition("[")
+    if item.path.name == "test_gradient_rules.py":
+        return f"{function}[{case.partition('-')[0]}"
+    return f"{function}[{' '.join(_backends() & set(case.rstrip(']').split('-')))}"
 
 
-def _of_a_kit(item: pytest.Item) -> bool:
-    """Whether this is one of many checks of a plugin, not about a backend but for compositions."""
-    one_of_many = "ackends" not in item.nodeid or "test_composition" in item.nodeid
-    return item.path.name == "test_conformance.py" and one_of_many
+@functools.cache
+def _backends() -> frozenset[str]:
+    return frozenset(Plugins.discover()["backends"].names())
 
 
 def _against_cuda() -> list[str]:
-    from ortflex_core.registry import Plugins  # only where there are such tests
-
     try:
         runtime = require_runtime()
     except RuntimeUnavailable as error:

@@ -24,7 +24,7 @@ from tests import models
 from tests.fuzz import numbers
 from tests.training import make, plugins, regression, same
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.per_python
 
 X, Y = regression(rows=12)
 

@@ -25,6 +25,8 @@ from tests import models
 from tests.core import trainer_signature
 from tests.training import plugins
 
+pytestmark = pytest.mark.once
+
 FIELDS = {f.name: f for f in attrs.fields(Arguments)}
 
 

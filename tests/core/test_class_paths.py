@@ -27,6 +27,8 @@ from ortflex_core.registry import Plugins
 from ortflex_core.training import internals_of
 from tests.models import linear
 
+pytestmark = pytest.mark.per_python
+
 QUARTIC = '''
 from __future__ import annotations
 

@@ -22,6 +22,8 @@ from ortflex_plugins.optimizers.adam import Adam
 from tests import models
 from tests.training import plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

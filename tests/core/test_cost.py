@@ -15,6 +15,8 @@ from ortflex_core.training import internals_of
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 
+pytestmark = pytest.mark.once
+
 
 def trained(name: str, **settings: Any) -> Trainer:
     workload = WORKLOADS[name]

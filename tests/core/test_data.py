@@ -11,6 +11,8 @@ from ortflex_core.data.columns import ArrayBatches, Columns, as_columns, fit_to,
 from ortflex_core.errors import DataError
 from ortflex_core.types import TensorSpec
 
+pytestmark = pytest.mark.per_python
+
 
 def rows_of(batches: ArrayBatches, seed: int | None) -> list[list[int]]:
     rng = None if seed is None else np.random.default_rng(seed)

@@ -16,6 +16,8 @@ from ortflex_core.errors import DataError
 from tests import models
 from tests.training import make, regression, same
 
+pytestmark = pytest.mark.per_python
+
 MAKING = Making(prepare=lambda columns: dict(columns.inputs), denominators=lambda columns: [1.0])
 
 

@@ -13,6 +13,8 @@ from ortflex_core.data.rows import gives_rows
 from ortflex_core.errors import DataError
 from tests.models import classifier, linear, two_headed
 
+pytestmark = pytest.mark.per_python
+
 ROWS, SIZE = 12, 4
 NAMES = list("abcde")
 rng = np.random.default_rng(0)

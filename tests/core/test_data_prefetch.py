@@ -23,6 +23,8 @@ from ortflex_plugins.data.npy import NpyFolder
 from tests import models
 from tests.training import make, regression
 
+pytestmark = pytest.mark.per_python
+
 
 def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "ortflex-data"]

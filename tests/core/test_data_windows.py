@@ -17,6 +17,8 @@ from ortflex_core.data.pieces import Making, PieceBatches, Pieces, head, rows_of
 from ortflex_core.data.shuffle_buffer import Part, windows
 from ortflex_core.errors import DataError
 
+pytestmark = pytest.mark.per_python
+
 
 class Runs(Pieces):
     """Pieces of consecutive numbers, read a few rows at a time."""

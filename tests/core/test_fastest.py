@@ -33,6 +33,8 @@ from tests import models
 from tests.core.paced import BUILT, FAILURES, PAUSE, paced
 from tests.training import regression
 
+pytestmark = pytest.mark.once
+
 X, Y = regression(rows=40, features=6)
 
 

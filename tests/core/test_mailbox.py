@@ -19,6 +19,8 @@ from ortflex_core.process_groups.mailbox import Mailbox
 from ortflex_core.testing import ThreadGroup, run_ranks
 from tests.core.test_process_groups import results
 
+pytestmark = pytest.mark.once
+
 HERE = pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no files in memory here")
 
 

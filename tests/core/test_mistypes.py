@@ -16,6 +16,8 @@ from ortflex_core.training.trainer import Trainer
 from tests import models
 from tests.training import make, plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 X, Y = regression(rows=20, features=6)
 
 

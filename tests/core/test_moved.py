@@ -16,6 +16,8 @@ from ortflex_core import Trainer, moved
 from tests.models import linear
 from tests.training import plugins
 
+pytestmark = pytest.mark.once
+
 OLD = Path(__file__).parents[1] / "fixtures" / "written_for_0_1"
 PLUGINS = sorted(p.stem for p in (OLD / "ortflex_example_0_1").glob("*.py") if p.stem[0] != "_")
 PUBLIC = {

@@ -16,6 +16,8 @@ from ortflex_core.problem.losses import penalty_terms
 from ortflex_core.registry import Plugins
 from tests.training import plugins
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = PROJECT["project"]["entry-points"]

@@ -25,7 +25,7 @@ from tests.installing import Install
 from tests.installing import install as install
 from tests.training import make, regression
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.per_python
 
 RIVAL = '''
 import attrs

@@ -20,6 +20,8 @@ from ortflex_core.testing import ThreadGroup, run_ranks
 from tests.core.test_process_groups import equal, outcome, results, training
 from tests.training import plugins
 
+pytestmark = pytest.mark.per_python
+
 rng = np.random.default_rng(8)
 ROWS, SIZE = 1001, 8
 X = rng.standard_normal((ROWS, 6)).astype(np.float32)

@@ -21,6 +21,8 @@ from tests.installing import GOOD, Install
 from tests.installing import install as install
 from tests.training import make, plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 
 def test_listing_names_imports_no_plugin() -> None:
     code = (

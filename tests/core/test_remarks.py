@@ -18,6 +18,8 @@ from ortflex_plugins.cli.main import main
 from tests import models
 from tests.training import make, regression
 
+pytestmark = pytest.mark.once
+
 X, Y = regression(rows=32)
 
 

@@ -13,6 +13,8 @@ from ortflex_core.testing import AdapterKit
 from ortflex_core.testing.component import ComponentKit
 from tests.core.planted import Planted, all_planted, called, cases, checks, noisy, rejected
 
+pytestmark = pytest.mark.once
+
 SHARED = checks(ComponentKit)
 """Checks whose mistakes are planted in losses."""
 

@@ -30,6 +30,8 @@ from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import plugins
 from tests.core.planted import Planted, all_planted, called, checks, normal, rejected
 
+pytestmark = pytest.mark.once
+
 SHARED = checks(ComponentKit)
 CPU: Any = plugins()["devices"].load("cpu")
 

@@ -27,6 +27,8 @@ from tests.core.planted import (
     through_float32,
 )
 
+pytestmark = pytest.mark.once
+
 
 def reference(p: Any, y: Any) -> Any:
     return np.log1p((p - y) ** 2)

@@ -11,6 +11,8 @@ from onnx import TensorProto
 from ortflex_core.protocols import Growth, Precision
 from ortflex_core.testing import PrecisionKit
 
+pytestmark = pytest.mark.once
+
 
 @attrs.frozen(kw_only=True)
 class Good(Precision):

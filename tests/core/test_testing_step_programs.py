@@ -16,6 +16,8 @@ from ortflex_core.testing.backend import check_program
 from ortflex_core.testing.running import plugins
 from tests.core.test_testing_backends import Good, by_onnxruntime
 
+pytestmark = pytest.mark.once
+
 PROGRAM = ("mlp", "momentum", "squared_error")
 
 

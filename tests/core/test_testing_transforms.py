@@ -24,6 +24,8 @@ from tests.core.planted import (
     through_float32,
 )
 
+pytestmark = pytest.mark.once
+
 SHARED = checks(ComponentKit)
 """Checks whose mistakes are planted in losses."""
 

@@ -14,6 +14,8 @@ import pytest
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 
+pytestmark = pytest.mark.per_python
+
 for _module in ("sklearn", "skl2onnx", "matplotlib"):
     pytest.importorskip(_module)
 

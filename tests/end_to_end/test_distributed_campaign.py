@@ -27,6 +27,7 @@ def compare(case: dict[str, Any], size: int, backend: Any) -> None:
         assert campaign.differences(case, of_rank, alone) == [], case
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "number"),
     [*(("W1", k) for k in range(6)), *(("W3", k) for k in range(4)), ("W7", 0), ("W8", 2)],

@@ -20,6 +20,8 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training.trainer import Trainer
 from tests.core import public_names
 
+pytestmark = pytest.mark.per_python
+
 ROOT = Path(__file__).parents[2]
 # The reference is generated, its examples are doctests.
 REFERENCE = ROOT / "docs" / "reference"

@@ -19,9 +19,10 @@ import pytest
 from ortflex_core import Trainer
 from ortflex_core.checkpoints.checkpoint import list_checkpoints
 from ortflex_core.files import OutputError
-from ortflex_core.runtime.installation import require_runtime
 from tests import models
 from tests.training import make, regression
+
+pytestmark = pytest.mark.per_python
 
 ROOT = Path(__file__).parents[2]
 WORKER = """
@@ -94,9 +95,6 @@ def killed_until(kills: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
-@pytest.mark.skipif(
-    require_runtime().has_training_agent, reason="once is enough, on the plain runtime"
-)
 @pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_trainings_end_in_the_same_bits(kills: int, tmp_path: Path) -> None:
     killed_until(kills, tmp_path)

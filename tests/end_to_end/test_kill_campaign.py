@@ -11,7 +11,7 @@ import pytest
 
 from tests import children
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.per_python
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,6 +14,8 @@ from ortflex_plugins.callbacks.optuna import Optuna
 from tests import models
 from tests.training import make, regression
 
+pytestmark = pytest.mark.per_python
+
 optuna = pytest.importorskip("optuna")
 X, Y = regression(rows=40, features=6)
 

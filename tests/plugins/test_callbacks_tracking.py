@@ -21,6 +21,8 @@ from ortflex_core.training import internals_of
 from tests import children, models
 from tests.training import make, plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 
 class Interrupt:
     """Ends a training after some steps, as Ctrl-C does."""

@@ -21,6 +21,8 @@ from ortflex_core.training import internals_of
 from tests import models
 from tests.training import make, plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 
 class Interrupt:
     """Ends a training after some epochs, as an error or Ctrl-C does."""

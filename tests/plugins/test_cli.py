@@ -23,6 +23,8 @@ from tests import children, models
 from tests.plugins.commands import interrupting, ortflex, prepare
 from tests.training import plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 ROOT = Path(__file__).parents[2]
 BASE = """
 model = "model.onnx"

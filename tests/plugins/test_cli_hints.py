@@ -22,6 +22,8 @@ from tests import models
 from tests.plugins.commands import ortflex, prepare
 from tests.training import plugins
 
+pytestmark = pytest.mark.once
+
 BASE = (
     'model = "model.onnx"\ndata = "data.npz"\nloss = "squared_error"\nepochs = 1\noutput = "run"\n'
 )

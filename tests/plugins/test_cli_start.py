@@ -26,6 +26,8 @@ from tests import models
 from tests.plugins.commands import interrupting, ortflex, prepare
 from tests.training import regression
 
+pytestmark = pytest.mark.per_python
+
 X, Y = regression()
 BASE = """
 model = "model.onnx"

@@ -12,6 +12,8 @@ from rich.console import Console
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.cli.terminal import show_table
 
+pytestmark = pytest.mark.per_python
+
 ROWS = [
     ["losses", "softmax_cross_entropy", "[green]ok[/]", "a reason of several words, and its end"],
     ["", "log_loss", "[green]ok[/]", "short"],

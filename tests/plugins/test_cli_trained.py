@@ -16,6 +16,8 @@ from ortflex_plugins.cli.predict import _encode
 from tests.plugins.commands import ortflex, prepare
 from tests.training import regression
 
+pytestmark = pytest.mark.per_python
+
 RECIPE = """
 model = "model.onnx"
 data = "data.npz"

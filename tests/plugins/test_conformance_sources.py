@@ -11,6 +11,8 @@ import pytest
 from ortflex_core.testing import CallbackKit, DataSourceKit
 from ortflex_core.testing.running import plugins
 
+pytestmark = pytest.mark.per_python
+
 # Data sources ------------------------------------------------------------------------------------
 
 X = np.arange(12, dtype=np.float64).reshape(6, 2)

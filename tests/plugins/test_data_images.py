@@ -16,6 +16,8 @@ from ortflex_plugins.data.image_folder import ImageFolder
 from tests import models
 from tests.training import make, plugins
 
+pytestmark = pytest.mark.per_python
+
 Image = pytest.importorskip("PIL.Image")
 
 SIDE, CLASSES = 6, ("ant", "bee")

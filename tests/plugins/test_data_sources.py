@@ -19,6 +19,8 @@ from ortflex_plugins.data.npz import Npz
 from tests import models
 from tests.training import make, plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Y = np.array([1, 0, 1, 1])
 

@@ -16,6 +16,8 @@ from ortflex_core.testing import DataSourceKit
 from ortflex_plugins.data.tokenized import Tokenized
 from tests.training import plugins
 
+pytestmark = pytest.mark.per_python
+
 tokenizers = pytest.importorskip("tokenizers")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "a", "very"]

@@ -25,6 +25,8 @@ from ortflex_plugins.pictures.report import report
 from tests import edited_checkpoints, models
 from tests.training import make, plugins, regression
 
+pytestmark = pytest.mark.per_python
+
 X, Y = regression(rows=12, features=3)
 
 

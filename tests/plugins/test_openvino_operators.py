@@ -17,6 +17,8 @@ from tests.gradcheck import RULES, declared, run, traced
 from tests.plugins.gradient_cases import Case
 from tests.plugins.test_gradient_rules import CASES
 
+pytestmark = pytest.mark.once
+
 openvino = pytest.importorskip("openvino")
 
 # An eighth of the cases runs always, all of them where slow tests run.

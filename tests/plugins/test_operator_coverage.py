@@ -18,6 +18,8 @@ from ortflex_plugins.cli.operators import (
 )
 from tests.training import plugins
 
+pytestmark = pytest.mark.once
+
 
 def test_the_package_of_rules_lists_every_family() -> None:
     families = {entry.name for entry in plugins()["gradients"] if entry.owner == "ortflex"}

@@ -18,6 +18,8 @@ from ortflex_plugins.backends.xla.namespaces import JaxForms, NumpyForms
 from ortflex_plugins.backends.xla.translation import OPERATORS, ModelFunction
 from tests.node_cases import modules
 
+pytestmark = pytest.mark.once
+
 # numpy has no product of bfloat16 with float32 that stays bfloat16, and no Einsum of it.
 _PLAIN = (np.ndarray, np.generic, onnx.TensorProto)
 NOT_IN_NUMPY = ("bf16", "bfloat16")
