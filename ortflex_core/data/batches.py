@@ -291,3 +291,11 @@ def runs_of(steps: Iterable[Sequence[Batch]], count: int) -> Iterator[Sequence[B
     iterator = iter(steps)
     while run := list(islice(iterator, count)):
         yield [batch for step in run for batch in step]
+
+
+def rows_of_steps(batches: Sequence[Batch], size: int) -> Sequence[int]:
+    """The rows of every step, ``size`` batches each."""
+    if size == 1:
+        return [batches[0].size] * len(batches)
+    rows = [batch.size for batch in batches]
+    return [sum(rows[k : k + size]) for k in range(0, len(rows), size)]

@@ -63,3 +63,8 @@ class Good:
 def first_not_finite(state: dict[str, Array]) -> str | None:
     """The name of the first array with an element that is not finite."""
     return next((name for name, a in state.items() if not np.isfinite(a).all()), None)
+
+
+def same(a: dict[str, Array], b: dict[str, Array]) -> bool:
+    """Whether two states are equal to the bit."""
+    return all(a[name].tobytes() == b[name].tobytes() for name in a)

@@ -18,14 +18,15 @@ import attrs
 import numpy as np
 
 from ortflex_core.checkpoints.record import Position
-from ortflex_core.data.batches import Batch, Source, runs_of, whole_steps
-from ortflex_core.engines.last_good import Good
+from ortflex_core.data.batches import Batch, Source, rows_of_steps, runs_of, whole_steps
+from ortflex_core.engines.last_good import Good, same
 from ortflex_core.engines.sums import Sums
 from ortflex_core.errors import TrainingDiverged, Unsupported
+from ortflex_core.hooks import HookCall
 from ortflex_core.process_groups.interrupts import Interrupts
 from ortflex_core.process_groups.peers import Peers
 from ortflex_core.protocols import Engine, Losses, Schedule, calls
-from ortflex_core.types import Array, Progress
+from ortflex_core.types import Progress
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display
 
@@ -43,8 +44,6 @@ _OTHER_SIZE = (
     "the interrupted training had {} processes that train separately (sync_every), but there are now {}, "
     "so the result would differ; start the same number of processes with the same sync_every"
 )
-
-Hook = Callable[..., Any]
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +63,7 @@ class Plan:
     schedule: Schedule
     base_rate: float
     epochs: int
-    hooks: Mapping[str, Hook]
+    hooks: Mapping[str, HookCall]
     validate: Callable[[], Mapping[str, float]] | None = None
     shuffle: bool = True
     seed: tuple[int, ...] = (0,)
@@ -84,7 +83,9 @@ class Loop:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.engine = plan.engine
-        self.progress = beginning(plan.source, plan.accumulate, plan.epochs)
+        self._progress = beginning(plan.source, plan.accumulate, plan.epochs)
+        self._at: Callable[..., Progress] = Progress
+        self._moved: tuple[int, int] | None = None  # steps and rows that are not in it yet
         self._records: list[dict[str, float]] = []
         self._interrupted = False
         self._good = Good()
@@ -108,6 +109,17 @@ class Loop:
         self._started = 0.0
         if plan.start is not None:
             self._continue(plan.start)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the training is; made when somebody asks, since not every hook does after every step."""
+        if self._moved is not None:
+            self.progress = self._at(step=self._moved[0], rows=self._moved[1])
+        return self._progress
+
+    @progress.setter
+    def progress(self, value: Progress) -> None:
+        self._progress, self._moved = value, None
 
     def _any(self, flag: bool) -> bool:
         """Whether it is so here, or in any process of the training."""
@@ -210,12 +222,14 @@ class Loop:
                 try:
                     self._tell("train_end")
                 finally:
-                    self.left_alone = left is not None and _same(left, self.engine.state())
+                    self.left_alone = left is not None and same(left, self.engine.state())
         return self.history()
 
     def _tell(self, name: str, **values: Any) -> Any:
         hook = self.plan.hooks.get(name)
-        return hook(progress=self.progress, **values) if hook is not None else None
+        if hook is not None and "progress" in hook.takes:
+            values["progress"] = self.progress
+        return None if hook is None else hook(**values)
 
     def _settle(self, within: bool = False) -> None:
         """Call the hooks that save; after a hook that fails, the training can be resumed from here."""
@@ -325,7 +339,7 @@ class Loop:
         if not every_step:
             self._rate = self._rate_at(start)
         # attrs.evolve would take longer than the schedule.
-        at = partial(
+        at = self._at = partial(
             Progress,
             epoch=start.epoch,
             epochs=start.epochs,
@@ -338,7 +352,7 @@ class Loop:
         run, together = engine.run, self.plan.accumulate
         try:
             for batches in groups:
-                sizes = _rows(batches, together)
+                sizes = rows_of_steps(batches, together)
                 count, size = len(sizes), sizes[0]
                 if every_step:
                     rates = [
@@ -351,8 +365,7 @@ class Loop:
                 step += count
                 rows += sum(sizes)
                 waiting += count
-                if watched or settles or seen:
-                    self.progress = at(step=step, rows=rows)
+                self._moved = (step, rows)
                 if seen:
                     costs = self._drain()
                     losses, penalties = zip(*costs, strict=True)
@@ -361,7 +374,6 @@ class Loop:
                     self._drain()
                     self._after_step()
                 elif waiting >= block or display.due:
-                    self.progress = at(step=step, rows=rows)
                     self._drain()
                     waiting = 0
                     if display.active:
@@ -373,7 +385,7 @@ class Loop:
                 if interrupts.due:
                     interrupts.check()
         finally:
-            self.progress = at(step=step, rows=rows)
+            self._moved = (step, rows)
             self._drain()
 
     def _show(self, name: str, **values: Any) -> None:
@@ -391,8 +403,7 @@ class Loop:
 
     def _drain(self) -> list[tuple[float, float]]:
         """Read the pending losses; a non-finite one ends the training."""
-        pending, step = self._pending, self.progress.step
-        if not pending:
+        if not (pending := self._pending):
             return []
         costs: list[tuple[float, float]] = []
         sizes: list[int] = []
@@ -407,6 +418,7 @@ class Loop:
             self._recent = [*self._recent[-4:], sum(costs[0])]
             self._sums.add_one(sizes[0], *costs[0])
             return costs
+        step = self.progress.step
         table = np.asarray(costs, dtype=np.float64)
         total = table.sum(axis=1)
         bad = np.flatnonzero(~np.isfinite(total))
@@ -421,19 +433,7 @@ class Loop:
         return calls.rate(self.plan.schedule, self.plan.base_rate, progress)
 
 
-def _same(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
-    return all(a[name].tobytes() == b[name].tobytes() for name in a)
-
-
 def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
     """The progress at the start of a training of so many epochs over a source."""
     steps = None if source.steps is None else -(-source.steps // accumulate)
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)
-
-
-def _rows(batches: Sequence[Batch], size: int) -> Sequence[int]:
-    """The rows of every step, ``size`` batches each."""
-    if size == 1:
-        return [batches[0].size] * len(batches)
-    rows = [batch.size for batch in batches]
-    return [sum(rows[k : k + size]) for k in range(0, len(rows), size)]

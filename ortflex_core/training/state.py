@@ -22,6 +22,7 @@ from ortflex_core.engines.timing import Setting, Trial
 from ortflex_core.errors import DataError, suggest
 from ortflex_core.feed.feed import Feed
 from ortflex_core.feed.preparation import Preparation
+from ortflex_core.hooks import HookCall
 from ortflex_core.model import shape_probe
 from ortflex_core.opsets.half_floats import in_file_type
 from ortflex_core.problem.losses import bind_terms
@@ -30,7 +31,6 @@ from ortflex_core.process_groups.peers import Peers
 from ortflex_core.programs import cost
 from ortflex_core.protocols import Backend, Engine, Schedule, ScheduleContext, Value, calls
 from ortflex_core.training.checkpointing import Standing
-from ortflex_core.training.loop import Hook
 from ortflex_core.training.setup import Setup
 from ortflex_core.types import Array
 from ortflex_core.views.tables import text_table
@@ -62,8 +62,8 @@ class Live:
         *,
         threads: int | Literal["auto"],
         check_finite: bool,
-        graph_built: Callable[[], Hook | None],
-        step_end: Callable[[], Hook | None],
+        graph_built: Callable[[], HookCall | None],
+        step_end: Callable[[], HookCall | None],
         tell: Callable[[str], None],
     ) -> None:
         self.setup, self.problem = setup, setup.problem

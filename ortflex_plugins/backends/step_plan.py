@@ -80,6 +80,8 @@ class StepPlan:
         )
         penalties = [Port("penalty", step=step) for step in range(steps)]
         self.penalties = [index[port] for port in penalties if port in index]
+        self.only = self.totals.item() if self.totals.size == 1 and not self.penalties else None
+        """The place of the total, if it is the only cost."""
         self.counts_steps = not self.symbols.counted.isdisjoint(self.hosts.varying)
         self._rates: Sequence[float] | None = None
         self._denominators: Sequence[Sequence[float]] | None = None
@@ -155,6 +157,8 @@ class RunLosses:
     def read(self) -> list[tuple[float, float]]:
         """(loss, penalty) per step."""
         plan, costs = self._plan, self._costs
+        if plan.only is not None:
+            return [(costs.item(plan.only) * self._factors.item(), 0.0)]
         if plan.steps == 1:  # a hook may wait for it, and arrays are slow for a few numbers
             pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
             loss = sum(costs.item(k) * factor for k, factor in pairs)

@@ -19,13 +19,15 @@ _ROWS, _ROUNDS = 9_990, 15
 
 
 def main(arguments: list[str]) -> None:
-    """Print one line a feature."""
+    """Print one line a feature; ``arguments`` are words of the names of those to measure, or all."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((_ROWS, 100)).astype(np.float32)
     y = rng.standard_normal((_ROWS, 1)).astype(np.float32)
     folder = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".features-"))
     try:
         for name, options in _features(folder).items():
+            if arguments and not any(word in name for word in arguments):
+                continue
             plain, other, ratio = _compare(options, x, y)
             print(f"  {name:28s} {plain:6.1f} -> {other:6.1f} µs a step, {ratio:5.2f} times")
     finally:

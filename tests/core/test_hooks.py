@@ -193,3 +193,56 @@ def test_every_hook_says_when_it_is_called() -> None:
     for name in HOOKS:
         assert (getattr(Hooks, name).__doc__ or "").strip().endswith("."), name
     assert hooks.PROJECT == "ortflex"
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_hooks_are_called_as_pluggy_calls_them(wrapped: bool) -> None:
+    """The order, ``tryfirst``, ``trylast`` and answers that are None: the same as from pluggy itself."""
+    calls: list[str] = []
+
+    def answering(name: str, answer: Any, **options: bool) -> Any:
+        class Callback:
+            @hook(**options)
+            def step_end(self, loss: float) -> Any:
+                calls.append(f"{name} {loss}")
+                return answer
+
+        return Callback()
+
+    class Around:
+        @hook(wrapper=True)
+        def step_end(self) -> Any:
+            calls.append("around")
+            answers = yield
+            return [*answers, "around"]
+
+    callbacks = [
+        answering("a", None),
+        answering("b", 0, trylast=True),
+        answering("c", True, tryfirst=True),
+        answering("d", False),
+    ]
+    manager = HookManager(Plugins(()), callbacks + [Around()] * wrapped)
+    values = {"progress": Progress(), "loss": 1.0, "penalty": 0.0, "rate": 0.1}
+    told = manager.callables("trainer")["step_end"]
+    assert told.takes == {"loss"}
+    ours = told(**values), calls.copy()
+    calls.clear()
+    theirs = manager._manager.hook.step_end(trainer="trainer", **values), calls
+    assert ours == theirs
+    assert ours[0] == [True, False, 0, *(["around"] * wrapped)]
+
+
+def test_the_progress_is_that_of_the_step_for_whoever_asks() -> None:
+    """A hook that does not take it finds it at the Trainer's loop, where checkpoints read it."""
+    seen = []
+
+    class Step:
+        @hook
+        def step_end(self, trainer: Any) -> None:
+            seen.append(internals_of(trainer).loop.progress)
+
+    recorder = Recorder()
+    trained(Step(), recorder)
+    assert seen == [s["progress"] for s in recorder.all("step_end")]
+    assert [p.step for p in seen] == [1, 2, 3, 4, 5, 6]
