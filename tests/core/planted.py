@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from onnx import TensorProto
 
 from ortflex_core.graph.ops import Ops, Tensor
+from ortflex_core.testing.component import ComponentKit
 
 
 @attrs.frozen
@@ -64,6 +67,62 @@ def all_planted(kit: Any, planted: Iterable[Planted], elsewhere: Iterable[Any] =
     """No check of a kit is without a planted mistake."""
     found = {getattr(kit, p.check) for p in planted} | set(elsewhere)
     assert sorted(f.__qualname__ for f in checks(kit) - found) == []
+
+
+SHARED = checks(ComponentKit)
+"""Checks whose mistakes are planted in losses."""
+
+
+@attrs.frozen
+class Subject:
+    """A kit, a component that passes it, mistakes, and what stands for the kit's fixtures.
+
+    Mistakes of the checks ``elsewhere`` are planted in other files; ``uncalled`` are names of checks
+    that no component of a test passes.
+    """
+
+    kit: Any
+    good: Any
+    planted: Sequence[Planted]
+    known: Mapping[str, Any] = attrs.field(factory=dict)
+    elsewhere: frozenset[Any] = frozenset(SHARED)
+    uncalled: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return str(self.kit.__name__)
+
+
+class PlantedMistakes:
+    """Tests of some kits: what is right passes, and each check rejects its planted mistakes."""
+
+    subjects: ClassVar[Sequence[Subject]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        names = metafunc.fixturenames
+        rows: list[Any] = []
+        for s in self.subjects:
+            if "planted" in names:
+                rows += [pytest.param(s, p, id=f"{s.label}-{p.label}") for p in s.planted]
+            elif "check" in names:
+                right = sorted(f.__name__ for f in checks(s.kit) - SHARED)
+                own = [name for name in right if name not in s.uncalled]
+                rows += [pytest.param(s, name, id=f"{s.label}-{name}") for name in own]
+            else:
+                rows.append(pytest.param(s, id=s.label))
+        metafunc.parametrize([n for n in ("subject", "planted", "check") if n in names], rows)
+
+    def test_a_planted_mistake_is_rejected(
+        self, subject: Subject, planted: Planted, tmp_path: Path
+    ) -> None:
+        rejected(subject.kit, planted, {**subject.known, "tmp_path": tmp_path})
+
+    def test_every_check_has_a_planted_mistake(self, subject: Subject) -> None:
+        all_planted(subject.kit, subject.planted, subject.elsewhere)
+
+    def test_what_is_right_passes(self, subject: Subject, check: str, tmp_path: Path) -> None:
+        known = {**subject.known, "tmp_path": tmp_path}
+        called(subject.kit, check, copy.deepcopy(subject.good), known)
 
 
 def through_float32(op: Ops, x: Tensor) -> Any:

@@ -219,6 +219,12 @@ def test_the_core_keeps_its_budget_of_lines() -> None:
     assert large == {}
 
 
+def test_files_of_tests_are_short() -> None:
+    files = (ROOT / "tests").rglob("test_*.py")
+    sizes = {path.name: len(path.read_text("utf-8").splitlines()) for path in files}
+    assert {name: size for name, size in sizes.items() if size > BUDGET["file"]} == {}
+
+
 def test_every_package_of_the_core_says_what_it_owns() -> None:
     for name in ORDER:
         if (ROOT / "ortflex_core" / name).is_dir():

@@ -10,13 +10,9 @@ import pytest
 
 from ortflex_core.protocols import Adapter
 from ortflex_core.testing import AdapterKit
-from ortflex_core.testing.component import ComponentKit
-from tests.core.planted import Planted, all_planted, called, cases, checks, noisy, rejected
+from tests.core.planted import Planted, PlantedMistakes, Subject, noisy
 
 pytestmark = pytest.mark.once
-
-SHARED = checks(ComponentKit)
-"""Checks whose mistakes are planted in losses."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,15 +101,5 @@ PLANTED = [
 KNOWN = {"reference": lambda x, matrix, tensors: x @ (matrix + tensors["change"])}
 
 
-@cases(PLANTED)
-def test_a_planted_mistake_is_rejected(planted: Planted, tmp_path: Any) -> None:
-    rejected(AdapterKit, planted, {**KNOWN, "tmp_path": tmp_path})
-
-
-def test_every_check_has_a_planted_mistake() -> None:
-    all_planted(AdapterKit, PLANTED, SHARED)
-
-
-@pytest.mark.parametrize("check", sorted(f.__name__ for f in checks(AdapterKit) - SHARED))
-def test_what_is_right_passes(check: str, tmp_path: Any) -> None:
-    called(AdapterKit, check, Change(), {**KNOWN, "tmp_path": tmp_path})
+class TestAdapters(PlantedMistakes):
+    subjects = (Subject(AdapterKit, Change(), PLANTED, KNOWN),)

@@ -13,13 +13,12 @@ from ortflex_core.engines.array_engine import HostEngine
 from ortflex_core.protocols.kinds import Backend
 from ortflex_core.runtime.session import run_arrays
 from ortflex_core.testing import BackendKit, step_programs
-from ortflex_core.testing.component import ComponentKit
 from ortflex_core.testing.running import cpu
-from tests.core.planted import Planted, all_planted, called, checks, rejected
+from tests.core.planted import SHARED, Planted, PlantedMistakes, Subject
 from tests.core.test_statistics import batches, network
 from tests.training import make
 
-SHARED = checks(ComponentKit)
+pytestmark = pytest.mark.once
 
 
 def by_onnxruntime(program: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,19 +248,10 @@ PLANTED = [
 KNOWN = {"reduction": "mean", "feature": "penalty", "program": step_programs.sample(17)[0]}
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.label)
-def test_a_planted_mistake_is_rejected(planted: Planted) -> None:
-    rejected(BackendKit, planted, KNOWN)
-
-
-def test_every_check_has_a_planted_mistake() -> None:
+class TestBackends(PlantedMistakes):
     # Mistakes in step programs: test_testing_step_programs.py.
-    all_planted(BackendKit, PLANTED, SHARED | {BackendKit.test_step_program})
-
-
-@pytest.mark.parametrize("check", sorted(f.__name__ for f in checks(BackendKit) - SHARED))
-def test_what_is_right_passes(check: str) -> None:
-    called(BackendKit, check, Good(), KNOWN)
+    elsewhere = frozenset({*SHARED, BackendKit.test_step_program})
+    subjects = (Subject(BackendKit, Good(), PLANTED, KNOWN, elsewhere),)
 
 
 def test_a_graph_of_the_engine_is_all_that_execute_gets() -> None:

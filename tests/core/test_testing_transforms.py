@@ -11,23 +11,16 @@ import pytest
 from ortflex_core.component import hyper, number
 from ortflex_core.protocols import Transform
 from ortflex_core.testing import TransformKit
-from ortflex_core.testing.component import ComponentKit
 from tests.core.planted import (
     Planted,
-    all_planted,
-    called,
-    cases,
-    checks,
+    PlantedMistakes,
+    Subject,
     doubled_in_float32,
     noisy,
-    rejected,
     through_float32,
 )
 
 pytestmark = pytest.mark.once
-
-SHARED = checks(ComponentKit)
-"""Checks whose mistakes are planted in losses."""
 
 
 @attrs.frozen(kw_only=True)
@@ -122,15 +115,5 @@ KNOWN = {
 }
 
 
-@cases(PLANTED)
-def test_a_planted_mistake_is_rejected(planted: Planted) -> None:
-    rejected(TransformKit, planted, KNOWN)
-
-
-def test_every_check_has_a_planted_mistake() -> None:
-    all_planted(TransformKit, PLANTED, SHARED)
-
-
-@pytest.mark.parametrize("check", sorted(f.__name__ for f in checks(TransformKit) - SHARED))
-def test_what_is_right_passes(check: str) -> None:
-    called(TransformKit, check, Bound(), KNOWN)
+class TestTransforms(PlantedMistakes):
+    subjects = (Subject(TransformKit, Bound(), PLANTED, KNOWN),)

@@ -1,0 +1,203 @@
+"""Processes that differ, fail, end or are interrupted: all of them end, with the error of the one."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core.errors import ConfigError, OrtflexError, TrainingDiverged, Unsupported
+from ortflex_core.hooks import hook
+from ortflex_core.process_groups import Peers, RankFailed, RanksDiffer
+from ortflex_core.testing import ThreadGroup, run_ranks
+from ortflex_core.training import internals_of
+from tests import models
+from tests.core.test_process_groups import (
+    ROWS,
+    X,
+    Y,
+    outcome,
+    results,
+    training,
+)
+
+DIFFERENT: Mapping[str, tuple[Callable[[int], dict[str, Any]], str]] = {
+    "model": (lambda rank: {"model": models.mlp((6, 8 + rank, 1))}, "the model"),
+    "weights": (
+        lambda rank: {"model": models.mlp(seed=rank)},
+        "the weights and the optimizer's state",
+    ),
+    "recipe": (lambda rank: {"learning_rate": 0.1 + rank}, "the argument learning_rate"),
+    "seed": (lambda rank: {"seed": rank}, "the argument seed"),
+    "fewer rows": (lambda rank: {"rows": ROWS - 10 * rank}, "the number of rows"),
+    "other rows": (lambda rank: {"shift": rank}, "the column X"),
+    # Longer than what a message shows, and different at its end alone.
+    "a long argument": (
+        lambda rank: {"params": [*["W1"] * 99, f"b{rank + 1}"]},
+        "the argument params",
+    ),
+    "validation": (lambda rank: {"held": rank}, "the validation column X"),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_processes_that_differ_are_refused_on_all_ranks(what: str) -> None:
+    def job(group: ThreadGroup) -> Any:
+        options = DIFFERENT[what][0](group.join().rank)
+        rows, shift = options.pop("rows", ROWS), options.pop("shift", 0)
+        held = (X + options.pop("held"), Y) if "held" in options else None
+        x = X.copy()
+        x[0] += shift
+        return training(distributed=group, **options).fit(x[:rows], Y[:rows], validation_data=held)
+
+    start = time.monotonic()
+    for error in run_ranks(3, job):
+        assert isinstance(error, RanksDiffer), error
+        assert f"differ in {DIFFERENT[what][1]}" in str(error)
+        assert "rank 1 has" in str(error)
+    assert time.monotonic() - start < 30
+
+
+def _fails_in_step(rank: int) -> Any:
+    class Fails:
+        every_rank = True
+
+        @hook
+        def step_end(self, progress: Any) -> None:
+            if rank == 1 and progress.step == 5:
+                raise ZeroDivisionError("planted")
+
+    return {"callbacks": [Fails()]}
+
+
+@pytest.mark.parametrize("where", ["hook", "data", "validation"])
+def test_an_error_of_one_process_ends_all_with_that_error(where: str) -> None:
+    def job(group: ThreadGroup) -> Any:
+        rank = group.join().rank
+        options = _fails_in_step(rank) if where == "hook" else {}
+        y = np.full_like(Y, np.nan) if (rank, where) == (1, "data") else Y
+        held = (X[:, : 6 - (rank == 1)], Y) if where == "validation" else None
+        return training(distributed=group, **options).fit(X, y, validation_data=held)
+
+    out = run_ranks(3, job)
+    assert not isinstance(out[1], RankFailed)
+    own = re.escape(type(out[1]).__name__)
+    for rank in (0, 2):
+        assert isinstance(out[rank], RankFailed), out[rank]
+        assert re.match(f"the process of rank 1 failed: {own}: ", str(out[rank]))
+
+
+def test_a_loss_that_is_not_finite_ends_all_with_the_same_error() -> None:
+    out = run_ranks(2, lambda g: training(distributed=g, learning_rate=1e30).fit(X, Y))
+    assert all(isinstance(error, TrainingDiverged) for error in out)
+    assert str(out[0]) == str(out[1])
+
+
+def test_a_process_that_ended_ends_the_others() -> None:
+    def job(group: ThreadGroup) -> Any:
+        if group.join().rank == 1:
+            group.join().close()
+            return "gone"
+        return training(distributed=group).fit(X, Y)
+
+    out = run_ranks(2, job)
+    assert isinstance(out[0], RankFailed)
+    assert "has ended" in str(out[0])
+
+
+def test_an_interrupt_in_one_process_ends_all_after_the_same_step() -> None:
+    """What the signal's handler notes in one of them; threads get no signals."""
+
+    class Interrupts:
+        every_rank = True
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        @hook
+        def steps_end(self, trainer: Any, progress: Any) -> None:
+            if self.rank == 1 and progress.step == 9:
+                internals_of(trainer).loop._interrupts.came = True
+
+    def job(group: ThreadGroup) -> Any:
+        trainer = training(distributed=group, callbacks=[Interrupts(group.join().rank)])
+        history = trainer.fit(X, Y)
+        return history.interrupted, history["rows"], internals_of(trainer).live.standing.manual.step
+
+    first, second = results(run_ranks(2, job))
+    assert first == second
+    assert first[0]
+    assert first[2] == 10
+
+
+def test_steps_by_hand_that_differ_end_all() -> None:
+    def other(group: ThreadGroup) -> Any:
+        return training(distributed=group, learning_rate=1.0 + group.join().rank).step((X, Y))
+
+    assert all("the argument learning_rate" in str(error) for error in run_ranks(2, other))
+
+    def broken(group: ThreadGroup) -> Any:
+        trainer = training(distributed=group)
+        trainer.step((X, Y))
+        return trainer.step((X, Y[: 50 + 51 * trainer.rank]))
+
+    first, second = run_ranks(2, broken)
+    assert not isinstance(first, RankFailed)
+    assert "the process of rank 0 failed" in str(second)
+
+
+def test_what_cannot_be_trained_in_several_processes_is_refused() -> None:
+    jobs: list[tuple[str, Callable[[ThreadGroup], Any]]] = [
+        ("iterable", lambda g: training(distributed=g).fit([(X, Y), (X, Y)])),
+        (
+            "does not support several processes",
+            lambda g: training(distributed=g, backend="example_numpy").fit(X, Y),
+        ),
+    ]
+    for text, job in jobs:
+        out = run_ranks(2, job)
+        assert all(isinstance(error, OrtflexError) for error in out), out
+        assert any(isinstance(e, Unsupported) and text in str(e) for e in out), out
+
+
+def test_without_a_launcher_the_error_shows_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="not started by a launcher") as raised:
+        training(distributed="auto")
+    assert "ortflex train train.toml" in str(raised.value)
+    with pytest.raises(OrtflexError, match="distributed: unknown process group 'trch'"):
+        training(distributed="trch")
+
+
+def test_a_group_of_one_process_is_a_training_without_one() -> None:
+    one = outcome(training(distributed=ThreadGroup()), (X, Y))
+    assert one == outcome(training(), (X, Y))
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 5000), (5000, 3), (70_000, 70_001), (990, 991)])
+def test_messages_of_any_size(sizes: tuple[int, int]) -> None:
+    """Within a frame and after it; of one process small and of the other one large."""
+
+    def job(group: ThreadGroup) -> list[int]:
+        peers = Peers(group.join())
+        own = np.full(sizes[peers.rank], peers.rank + 1, np.uint8)
+        parts = peers.gather("test", own)
+        assert [set(p.tolist()) - {k + 1} for k, p in enumerate(parts)] == [set(), set()]
+        return [len(p) for p in parts]
+
+    assert results(run_ranks(2, job)) == [list(sizes)] * 2
+
+
+def test_processes_at_different_places_are_an_error_not_a_wrong_sum() -> None:
+    def job(group: ThreadGroup) -> Any:
+        peers = Peers(group.join())
+        return peers.any("here" if peers.rank else "there", flag=True)
+
+    for error in run_ranks(2, job):
+        assert isinstance(error, RankFailed)
+        assert "not at the same place" in str(error)

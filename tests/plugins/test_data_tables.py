@@ -1,0 +1,153 @@
+"""Tables in pieces: parquet and arrow, their columns, types, and what they refuse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from ortflex_core.errors import DataError
+from tests.plugins.test_data_pieces import Write, pyarrow, write_table
+from tests.training import plugins
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(params=["parquet", "arrow"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
+    """Open tables that were written to files of their own: ``tables(first, second, **parameters)``."""
+    pyarrow()
+
+    def opened(*content: Any, rows: int = 9, **parameters: Any) -> Any:
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        for k, table in enumerate(content):
+            write_table(tmp_path / "tables" / f"{k}.{request.param}", table, rows)
+        spec = {"name": request.param, "path": str(tmp_path / "tables"), **parameters}
+        return plugins().component("data", spec).load()
+
+    return opened
+
+
+def test_which_column_is_what(tables: Write) -> None:
+    pa = pyarrow()
+    table = pa.table(
+        {
+            "id": ["p", "q"],
+            "age": pa.array([1, 2], pa.int64()),
+            "size": pa.array([0.5, 0.25], pa.float64()),
+            "image": pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.int16()))),
+            "fixed": pa.array([[1, 2, 3], [4, 5, 6]], pa.list_(pa.float32(), 3)),
+            "w": [0.5, 2.0],
+            "kind": pa.array(["cat", "dog"]).dictionary_encode(),
+            "y": [True, False],
+        }
+    )
+    columns = tables(table, columns=["size", "age", "image", "fixed"], weight="w", target="kind")
+    assert columns.inputs["X"].tolist() == [[0.5, 1.0], [0.25, 2.0]]
+    assert columns.inputs["image"].shape == (2, 2, 2)
+    assert columns.inputs["image"].dtype == np.int16
+    assert columns.inputs["fixed"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert columns.weights["sample_weight"].tolist() == [0.5, 2.0]
+    assert columns.labels["y"].tolist() == ["cat", "dog"]
+    inputs = {"left": ["age"], "right": "fixed"}
+    columns = tables(table, columns=inputs, target={"label/a": "y", "label/b": "kind"})
+    assert columns.inputs["left"].tolist() == [[1], [2]]
+    assert columns.inputs["right"].dtype == np.float32
+    assert columns.labels["label/a"].tolist() == [True, False]
+    alone = tables(table.select(["fixed", "y"]))
+    assert list(alone.inputs) == ["X"]
+    matrix = tables(table.select(["size", "age", "y"]), target=["y", "age"], input="features")
+    assert matrix.labels["y"].tolist() == [[1, 1], [0, 2]]
+    assert list(matrix.inputs) == ["features"]
+
+
+def test_tensors_of_a_fixed_shape(tables: Write) -> None:
+    pa = pyarrow()
+    images = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(images)
+    columns = tables(pa.table({"pixels": tensors, "y": [0, 1, 0, 1]}), rows=3)
+    assert_array_equal(columns.inputs["X"], images)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "text"),
+    [
+        ({}, {}, {"target": "z"}, "0.{}: no column 'z'; Known: a, b, y"),
+        ({}, {}, {"columns": ["a", "bb"]}, "0.{}: no column 'bb'; did you mean 'b'?"),
+        ({}, {}, {"weight": "w"}, "0.{}: no column 'w'"),
+        ({}, {"b": None}, {}, "1.{}: no column 'b', which"),
+        ({}, {"a": [1.0, 2.0]}, {}, "1.{}: the column 'a' is double, in"),
+        ({"a": ["p", "q"]}, {}, {}, "0.{}: the column 'a' is string, which cannot be joined with"),
+        ({}, {}, {"columns": ["a"], "target": ["c"]}, "0.{}: no column 'c'"),
+        (
+            {"b": [1, None]},
+            {"b": [1, 2]},
+            {},
+            "column 'b': row 1 has no value; fill missing value",
+        ),
+        (
+            {"b": [[1], [1, 2]]},
+            {"b": [[1], [1]]},
+            {},
+            "the list of row 1 has 2 values, that of row",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit(
+    first: Any, second: Any, options: Any, text: str, tables: Write, request: Any
+) -> None:
+    pa = pyarrow()
+
+    def table(changes: Any) -> Any:
+        content = {"a": pa.array([1, 2], pa.int32()), "b": [3, 4], "y": [0, 1]} | changes
+        return pa.table({k: v for k, v in content.items() if v is not None})
+
+    kind = request.node.callspec.params["tables"]
+    with pytest.raises(DataError, match=re.escape(text.format(kind))):
+        tables(table(first), table(second), **options)
+
+
+def test_types_that_are_no_numbers_and_empty_tables(tables: Write) -> None:
+    pa = pyarrow()
+    import datetime
+
+    day = pa.array([datetime.date(2020, 1, 1)])
+    with pytest.raises(DataError, match="the column 'day' is date32"):
+        tables(pa.table({"day": day, "y": [1]}))
+    with pytest.raises(DataError, match="column 'day': values of type date32"):
+        tables(pa.table({"a": [1], "day": day}), target="day")
+    with pytest.raises(
+        DataError, match="no column is left for the features; all are labels or weights"
+    ):
+        tables(pa.table({"y": [1]}))
+    with pytest.raises(DataError, match="the data are empty: 0 rows"):
+        tables(pa.table({"a": pa.array([], pa.int32()), "y": pa.array([], pa.int32())}))
+
+
+def test_files_that_are_none(tables: Write, tmp_path: Path, request: Any) -> None:
+    kind = request.node.callspec.params["tables"]
+    (tmp_path / "tables").mkdir()
+    with pytest.raises(DataError, match=rf"expected \.{kind} files in this folder, found none"):
+        tables()
+    source = plugins().component("data", {"name": kind, "path": str(tmp_path / "none")})
+    with pytest.raises(DataError, match="none: no such file or folder"):
+        source.load()
+    (tmp_path / "tables" / f"0.{kind}").write_bytes(b"PAR1 or ARROW1, but no more than that")
+    with pytest.raises(DataError, match=rf"0\.{kind}: cannot be read: "):
+        tables()
+
+
+def test_without_pyarrow_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"")
+    source = plugins().component("data", {"name": "parquet", "path": str(tmp_path)})
+    with pytest.raises(DataError, match=r"pip install 'ortflex\[parquet\]'"):
+        source.load()
