@@ -382,8 +382,16 @@ def run_peers(session: nox.Session) -> None:
         session.skip("no Python 3.11 was found")
     prepare(session, "stock", "sklearn", "parquet", with_torch=True)
     arguments = []
-    for peer, other in (("jax step", "jax"), ("jax scan", "jax"), ("on-device", "agent")):
-        python = Path(session.virtualenv.location).parent / f"bench-{other}" / "bin" / "python"
+    others = {
+        "jax step": "bench-jax",
+        "jax scan": "bench-jax",
+        "on-device": "bench-agent",
+        # The tests of these backends make their environments.
+        "ortflex xla": "tests-xla",
+        "ortflex openvino": "tests-openvino",
+    }
+    for peer, other in others.items():
+        python = Path(session.virtualenv.location).parent / other / "bin" / "python"
         if python.exists():
             arguments.append(f"--python={peer}={python}")
     for option, variable in (("workload", "WORKLOADS"), ("peer", "PEERS")):

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.benchmarks.workloads import HEADS, LENGTH, WIDTH, Workload, data, weights
+from tests.benchmarks.workloads import DEVICE, HEADS, LENGTH, WIDTH, Workload, data, weights
 
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", "cpu" if DEVICE == "cpu" else f"{DEVICE},cpu")
 # JAX has no option for the number of threads that it keeps: one processor is all it may see.
-if hasattr(os, "sched_setaffinity"):
+if DEVICE == "cpu" and hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.workloads import Workload, data, weights
+from tests.benchmarks.workloads import DEVICE, Workload, data, weights
 
 Epochs = Callable[[int], Any]
 """Trains so many epochs; the losses of the last one's steps, or what the peer keeps of them."""
@@ -24,13 +24,18 @@ class Absent(Exception):
     """A peer that cannot take part here, and why."""
 
 
-def trainer_of(workload: Workload, backend: str = "fused") -> Any:
+def trainer_of(workload: Workload, backend: Any = "fused", device: str = "cpu") -> Any:
     """The Trainer of a workload, on one thread, everything else at its default."""
     from ortflex_core import Trainer
     from tests.benchmarks.onnx_network import network
 
+    model: Any = None
+    if workload.kind == "image":
+        from tests.benchmarks.large_networks import exported
+
+        model = exported(_images(workload), data(workload)[0][:2])
     return Trainer(
-        network(workload),
+        network(workload) if model is None else model,
         loss=workload.loss,
         optimizer=workload.optimizer,
         learning_rate=workload.rate,
@@ -38,6 +43,7 @@ def trainer_of(workload: Workload, backend: str = "fused") -> Any:
         batch_size=workload.batch,
         epochs=1,
         backend=backend,
+        device=device,
         threads=1,
         progress=False,
     )
@@ -45,14 +51,21 @@ def trainer_of(workload: Workload, backend: str = "fused") -> Any:
 
 def ours(workload: Workload) -> Epochs:
     """Trainer.fit as users call it, its History included."""
-    return _fit(workload, "fused")
+    return _fit(workload, "fused", DEVICE)
+
+
+def ours_recorded(workload: Workload) -> Epochs:
+    """The same with CUDA graphs."""
+    if DEVICE == "cpu":
+        raise Absent("needs a CUDA device")
+    return _fit(workload, {"name": "fused", "cuda_graph": "auto"}, DEVICE)
 
 
 def ours_on_xla(workload: Workload) -> Epochs:
     """The same on the backend xla, on one processor as JAX is."""
     # It makes JAX see one processor before the first of its arrays.
     importlib.import_module("tests.benchmarks.jax_network")
-    return _fit(workload, "xla")
+    return _fit(workload, {"name": "xla", "platform": DEVICE})
 
 
 def ours_on_openvino(workload: Workload) -> Epochs:
@@ -62,9 +75,9 @@ def ours_on_openvino(workload: Workload) -> Epochs:
     return _fit(workload, "openvino")
 
 
-def _fit(workload: Workload, backend: str) -> Epochs:
+def _fit(workload: Workload, backend: Any, device: str = "cpu") -> Epochs:
     x, y, weight = data(workload)
-    trainer = trainer_of(workload, backend)
+    trainer = trainer_of(workload, backend, device)
 
     def epochs(count: int) -> Any:
         trainer.epochs = count
@@ -84,16 +97,49 @@ def torch_fused(workload: Workload) -> Epochs:
     return _torch(workload, {"fused": True})
 
 
-def _torch(workload: Workload, options: dict[str, Any]) -> Epochs:
+def torch_compiled(workload: Workload) -> Epochs:
+    """Forward and backward pass by ``torch.compile(mode="reduce-overhead")``, and a fused optimizer."""
+    epochs = _torch(workload, {"fused": True}, compiled=True)
+    try:
+        epochs(1)
+    except Exception as error:  # of torch's compiler, which needs one of C++ or of CUDA
+        raise Absent(f"torch.compile: {str(error).strip().splitlines()[0]}") from error
+    return epochs
+
+
+def _images(workload: Workload) -> Any:
+    """The network of W9 or W10, the same weights in every process."""
+    import torch
+
+    from tests.benchmarks import large_networks
+
+    torch.manual_seed(0)
+    return getattr(large_networks, workload.sizes[0])()
+
+
+def _torch(workload: Workload, options: dict[str, Any], compiled: bool = False) -> Epochs:
     import torch
 
     from tests.benchmarks.torch_network import forward, loss_of
 
     torch.set_num_threads(1)
-    x, y, weight = (a if a is None else torch.from_numpy(a) for a in data(workload))
+    x, y, weight = (a if a is None else torch.from_numpy(a).to(DEVICE) for a in data(workload))
     if weight is not None:
         weight = weight[:, None]
-    parameters = [torch.from_numpy(p).requires_grad_() for p in weights(workload)]
+    if workload.kind == "image":
+        network = _images(workload).to(DEVICE).train()
+        parameters = list(network.parameters())
+    else:
+        network = None
+        values = (torch.from_numpy(p).to(DEVICE) for p in weights(workload))
+        parameters = [p.requires_grad_() for p in values]
+
+    def cost(x: Any, y: Any, weight: Any) -> Any:
+        scores = forward(workload, x, parameters) if network is None else network(x)
+        return loss_of(workload, scores, y, weight)
+
+    if compiled:
+        cost = torch.compile(cost, mode="reduce-overhead")
     optimizer: Any
     if workload.optimizer == "adam":
         optimizer = torch.optim.Adam(parameters, lr=workload.rate, **options)
@@ -105,15 +151,16 @@ def _torch(workload: Workload, options: dict[str, Any]) -> Epochs:
         losses: list[Any] = []
         for _ in range(count):
             losses = []
-            order = torch.randperm(workload.rows)
+            order = torch.randperm(workload.rows, device=DEVICE)
             for start in range(0, workload.rows, workload.batch):
                 rows = order[start : start + workload.batch]
                 optimizer.zero_grad()
                 of_rows = None if weight is None else weight[rows]
-                loss = loss_of(workload, forward(workload, x[rows], parameters), y[rows], of_rows)
+                loss = cost(x[rows], y[rows], of_rows)
                 loss.backward()
                 optimizer.step()
-                losses.append(loss.detach())
+                # The next run of a compiled function overwrites its results.
+                losses.append(loss.detach().clone() if compiled else loss.detach())
             losses = torch.stack(losses).tolist()
         return losses
 
@@ -164,6 +211,8 @@ def jax_step(workload: Workload) -> Epochs:
 
 def jax_scan(workload: Workload) -> Epochs:
     """A jitted epoch: lax.scan over batches that are gathered inside."""
+    if workload.kind == "image":
+        raise Absent("this network is not written in JAX")
     from tests.benchmarks.jax_network import scan
 
     return scan(workload)
@@ -179,11 +228,16 @@ def on_device(workload: Workload) -> Epochs:
 
 
 PEERS: dict[str, tuple[Callable[[Workload], Epochs], tuple[str, ...]]] = {
-    "ortflex": (ours, ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training")),
+    "ortflex": (
+        ours,
+        ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training"),
+    ),
     "ortflex xla": (ours_on_xla, ("jax",)),
     "ortflex openvino": (ours_on_openvino, ("openvino",)),
+    "ortflex recorded": (ours_recorded, ("onnxruntime-gpu",)),
     "torch": (torch_eager, ("torch",)),
     "torch fused": (torch_fused, ("torch",)),
+    "torch compiled": (torch_compiled, ("torch",)),
     "scikit-learn": (scikit_learn, ("scikit-learn",)),
     "jax step": (jax_step, ("jax",)),
     "jax scan": (jax_scan, ("jax",)),

@@ -21,6 +21,8 @@ from tests.benchmarks.peers import PEERS
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).parents[2]
+ON_GPU = {"ortflex recorded", "torch compiled"}
+"""Peers of the table of a GPU; on a CPU they take part if they are named."""
 
 
 class Process:
@@ -113,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=table.RESULTS / "peers.csv")
     options = parser.parse_args(arguments)
     pythons = dict(text.split("=", 1) for text in options.python)
-    names = [n for n in PEERS if not options.peer or n in options.peer or n == "ortflex"]
+    names = [n for n in PEERS if n in (options.peer or PEERS.keys() - ON_GPU) or n == "ortflex"]
     print(table.heading(table.circumstances()))
     for name in options.workload or WORKLOADS:
         workload = WORKLOADS[name]

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from tests.benchmarks.peers import PEERS, Absent, mean, version
-from tests.benchmarks.workloads import WORKLOADS
+from tests.benchmarks.workloads import find
 
 
 def main(workload: str, peer: str) -> None:
@@ -29,7 +29,7 @@ def main(workload: str, peer: str) -> None:
         answers.flush()
 
     try:
-        run = PEERS[peer][0](WORKLOADS[workload])
+        run = PEERS[peer][0](find(workload))
         loss = mean(run(1))
     except (ImportError, Absent) as error:
         answer(missing=str(error))

@@ -1,14 +1,21 @@
-"""The eight workloads: data and initial weights."""
+"""The eight workloads, and two networks for images: data and initial weights."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
 WIDTH, HEADS, LENGTH, INNER = 128, 4, 64, 512
 """Of the transformer: features, heads, tokens, features between."""
+PIXELS = 64
+"""Rows and columns of an image of W9 and W10."""
+DEVICE = os.environ.get("ORTFLEX_BENCH_DEVICE", "cpu")
+"""Where the peers compute that can choose."""
+STEPS = int(os.environ.get("ORTFLEX_BENCH_STEPS", "0"))
+"""Steps an epoch; 0: as many as the workload says."""
 
 
 class Workload(NamedTuple):
@@ -20,7 +27,7 @@ class Workload(NamedTuple):
     name: str
     text: str
     kind: str
-    sizes: tuple[int, ...]
+    sizes: tuple[Any, ...]
     loss: str
     optimizer: str
     rate: float
@@ -41,6 +48,8 @@ class Workload(NamedTuple):
     @property
     def flops(self) -> int:
         """Operations of a step's matrix products, two a multiplication and addition."""
+        if self.kind == "image":
+            raise ValueError(f"the operations of {self.text} are not counted")
         if self.kind == "mlp":
             pairs = list(itertools.pairwise(self.sizes))
             first = pairs[0][0] * pairs[0][1]
@@ -103,6 +112,25 @@ WORKLOADS = {
         ),
     )
 }
+IMAGES = {
+    w.name: w
+    for w in (
+        _workload(
+            *("W9", "ResNet-18, 64×64, batch 16", "image", ("resnet",), _CE, "momentum"),
+            *(0.01, 16, 64),
+        ),
+        _workload(
+            *("W10", "MobileNetV2, 64×64, batch 16", "image", ("mobilenet",), _CE, "momentum"),
+            *(0.01, 16, 64),
+        ),
+    )
+}
+
+
+def find(name: str) -> Workload:
+    """A workload, with as many steps an epoch as the environment asks for."""
+    workload = {**WORKLOADS, **IMAGES}[name]
+    return workload._replace(rows=STEPS * workload.batch) if STEPS else workload
 
 
 def weights(workload: Workload) -> list[Any]:
@@ -137,6 +165,9 @@ def data(workload: Workload) -> tuple[Any, Any, Any]:
     """Inputs, labels, and sample weights [rows] or None."""
     rng = np.random.RandomState(0)
     rows, sizes = workload.rows, workload.sizes
+    if workload.kind == "image":
+        x = rng.standard_normal((rows, 3, PIXELS, PIXELS)).astype(np.float32)
+        return x, rng.randint(0, 1000, rows), None
     if workload.kind == "lenet":
         x = rng.rand(rows, 1, 28, 28).astype(np.float32)
         score = x.reshape(rows, -1) @ rng.randn(784, 10).astype(np.float32)
