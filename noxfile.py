@@ -56,14 +56,14 @@ ENVIRONMENTS = {
     # Later versions of pyarrow want numpy 2.
     "session": Environment("session", "3.11", with_torch=True, pins=("pyarrow<23",)),
     "agent": Environment("agent", "3.11", with_torch=True),
-    # The packages that read the files of callbacks.
+    # With the packages that read the files of callbacks, and a kernel that runs cells of notebooks.
     "stock": Environment(
         "stock",
         "3.11",
         with_torch=True,
         scope="all",
         sample="1",
-        pins=("tensorboard",),
+        pins=("tensorboard", "ipykernel", "nbclient"),
         more=("mlflow", "hub"),
     ),
     "stock-3.13": Environment("stock", "3.13", False, scope="python", sample="16"),

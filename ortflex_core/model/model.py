@@ -36,6 +36,7 @@ from ortflex_core.opsets import (
 )
 from ortflex_core.registry import Plugins
 from ortflex_core.types import Array, TensorSpec
+from ortflex_core.views.notebook import displayed_briefly
 
 OLDEST_OPSET = 13
 # Larger initializers that are not trained are inputs of the compiled graphs, which share them.
@@ -411,8 +412,8 @@ class Model:
         if edit is not None:
             edit(out)
         if path is None:
-            return export.inline_tensors(out, self.files, state)
-        return export.write(out, Path(path), self.files, state)
+            return displayed_briefly(export.inline_tensors(out, self.files, state))
+        return displayed_briefly(export.write(out, Path(path), self.files, state))
 
     def _dynamic(self) -> ModelProto:
         if not self.free_batch:

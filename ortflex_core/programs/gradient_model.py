@@ -18,6 +18,7 @@ from ortflex_core.model.model import Model
 from ortflex_core.programs import rebuild
 from ortflex_core.registry import Plugins
 from ortflex_core.types import TensorSpec, dtype_name
+from ortflex_core.views.notebook import displayed_briefly
 from ortflex_core.views.tracebacks import short_traceback
 
 
@@ -99,7 +100,7 @@ def gradient_model(
     proto = build(trace, named, name="gradient").proto()
     _complete(proto, source, asked, pairs, list(seeds.values()))
     proto.doc_string = source.stamp
-    return proto
+    return displayed_briefly(proto)
 
 
 def _names(given: str | Iterable[str], what: str) -> list[str]:

@@ -77,6 +77,7 @@ def summary(trainer: Trainer) -> Summary:
         "precision": _name(problem.precision) if problem.is_lowered else "",
         "metrics": ", ".join(_name(metric) for metric in inner.setup.metrics),
         "data": f"batches of {trainer.batch_size}, {trainer.epochs} epochs",
+        "fitted": trainer.history_.headline if trainer.history_ else "",
         "backend": f"{trainer.backend_ or 'chosen when the data are known'}, "
         f"on {trainer.device.name}",
         "runtime": str(inner.runtime),
@@ -89,8 +90,9 @@ def summary(trainer: Trainer) -> Summary:
 def short(trainer: Trainer) -> str:
     """A Trainer in one line."""
     facts = summary(trainer).facts
-    shown = "; ".join(facts[key] for key in ("trained", "loss", "optimizer", "backend"))
-    return f"<Trainer of {trainer.model.label}: {shown}>"
+    keys = ("trained", "loss", "optimizer", "backend", "fitted")
+    shown = (f"{'fitted: ' * (k == 'fitted')}{facts[k]}" for k in keys if k in facts)
+    return f"<Trainer of {trainer.model.label}: {'; '.join(shown)}>"
 
 
 def _name(component: Any) -> str:

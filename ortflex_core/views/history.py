@@ -48,8 +48,9 @@ class History:
     def __iter__(self) -> Iterator[Mapping[str, float]]:
         return iter(self.epochs)
 
-    def __repr__(self) -> str:
-        """One line: how many epochs, and from where to where the results moved."""
+    @property
+    def headline(self) -> str:
+        """How many epochs there were, and from where to where the results moved."""
         count = len(self)
         shown = [
             f"{name} {values[0]:.4g}" + (f" → {values[-1]:.4g}" if count > 1 else "")
@@ -59,7 +60,11 @@ class History:
         ]
         end = f": {', '.join(shown)}" if shown else ""
         stop = ", interrupted" if self.interrupted else ""
-        return f"<History of {count} epoch{'s' if count != 1 else ''}{end}{stop}>"
+        return f"{count} epoch{'s' if count != 1 else ''}{end}{stop}"
+
+    def __repr__(self) -> str:
+        """One line: the headline."""
+        return f"<History of {self.headline}>"
 
     def _repr_html_(self) -> str:
         """The table that notebooks show."""
@@ -112,7 +117,7 @@ class History:
             ax: the matplotlib axes to draw on; by default those of a new figure of pyplot.
 
         Returns:
-            The axes.
+            The axes. A cell of a notebook that ends with this call shows the figure alone.
 
         Raises:
             ConfigError: matplotlib is not installed, or there is no such column.
@@ -131,6 +136,8 @@ class History:
                 from matplotlib import pyplot
 
                 ax = pyplot.subplots(layout="constrained")[1]
+                # The figure is displayed by matplotlib, so IPython need not print "<Axes: …>", too.
+                ax._ipython_display_ = lambda: None
         except ImportError as error:
             raise ConfigError(
                 'History.plot needs matplotlib: pip install "ortflex[plot]"'

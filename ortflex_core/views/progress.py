@@ -11,17 +11,22 @@ from html import escape
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ortflex_core.views.notebook import in_notebook
+
 _log = logging.getLogger("ortflex")
 _EVERY = 0.1
 """Seconds between two pictures."""
 
 
 def say(line: str) -> None:
-    """Log a line, or print it to stderr where no logging is configured that would show it."""
+    """Log a line, or print it where no logging is configured that would show it.
+
+    It goes to stderr; in notebooks, which show stderr as if it were an error, to the output of the cell.
+    """
     if _log.isEnabledFor(logging.INFO):
         _log.info("%s", line)
     else:
-        print(line, file=sys.stderr, flush=True)
+        print(line, file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
 def tell(progress: bool | None, line: str) -> None:
@@ -169,10 +174,8 @@ def _terminal(total: int | None, wanted: bool) -> _View | None:
 
 
 def _notebook(total: int | None) -> _View | None:
-    """A bar, where this process is the kernel of a notebook; IPython is imported there already."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if getattr(shell, "kernel", None) is None:
+    """A bar, where this process is the kernel of a notebook."""
+    if not in_notebook():
         return None
     from IPython.display import HTML, display
 
