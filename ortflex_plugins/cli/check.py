@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import attrs
@@ -13,7 +12,7 @@ from ortflex_core import check_model
 from ortflex_core.check import MemoryReport, ModelReport, NodeReport, estimate_memory, mebibytes
 from ortflex_core.errors import OrtflexError, printable
 from ortflex_plugins.cli.overrides import refuse_recipe
-from ortflex_plugins.cli.terminal import plain, show_table
+from ortflex_plugins.cli.terminal import open_console, plain, show_table
 
 _COLORS = {
     "trainable": "green",
@@ -118,10 +117,7 @@ def _show_memory(console: Any, memory: MemoryReport) -> None:
 
 
 def _show(report: ModelReport, everything: bool) -> None:
-    from rich.console import Console
-
-    # Output to a pipe may be searched, so its lines are not folded.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console = open_console()
     for line in report.summary.split("\n"):
         console.print(plain(line))
     nodes = [n for n in report.nodes if everything or n.blocks or n.status == "no rule"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortflex_plugins.cli.overrides import TakesKeys
-from ortflex_plugins.cli.terminal import plain
+from ortflex_plugins.cli.terminal import open_console, plain
 
 if TYPE_CHECKING:
     from ortflex_core.comparison import Comparison, Times
@@ -73,10 +72,9 @@ def compare(
 
 
 def _show_times(measured: Times) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console = open_console()
     table = Table(box=None, padding=(0, 2, 0, 0))
     head, *rows = measured.table()
     for k, column in enumerate(head[:-1]):
@@ -95,11 +93,9 @@ def _show_times(measured: Times) -> None:
 
 
 def _show(found: Comparison) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    # Output to a pipe may be searched, so its lines are not folded.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console = open_console()
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("backend")
     for column in ("µs/step", "first loss", "last loss"):

@@ -12,7 +12,7 @@ import attrs
 from ortflex_core.construct import component_schema
 from ortflex_core.errors import PluginError, printable, suggest
 from ortflex_core.registry import HOOKS, KINDS, TABLES, Entry, Plugins, Registry, singular
-from ortflex_core.views import text_table
+from ortflex_plugins.cli.terminal import folded, folded_table
 
 if TYPE_CHECKING:
     from ortflex_plugins.cli.plugins import Row
@@ -58,18 +58,20 @@ def _is(entry: Entry, what: str) -> bool:
 
 
 def _kind(registry: Registry) -> str:
-    table = [["name", "from", "what it is"]]
+    table = []
     for entry in registry:
         try:
             line = _paragraphs(registry, registry.loaded(entry))[0]
         except PluginError as error:
             line = f"broken: {error}"
-        table.append([registry.ask_for(entry), f"{entry.distribution} {entry.version}", line])
+        foreign = entry.distribution != "ortflex"
+        line += f" ({entry.distribution} {entry.version})" if foreign else ""
+        table.append([registry.ask_for(entry), line])
     one = next(iter(registry), None)
     more = (
         "" if one is None else f"\n\n`ortflex plugins {one.name}` has the parameters of {one.name}"
     )
-    return "\n".join(text_table(table)) + more
+    return folded_table(["name", "what it is"], table) + more
 
 
 def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
@@ -80,20 +82,23 @@ def _plugin(registry: Registry, entry: Entry) -> Iterator[str]:
     loaded = registry.loaded(entry)
     for paragraph in _paragraphs(registry, loaded):
         yield ""
-        yield printable(paragraph)
+        yield folded(printable(paragraph))
     if not (isinstance(loaded, type) and attrs.has(loaded)):
         return
     schema = component_schema(loaded)
     yield ""
-    table = [["parameter", "default", "type", "meaning"]]
+    table = []
     for field in schema:
         default = "required" if field["required"] else _short(field["default"])
         kind = " ".join(filter(None, [field["type"], field["range"]]))
         table.append([field["name"], default, kind, field["help"]])
-    yield from text_table(table) if schema else ["no parameters"]
+    columns = ["parameter", "default", "type", "meaning"]
+    yield folded_table(columns, table) if schema else "no parameters"
     if registry.kind == "optimizers":
         yield ""
-        yield "The learning rate is an argument of Trainer and a key of a recipe: learning_rate=0.01"
+        yield folded(
+            "The learning rate is an argument of Trainer and a key of a recipe: learning_rate=0.01"
+        )
 
 
 def _paragraphs(registry: Registry, loaded: Any) -> list[str]:

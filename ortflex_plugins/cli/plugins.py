@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
 from ortflex_core.errors import PluginError
 from ortflex_core.registry import HOOKS, Entry, Plugins, Registry
-from ortflex_plugins.cli.terminal import plain, show_table
+from ortflex_plugins.cli.terminal import open_console, plain, show_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Row(TypedDict):
@@ -94,10 +96,53 @@ def plugins(what: str | None, as_json: bool, check: bool) -> None:
 
 
 def _show(found: list[Row], check: bool) -> None:
-    from rich.console import Console
+    console = open_console()
+    if _width(found) > console.width:
+        _show_names(console, found)
+    else:
+        _show_table(console, found, check)
+    if any(row["ask_for"] != row["name"] for row in found):
+        console.print(
+            "\nA name with a / belongs to two distributions: use it in this form, or set prefer."
+        )
+    if not check:
+        console.print(
+            "\nNothing was imported; --check imports each plugin.\n`ortflex plugins losses` says what the "
+            "losses are, `ortflex plugins adam` what\nadam is and which parameters it has."
+        )
 
-    # Output to a pipe may be searched, so its lines are not folded.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+
+def _owner(row: Row) -> str:
+    return f"{row['distribution']} {row['version']}"
+
+
+def _width(found: list[Row]) -> int:
+    """The characters of a line of the table, without the status."""
+    cells = [(row["kind"], row["ask_for"], _owner(row), row["target"]) for row in found]
+    return sum(max(map(len, column)) + 2 for column in zip(*cells, strict=True))
+
+
+def _show_names(console: Console, found: list[Row]) -> None:
+    """One paragraph for each kind, and one line for each broken plugin."""
+    from rich.table import Table
+
+    names: dict[str, list[str]] = {}
+    for row in found:
+        foreign = f" ({_owner(row)})" if row["distribution"] != "ortflex" else ""
+        names.setdefault(row["kind"], []).append(plain(row["ask_for"] + foreign))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for kind, those in names.items():
+        table.add_row(f"[bold]{kind}[/]", ", ".join(those))
+    console.print(table)
+    for row in found:
+        if row["status"] not in ("ok", "not loaded"):
+            place = plain(f"{row['kind']} {row['ask_for']} ({_owner(row)})")
+            console.print(f"[red]{place}: {plain(row['status'])}[/]")
+
+
+def _show_table(console: Console, found: list[Row], check: bool) -> None:
     faults = any(row["status"] not in ("ok", "not loaded") for row in found)
     columns = ["kind", "name", "from", "target", *(["status"] if check or faults else [])]
     lines = []
@@ -108,16 +153,6 @@ def _show(found: list[Row], check: bool) -> None:
         good = row["status"] in ("ok", "not loaded")
         status = plain(row["status"])
         status = status if good else f"[red]{status}[/]"
-        owner = f"{row['distribution']} {row['version']}"
-        cells = [shown, *map(plain, (row["ask_for"], owner, row["target"])), status]
+        cells = [shown, *map(plain, (row["ask_for"], _owner(row), row["target"])), status]
         lines.append(cells[: len(columns)])
     show_table(console, columns, lines, long=len(columns) - 3)
-    if any(row["ask_for"] != row["name"] for row in found):
-        console.print(
-            "\nA name with a / belongs to two distributions: use it in this form, or set prefer."
-        )
-    if not check:
-        console.print(
-            "\nNothing was imported; --check imports each plugin. `ortflex plugins losses` says what the "
-            "losses are,\n`ortflex plugins adam` what adam is and which parameters it has."
-        )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -63,6 +67,39 @@ def show_table(
         console.print(line, soft_wrap=True)
         for cell in row[short:] if k else ():
             console.print(Padding(cell, (0, 0, 0, 2), expand=False))
+
+
+def terminal_columns() -> int | None:
+    """The width of the terminal; None for a pipe, whose output may be searched and is not folded."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def open_console() -> Console:
+    """What commands print to: lines are folded in a terminal alone."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=terminal_columns() or 240)
+
+
+def folded(text: str) -> str:
+    """A paragraph in the width of the terminal."""
+    columns = terminal_columns()
+    return text if columns is None else textwrap.fill(text, columns)
+
+
+def folded_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    r"""The lines that :func:`show_table` prints for strings that are no markup, without colours.
+
+    >>> folded_table(["name", "what it is"], [["l1", "a sum"]])
+    'name  what it is\\nl1    a sum'
+    """
+    from rich.console import Console
+
+    width = terminal_columns() or 10_000
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    with console.capture() as capture:
+        show_table(console, columns, [list(map(plain, row)) for row in rows])
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from ortflex_core.registry import KINDS
+from ortflex_plugins.cli import terminal
 from ortflex_plugins.cli.main import main
 from ortflex_plugins.cli.terminal import show_table
+from tests.training import plugins
 
 pytestmark = pytest.mark.per_python
 
@@ -30,6 +34,28 @@ def test_a_wide_terminal_has_a_row_a_line() -> None:
     lines = shown(100)
     assert len(lines) == 3
     assert "ok     a reason of several words, and its end" in lines[1]
+
+
+NAMES = ["adam", "warmup", "checkpoint", "csv", "elastic", "cosine_restarts", "lora", "f1"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("what", ["", *KINDS, *NAMES])
+def test_tables_of_plugins_fit_into_a_terminal(
+    what: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "terminal_columns", lambda: width)
+    result = CliRunner().invoke(main, ["plugins", what] if what else ["plugins"])
+    assert result.exit_code == 0, result.output
+    lines = [line.rstrip() for line in result.output.splitlines()]
+    assert [line for line in lines if len(line) > width] == []
+    if not what:
+        for registry in plugins():
+            for name in registry.names():
+                assert re.search(rf"\b{re.escape(name)}\b", result.output), name
+        first = next(k for k, line in enumerate(lines) if line.startswith("losses"))
+        assert lines[first + 1].startswith("   ")  # one paragraph for each kind
+        assert len(lines) < 70
 
 
 @pytest.mark.parametrize("width", [60, 50, 40])
