@@ -150,35 +150,22 @@ def apply_update(
     :func:`update_averages`.
     """
     with trace.part("update"):
-        return _apply_update(trace, problem, name, weight, gradient, slots, shared, at)
-
-
-def _apply_update(
-    trace: Trace,
-    problem: Problem,
-    name: str,
-    weight: Tensor,
-    gradient: Tensor,
-    slots: Mapping[str, Tensor],
-    shared: Mapping[Port, Tensor],
-    at: int,
-) -> dict[Port, Tensor]:
-    updating = problem.updating
-    group = updating.group(name)
-    twin, rate, step = _twin(problem, group, at)
-    own = {s: t for s, t in slots.items() if s != AVERAGE}
-    common = {s: _cast(shared[shared_port(s, group)], weight.dtype) for s in twin.shared}
-    new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own, common)
-    moved = {slot_port(slot, name): tensor for slot, tensor in after.items()}
-    for term in updating.constraints:
-        if name in term.parameters:
-            constraint = symbolic(term.constraint, term.prefix)
-            new = calls.constrained(constraint, trace.op, new)
-    if updating.average is not None and AVERAGE in slots:
-        average = symbolic(updating.average, AVERAGE)
-        mean = calls.averaged(average, trace.op, slots[AVERAGE], new, counter(at))
-        moved[slot_port(AVERAGE, name)] = mean
-    return {Port("parameter", of=name): new, **moved}
+        updating = problem.updating
+        group = updating.group(name)
+        twin, rate, step = _twin(problem, group, at)
+        own = {s: t for s, t in slots.items() if s != AVERAGE}
+        common = {s: _cast(shared[shared_port(s, group)], weight.dtype) for s in twin.shared}
+        new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own, common)
+        moved = {slot_port(slot, name): tensor for slot, tensor in after.items()}
+        for term in updating.constraints:
+            if name in term.parameters:
+                constraint = symbolic(term.constraint, term.prefix)
+                new = calls.constrained(constraint, trace.op, new)
+        if updating.average is not None and AVERAGE in slots:
+            average = symbolic(updating.average, AVERAGE)
+            mean = calls.averaged(average, trace.op, slots[AVERAGE], new, counter(at))
+            moved[slot_port(AVERAGE, name)] = mean
+        return {Port("parameter", of=name): new, **moved}
 
 
 def counter(at: int) -> Host:

@@ -19,7 +19,7 @@ from ortflex_core.protocols.decomposition import Call, Decomposition, Decomposit
 from ortflex_core.protocols.device import Device, Value
 from ortflex_core.protocols.loss import Loss
 from ortflex_core.protocols.metric import Metric, MetricState
-from ortflex_core.protocols.optimizer import Optimizer
+from ortflex_core.protocols.optimizer import Optimizer, Slots, Updated
 from ortflex_core.protocols.penalty import Penalty
 from ortflex_core.protocols.precision import Growth, Place, Precision
 from ortflex_core.protocols.process_group import Communicator, ProcessGroup
@@ -53,9 +53,11 @@ __all__ = [
     "Product",
     "Schedule",
     "ScheduleContext",
+    "Slots",
     "Transform",
     "TransformContext",
     "Unit",
+    "Updated",
     "Value",
     "match_products",
 ]

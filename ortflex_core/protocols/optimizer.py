@@ -12,6 +12,11 @@ from ortflex_core.component import Component
 from ortflex_core.graph.host_scalars import Host
 from ortflex_core.graph.ops import Ops, Tensor
 
+Slots = Mapping[str, Tensor]
+"""The state of an optimizer: tensors by the names of its slots."""
+Updated = tuple[Tensor, Slots]
+"""A weight and its slots after a step."""
+
 
 @attrs.frozen(kw_only=True)
 class Optimizer(Component, abc.ABC):
@@ -44,9 +49,9 @@ class Optimizer(Component, abc.ABC):
         gradients: Sequence[Tensor],
         rate: Host,
         step: Host,
-        slots: Sequence[Mapping[str, Tensor]],
-        shared: Mapping[str, Tensor],
-    ) -> Mapping[str, Tensor]:
+        slots: Sequence[Slots],
+        shared: Slots,
+    ) -> Slots:
         """The new state that weights share, from all of them as they are before the step.
 
         This comes first; :meth:`update` of each weight then finds the new values next to its slots.
@@ -57,14 +62,8 @@ class Optimizer(Component, abc.ABC):
 
     @abc.abstractmethod
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """The new weight and the new slots, each of the shape that it had.
 
         ``slots`` also contains the shared state, which must not be returned.

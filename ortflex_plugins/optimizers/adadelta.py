@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, Slots, Updated
 
 
 @attrs.frozen(kw_only=True)
@@ -39,14 +38,8 @@ class Adadelta(Optimizer):
     eps: float = hyper(default=1e-6, validator=number(gt=0), help="added under both roots")
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """The formula; ``u`` of the step before is used."""
         v = self.rho * slots["v"] + (1 - self.rho) * (gradient * gradient)
         move = gradient * (op.Sqrt(slots["u"] + self.eps) / op.Sqrt(v + self.eps))

@@ -10,7 +10,7 @@ import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, Slots, Updated
 
 
 @attrs.frozen(kw_only=True)
@@ -65,14 +65,8 @@ class Adafactor(Optimizer):
         return {"row": (*shape[:-1], 1), "column": (*shape[:-2], 1, shape[-1])}
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """The formula."""
         share = step**self.beta2_decay
         square = gradient * gradient

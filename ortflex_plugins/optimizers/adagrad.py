@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, Slots, Updated
 
 
 @attrs.frozen(kw_only=True)
@@ -35,14 +34,8 @@ class Adagrad(Optimizer):
     eps: float = hyper(default=1e-10, validator=number(gt=0), help="added to √s")
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """The rate's decay is computed on the host."""
         s = slots["s"] + gradient * gradient
         size = rate / (1 + (step - 1) * self.rate_decay)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, Slots, Updated
 
 
 @attrs.frozen(kw_only=True)
@@ -45,14 +44,8 @@ class AdamW(Optimizer):
     )
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """``(1 − rate·weight_decay)·w`` less what Adam moves."""
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * gradient**2

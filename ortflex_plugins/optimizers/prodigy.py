@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, Slots, Updated
 
 
 @attrs.frozen(kw_only=True)
@@ -56,9 +56,9 @@ class Prodigy(Optimizer):
         gradients: Sequence[Tensor],
         rate: Host,
         step: Host,
-        slots: Sequence[Mapping[str, Tensor]],
-        shared: Mapping[str, Tensor],
-    ) -> Mapping[str, Tensor]:
+        slots: Sequence[Slots],
+        shared: Slots,
+    ) -> Slots:
         """d, from r and s of the step before, as the paper has it at a step's end; then r."""
         root = self.beta2**0.5
         sizes = [op.ReduceSum(op.Abs(own["s"]), keepdims=0) for own in slots]
@@ -74,14 +74,8 @@ class Prodigy(Optimizer):
         return {"d": d, "r": r}
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """The formula."""
         root, d = self.beta2**0.5, slots["d"]
         moved = d * gradient
@@ -92,7 +86,7 @@ class Prodigy(Optimizer):
         return new, {"m": m, "v": v, "s": s, "start": _start(op, weight, step, slots)}
 
 
-def _start(op: Ops, weight: Tensor, step: Host, slots: Mapping[str, Tensor]) -> Tensor:
+def _start(op: Ops, weight: Tensor, step: Host, slots: Slots) -> Tensor:
     """The weight before the first step: in that step, where its slot is 0, the weight itself."""
     first = op.Max(2 - step, 0.0)
     return slots["start"] + first * weight

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import attrs
 
 from ortflex_core.component import hyper, number
 from ortflex_core.graph import Host, Ops, Tensor
-from ortflex_core.protocols import Optimizer
+from ortflex_core.protocols import Optimizer, Slots, Updated
 
 
 @attrs.frozen(kw_only=True)
@@ -43,14 +42,8 @@ class RAdam(Optimizer):
     eps: float = hyper(default=1e-8, validator=number(gt=0), help="added to the root")
 
     def update(
-        self,
-        op: Ops,
-        weight: Tensor,
-        gradient: Tensor,
-        rate: Host,
-        step: Host,
-        slots: Mapping[str, Tensor],
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+        self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
+    ) -> Updated:
         """The branch is a factor 0 or 1 on the host: the graph is the same at every step."""
         m = self.beta1 * slots["m"] + (1 - self.beta1) * gradient
         v = self.beta2 * slots["v"] + (1 - self.beta2) * (gradient * gradient)
