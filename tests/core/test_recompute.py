@@ -95,12 +95,14 @@ def compare(made: compositions.Composition, ways: tuple[Any, ...] = WAYS) -> Non
             assert got[name].tobytes() == array.tobytes(), (way, name, made.describe())
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("feature", compositions.FEATURES)
 def test_a_training_has_the_same_bits(feature: str) -> None:
     compare(compositions.draw(feature, 5), (2, True))
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("network", step_programs.NETWORKS)
 def test_networks_have_the_same_bits(network: str, copies: list[int]) -> None:

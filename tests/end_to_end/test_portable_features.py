@@ -60,6 +60,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 
 @BOTH
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trainings_of_a_network(tmp_path: Path, name: str, fixed: bool) -> None:
     trainer = fused(models.mlp(), **{"learning_rate": 0.01, **TRAININGS[name]})
