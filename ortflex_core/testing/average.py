@@ -13,14 +13,14 @@ from ortflex_core.graph.host_scalars import OPERATORS, Host, HostProgram
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Average
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array
 
 Reference = Callable[[Array, Array, int], Array]
 
 
-class AverageKit(ComponentKit):
+class AverageKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(average, weight, step)`` is the average after a step, in numpy and float64; None leaves out
@@ -28,11 +28,6 @@ class AverageKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "averages"
-
-    @pytest.fixture
-    def reference(self) -> Reference | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(self, component: Average, reference: Reference | None) -> None:
         """The averages of six steps equal the reference's."""

@@ -100,6 +100,15 @@ class ComponentKit:
         check_docstring(type(component), formula=self.has_formula)
 
 
+class FormulaKit(ComponentKit):
+    """The checks of kinds whose formula a numpy function repeats; inherit the kit of a kind."""
+
+    @pytest.fixture
+    def reference(self) -> Any:
+        """The formula a second time, in numpy: override it."""
+        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
+
+
 def _table(component: Any) -> dict[str, Any]:
     if isinstance(component, Component):
         return component.describe()

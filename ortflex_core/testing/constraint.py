@@ -11,14 +11,14 @@ import pytest
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Constraint
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array
 
 RATE = 0.1
 
 
-class ConstraintKit(ComponentKit):
+class ConstraintKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight)`` is the allowed weight, in numpy and float64; None leaves out the comparison
@@ -26,11 +26,6 @@ class ConstraintKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "constraints"
-
-    @pytest.fixture
-    def reference(self) -> Callable[[Array], Array] | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     @pytest.fixture
     def weight(self) -> Array:

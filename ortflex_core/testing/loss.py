@@ -16,7 +16,7 @@ from ortflex_core.errors import DataError, OrtflexError
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.protocols import Loss
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array, TensorSpec, onnx_dtype, shape_text
 
@@ -24,7 +24,7 @@ Reference = Callable[[Array, Array], Array]
 RATE = 0.1
 
 
-class LossKit(ComponentKit):
+class LossKit(FormulaKit):
     """Override ``component`` and ``reference``; if no default labels fit, ``labels``.
 
     ``reference(predicted, expected)`` is the value of every sample, in numpy and float64; None leaves
@@ -32,11 +32,6 @@ class LossKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "losses"
-
-    @pytest.fixture
-    def reference(self) -> Reference | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     @pytest.fixture
     def predicted(self) -> Array:

@@ -12,14 +12,14 @@ import pytest
 
 from ortflex_core.protocols import Metric
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import FormulaKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array
 
 Reference = Callable[[Array, Array, Array], float]
 
 
-class MetricKit(ComponentKit):
+class MetricKit(FormulaKit):
     """Override ``component`` and ``reference``; for classes, ``expected``, ``predicted``, ``perfect``.
 
     ``reference(expected, predicted, weight)`` is the metric of all rows, in numpy; None leaves out the
@@ -29,11 +29,6 @@ class MetricKit(ComponentKit):
     kind: ClassVar[str] = "metrics"
     weighted: ClassVar[bool] = True
     """False for a metric that ignores sample weights (a largest error)."""
-
-    @pytest.fixture
-    def reference(self) -> Reference | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     @pytest.fixture
     def expected(self) -> Array:

@@ -14,7 +14,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Optimizer, calls
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array
 
@@ -23,7 +23,7 @@ Reference = Callable[[Array, Array, float, int, Slots], tuple[Array, Slots]]
 STEPS = 5
 
 
-class OptimizerKit(ComponentKit):
+class OptimizerKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight, gradient, rate, step, slots)`` gives the new weight and the new slots, in numpy and
@@ -31,11 +31,6 @@ class OptimizerKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "optimizers"
-
-    @pytest.fixture
-    def reference(self) -> Reference | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(self, component: Optimizer, reference: Reference | None) -> None:
         """Five steps from fresh slots are the reference's, slots included, for weights of any rank."""

@@ -15,14 +15,14 @@ from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Penalty
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array
 
 RATE = 0.1
 
 
-class PenaltyKit(ComponentKit):
+class PenaltyKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(weight)`` is the cost of every element, in numpy and float64 (with ``per_tensor``: the costs
@@ -30,11 +30,6 @@ class PenaltyKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "penalties"
-
-    @pytest.fixture
-    def reference(self) -> Callable[[Array], Array] | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     @pytest.fixture
     def weight(self) -> Array:

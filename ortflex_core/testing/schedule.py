@@ -13,7 +13,7 @@ from ortflex_core.errors import ConfigError
 from ortflex_core.hooks import hook
 from ortflex_core.protocols import Schedule, ScheduleContext, Unit
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit
+from ortflex_core.testing.component import FormulaKit
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Progress
 
@@ -23,7 +23,7 @@ TOTAL = {"step": EPOCHS * STEPS, "epoch": EPOCHS, "rows": EPOCHS * STEPS * ROWS}
 BASE = 0.1
 
 
-class ScheduleKit(ComponentKit):
+class ScheduleKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(base, time, total)`` is the rate at a time in the schedule's unit, ``total`` that of the
@@ -31,11 +31,6 @@ class ScheduleKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "schedules"
-
-    @pytest.fixture
-    def reference(self) -> Callable[[float, int, int], float] | None:
-        """The formula a second time: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(
         self, component: Schedule, reference: Callable[[float, int, int], float] | None

@@ -14,7 +14,7 @@ from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.graph.program import Program
 from ortflex_core.protocols import Transform, TransformContext, calls
 from ortflex_core.testing import running
-from ortflex_core.testing.component import ComponentKit, check_hyperparameters
+from ortflex_core.testing.component import FormulaKit, check_hyperparameters
 from ortflex_core.testing.running import close, require
 from ortflex_core.types import Array
 
@@ -36,7 +36,7 @@ class Given:
 Reference = Callable[[Arrays, Given], Arrays]
 
 
-class TransformKit(ComponentKit):
+class TransformKit(FormulaKit):
     """Override ``component`` and ``reference``.
 
     ``reference(gradients, given)`` has the gradients by name that the optimizer sees, in numpy and
@@ -45,11 +45,6 @@ class TransformKit(ComponentKit):
     """
 
     kind: ClassVar[str] = "transforms"
-
-    @pytest.fixture
-    def reference(self) -> Reference | None:
-        """The formula a second time, in numpy: override it."""
-        raise NotImplementedError(f"{type(self).__name__}: override the fixture 'reference'")
 
     def test_value(self, component: Transform, reference: Reference | None) -> None:
         """``apply`` is the reference's value, for small and large gradients and in any step."""
