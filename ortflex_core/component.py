@@ -127,6 +127,11 @@ def hyper(
     )
 
 
+def setting(*, help: str, **options: Any) -> Any:
+    """Declare a field that is a constant of graphs; options of ``attrs.field``, and what lists show."""
+    return attrs.field(metadata={"help": help}, **options)
+
+
 @attrs.frozen(kw_only=True)
 class Component:
     """Base of all components; subclasses are frozen, keyword-only attrs classes."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import Component
+from ortflex_core.component import Component, setting
 from ortflex_core.errors import ModelError, Unsupported, suggest
 from ortflex_core.graph.ops import Ops, Tensor
 from ortflex_core.types import Array
@@ -96,19 +96,13 @@ class Adapter(Component, abc.ABC):
     formats: ClassVar[Mapping[str, str]] = {}
     """Formats of files that ``write`` writes, by the ending of the path ("" for a folder)."""
 
-    targets: tuple[str, ...] = attrs.field(
+    targets: tuple[str, ...] = setting(
         default=(),
-        metadata={
-            "help": "globs that match module paths, names of nodes or names of weights, and ``!glob``; "
-            "by default all products"
-        },
+        help="globs that match module paths, names of nodes or names of weights, and ``!glob``; "
+        "by default all products",
     )
-    label: str = attrs.field(
-        default="", metadata={"help": "a name that distinguishes several adapters of a model"}
-    )
-    frozen: bool = attrs.field(
-        default=False, metadata={"help": "True: the adapter is applied but not trained"}
-    )
+    label: str = setting(default="", help="a name that distinguishes several adapters of a model")
+    frozen: bool = setting(default=False, help="True: the adapter is applied but not trained")
 
     def select(self, products: Sequence[Product], where: str) -> Sequence[Product]:
         """The products that get the adapter.

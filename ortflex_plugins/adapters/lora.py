@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import expected_count, is_count, number
+from ortflex_core.component import expected_count, is_count, number, setting
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Adapter, Product, match_products
 from ortflex_core.types import Array
@@ -43,29 +43,22 @@ class Lora(Adapter):
     name: ClassVar[str] = "lora"
     formats: ClassVar[Mapping[str, str]] = {"": "peft"}
 
-    rank: int = attrs.field(
-        default=8, validator=_rank, metadata={"help": "the number of columns of A and of rows of B"}
+    rank: int = setting(
+        default=8, validator=_rank, help="the number of columns of A and of rows of B"
     )
-    alpha: float = attrs.field(
-        default=16.0,
-        validator=number(gt=0),
-        metadata={"help": "the factor of the branch is alpha / rank"},
+    alpha: float = setting(
+        default=16.0, validator=number(gt=0), help="the factor of the branch is alpha / rank"
     )
-    dropout: float = attrs.field(
+    dropout: float = setting(
         default=0.0,
         validator=number(ge=0, lt=1),
-        metadata={"help": "the dropout ratio of the input of the branch"},
+        help="the dropout ratio of the input of the branch",
     )
-    rslora: bool = attrs.field(default=False, metadata={"help": "divide alpha by √rank"})
+    rslora: bool = setting(default=False, help="divide alpha by √rank")
 
-    source: str = attrs.field(
-        default="", metadata={"help": "a folder of PEFT with the initial values"}
-    )
-    prefix: str = attrs.field(
-        default="",
-        metadata={
-            "help": "what the paths of modules begin with, and PEFT's names do not: `model.`"
-        },
+    source: str = setting(default="", help="a folder of PEFT with the initial values")
+    prefix: str = setting(
+        default="", help="what the paths of modules begin with, and PEFT's names do not: `model.`"
     )
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.files import OutputError
 from ortflex_core.hooks import hook
 from ortflex_core.training import internals_of
@@ -55,22 +55,17 @@ class Checkpoint:
     ``ortflex_core.checkpoints.checkpoint``.
     """
 
-    folder: str = attrs.field(
-        default="checkpoints",
-        metadata={"help": "the folder, relative to the run folder if there is one"},
+    folder: str = setting(
+        default="checkpoints", help="the folder, relative to the run folder if there is one"
     )
     epochs: int | None = attrs.field(default=None, validator=_every)
     steps: int | None = attrs.field(default=None, validator=_every)
     minutes: float | None = attrs.field(default=None, validator=_every)
-    keep: int = attrs.field(
-        default=3,
-        validator=number(ge=1),
-        metadata={"help": "the number of the latest checkpoints to keep"},
+    keep: int = setting(
+        default=3, validator=number(ge=1), help="the number of the latest checkpoints to keep"
     )
-    best: bool = attrs.field(
-        default=True, metadata={"help": "also keep the checkpoint of the best epoch"}
-    )
-    monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
+    best: bool = setting(default=True, help="also keep the checkpoint of the best epoch")
+    monitor: str = setting(default=AUTO, help="a column of the History")
     _best: float | None = attrs.field(default=None, init=False)
     _improved: bool = attrs.field(default=False, init=False)
     _step: int = attrs.field(default=0, init=False)

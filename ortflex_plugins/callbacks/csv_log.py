@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_core.files import OutputError, make_folder
 from ortflex_core.hooks import hook
 from ortflex_core.types import Progress
@@ -35,8 +36,8 @@ class CsvLog:
     Source: :class:`ortflex_core.types.History`, whose columns the file has.
     """
 
-    path: str = attrs.field(
-        default="log.csv", metadata={"help": "the file, relative to the run folder if there is one"}
+    path: str = setting(
+        default="log.csv", help="the file, relative to the run folder if there is one"
     )
 
     @hook

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import CheckpointError
 from ortflex_core.hooks import hook
 from ortflex_core.training import internals_of
@@ -45,19 +45,17 @@ class EarlyStopping:
 
     every_rank: ClassVar[bool] = True  # it puts weights back
 
-    monitor: str = attrs.field(default=AUTO, metadata={"help": "a column of the History"})
-    patience: int = attrs.field(
-        default=10,
-        validator=number(ge=1),
-        metadata={"help": "the number of epochs without an improvement"},
+    monitor: str = setting(default=AUTO, help="a column of the History")
+    patience: int = setting(
+        default=10, validator=number(ge=1), help="the number of epochs without an improvement"
     )
-    min_delta: float = attrs.field(
+    min_delta: float = setting(
         default=0.0,
         validator=number(ge=0),
-        metadata={"help": "the smallest change that counts as an improvement"},
+        help="the smallest change that counts as an improvement",
     )
-    restore_best: bool = attrs.field(
-        default=True, metadata={"help": "restore the weights of the best epoch at the end"}
+    restore_best: bool = setting(
+        default=True, help="restore the weights of the best epoch at the end"
     )
     best_: float | None = attrs.field(default=None, init=False)
     best_epoch_: int = attrs.field(default=-1, init=False)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_core.config import Parts, to_plain
 from ortflex_core.errors import ConfigError, OrtflexError
 from ortflex_core.hooks import hook
@@ -49,17 +50,13 @@ class Mlflow:
     Source: mlflow.tracking.MlflowClient; no global state of MLflow is touched.
     """
 
-    experiment: str = attrs.field(default="ortflex", metadata={"help": "the experiment's name"})
-    run: str | None = attrs.field(
-        default=None, metadata={"help": "the run's name; not set: MLflow chooses one"}
-    )
-    uri: str | None = attrs.field(
+    experiment: str = setting(default="ortflex", help="the experiment's name")
+    run: str | None = setting(default=None, help="the run's name; not set: MLflow chooses one")
+    uri: str | None = setting(
         default=None,
-        metadata={
-            "help": "the address of the store; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder"
-        },
+        help="the address of the store; not set: MLFLOW_TRACKING_URI, or mlflow.db in the run folder",
     )
-    model: bool = attrs.field(default=True, metadata={"help": "also store the trained model"})
+    model: bool = setting(default=True, help="also store the trained model")
     _client: Any = attrs.field(default=None, init=False, repr=False, eq=False)
     _id: str | None = attrs.field(default=None, init=False)
     _outcome: str = attrs.field(default="FINISHED", init=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.hooks import hook
 from ortflex_core.types import Progress
@@ -30,12 +31,8 @@ class Optuna:
     Source: optuna.trial.Trial.report and should_prune.
     """
 
-    trial: Any = attrs.field(
-        default=None, metadata={"help": "the trial that the study passes to its objective"}
-    )
-    metric: str = attrs.field(
-        default="validation_loss", metadata={"help": "the column of the History to report"}
-    )
+    trial: Any = setting(default=None, help="the trial that the study passes to its objective")
+    metric: str = setting(default="validation_loss", help="the column of the History to report")
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed, and the trial."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.hooks import hook
 from ortflex_plugins.callbacks._extras import require
 
@@ -37,21 +37,16 @@ class Tensorboard:
     Source: tensorboardX.SummaryWriter, whose files ``tensorboard --logdir`` shows.
     """
 
-    folder: str = attrs.field(
-        default="tensorboard",
-        metadata={"help": "the folder, relative to the run folder if there is one"},
+    folder: str = setting(
+        default="tensorboard", help="the folder, relative to the run folder if there is one"
     )
-    steps: int = attrs.field(
-        default=0,
-        validator=number(ge=0),
-        metadata={"help": "write the costs of every n-th step; 0: never"},
+    steps: int = setting(
+        default=0, validator=number(ge=0), help="write the costs of every n-th step; 0: never"
     )
-    histograms: int = attrs.field(
-        default=1,
-        validator=number(ge=0),
-        metadata={"help": "write histograms every n epochs; 0: never"},
+    histograms: int = setting(
+        default=1, validator=number(ge=0), help="write histograms every n epochs; 0: never"
     )
-    graph: bool = attrs.field(default=True, metadata={"help": "also write the model's graph"})
+    graph: bool = setting(default=True, help="also write the model's graph")
     _writer: Any = attrs.field(default=None, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:

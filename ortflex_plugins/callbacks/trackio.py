@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Tracker
 
@@ -30,12 +31,10 @@ class Trackio(Tracker):
     Source: trackio.init.
     """
 
-    project: str = attrs.field(default="ortflex", metadata={"help": "the project"})
-    run: str | None = attrs.field(
-        default=None, metadata={"help": "the run's name; not set: trackio chooses one"}
-    )
-    space: str | None = attrs.field(
-        default=None, metadata={"help": "a Space of Hugging Face that gets the run; not set: none"}
+    project: str = setting(default="ortflex", help="the project")
+    run: str | None = setting(default=None, help="the run's name; not set: trackio chooses one")
+    space: str | None = setting(
+        default=None, help="a Space of Hugging Face that gets the run; not set: none"
     )
 
     def __attrs_post_init__(self) -> None:

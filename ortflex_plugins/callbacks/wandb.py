@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_plugins.callbacks._extras import require
 from ortflex_plugins.callbacks._tracking import Tracker
 
@@ -31,16 +32,13 @@ class Wandb(Tracker):
     Source: wandb.init; the run is an object of its own, wandb.run is not set.
     """
 
-    project: str = attrs.field(default="ortflex", metadata={"help": "the project"})
-    run: str | None = attrs.field(
-        default=None, metadata={"help": "the run's name; not set: wandb chooses one"}
+    project: str = setting(default="ortflex", help="the project")
+    run: str | None = setting(default=None, help="the run's name; not set: wandb chooses one")
+    entity: str | None = setting(default=None, help="the user or team")
+    mode: Literal["online", "offline", "disabled"] | None = setting(
+        default=None, help="online, offline or disabled; not set: WANDB_MODE, else online"
     )
-    entity: str | None = attrs.field(default=None, metadata={"help": "the user or team"})
-    mode: Literal["online", "offline", "disabled"] | None = attrs.field(
-        default=None,
-        metadata={"help": "online, offline or disabled; not set: WANDB_MODE, else online"},
-    )
-    model: bool = attrs.field(default=True, metadata={"help": "also store the trained model"})
+    model: bool = setting(default=True, help="also store the trained model")
 
     def __attrs_post_init__(self) -> None:
         """Check that the package is installed."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
+from ortflex_core.component import hyper, number, setting
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Constraint
@@ -34,9 +34,7 @@ class MaxNorm(Constraint):
     name: ClassVar[str] = "max_norm"
 
     bound: float = hyper(default=2.0, validator=number(gt=0), help="the largest Euclidean norm")
-    axis: int = attrs.field(
-        default=-1, metadata={"help": "the axis along which the slices are taken"}
-    )
+    axis: int = setting(default=-1, help="the axis along which the slices are taken")
 
     def apply(self, op: Ops, weight: Tensor) -> Tensor:
         """The 1e-7 is torch.renorm's guard against a division by zero."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import DataSource
@@ -34,27 +35,22 @@ class Reader(abc.ABC):
 class Table(DataSource, abc.ABC):
     """A table in one or several files; data may be larger than the memory."""
 
-    path: str = attrs.field(metadata={"help": "the file, or a folder of files"})
-    target: str | Sequence[str] | Mapping[str, str] = attrs.field(
-        default="y",
-        metadata={"help": "the column of labels, a list of columns, or {label = column}"},
+    path: str = setting(help="the file, or a folder of files")
+    target: str | Sequence[str] | Mapping[str, str] = setting(
+        default="y", help="the column of labels, a list of columns, or {label = column}"
     )
-    weight: str | None = attrs.field(default=None, metadata={"help": "column of sample weights"})
-    columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = attrs.field(
+    weight: str | None = setting(default=None, help="column of sample weights")
+    columns: Sequence[str] | Mapping[str, str | Sequence[str]] | None = setting(
         default=None,
-        metadata={
-            "help": "the columns of features, or {input = column or list}; None: all other columns"
-        },
+        help="the columns of features, or {input = column or list}; None: all other columns",
     )
-    input: str = attrs.field(
-        default="X", metadata={"help": "the input for the columns; X fits any model with one input"}
+    input: str = setting(
+        default="X", help="the input for the columns; X fits any model with one input"
     )
-    buffer: int | None = attrs.field(
+    buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        metadata={
-            "help": "the number of rows that are shuffled together; by default as many as 64 MiB hold"
-        },
+        help="the number of rows that are shuffled together; by default as many as 64 MiB hold",
     )
 
     @abc.abstractmethod

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
+from ortflex_core.component import setting
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError, suggest
 from ortflex_core.protocols import DataSource
@@ -52,28 +53,24 @@ class Csv(DataSource):
 
     name: ClassVar[str] = "csv"
 
-    path: str = attrs.field(metadata={"help": "the file, in UTF-8"})
-    target: str | Sequence[str] | Mapping[str, str] = attrs.field(
-        default="y",
-        metadata={"help": "the column of labels, a list of columns, or {label = column}"},
+    path: str = setting(help="the file, in UTF-8")
+    target: str | Sequence[str] | Mapping[str, str] = setting(
+        default="y", help="the column of labels, a list of columns, or {label = column}"
     )
-    weight: str | None = attrs.field(default=None, metadata={"help": "column of sample weights"})
-    delimiter: str = attrs.field(
-        default=",", validator=_one_character, metadata={"help": "the character between fields"}
+    weight: str | None = setting(default=None, help="column of sample weights")
+    delimiter: str = setting(
+        default=",", validator=_one_character, help="the character between fields"
     )
-    header: bool = attrs.field(
+    header: bool = setting(
         default=True,
         validator=attrs.validators.instance_of(bool),
-        metadata={
-            "help": "whether line 1 has the names of the columns; false: the names are 0, 1, …"
-        },
+        help="whether line 1 has the names of the columns; false: the names are 0, 1, …",
     )
-    columns: Sequence[str] | None = attrs.field(
-        default=None,
-        metadata={"help": "the columns of features, in this order; None: all other columns"},
+    columns: Sequence[str] | None = setting(
+        default=None, help="the columns of features, in this order; None: all other columns"
     )
-    input: str = attrs.field(
-        default="X", metadata={"help": "the input for the columns; X fits any model with one input"}
+    input: str = setting(
+        default="X", help="the input for the columns; X fits any model with one input"
     )
 
     def load(self) -> Columns:

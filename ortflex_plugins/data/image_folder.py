@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import is_count
+from ortflex_core.component import is_count, setting
 from ortflex_core.data import Columns, Pieces, read_if_small, usual_buffer
 from ortflex_core.errors import DataError, short_repr, suggest
 from ortflex_core.protocols import DataSource
@@ -65,40 +65,32 @@ class ImageFolder(DataSource):
 
     name: ClassVar[str] = "image_folder"
 
-    path: str = attrs.field(metadata={"help": "the folder with one folder per class"})
-    size: Sequence[int] = attrs.field(
-        default=(224, 224), validator=_size, metadata={"help": "height and width"}
-    )
-    resize: Literal["crop", "stretch"] = attrs.field(
+    path: str = setting(help="the folder with one folder per class")
+    size: Sequence[int] = setting(default=(224, 224), validator=_size, help="height and width")
+    resize: Literal["crop", "stretch"] = setting(
         default="crop",
         validator=attrs.validators.in_(("crop", "stretch")),
-        metadata={"help": "crop: scale, then cut out the centre; stretch: scale to the size"},
+        help="crop: scale, then cut out the centre; stretch: scale to the size",
     )
-    channels: int = attrs.field(
-        default=3, validator=_channels, metadata={"help": "3: red, green, blue; 1: gray"}
+    channels: int = setting(default=3, validator=_channels, help="3: red, green, blue; 1: gray")
+    mean: Sequence[float] = setting(
+        default=(0.0,), validator=_numbers, help="subtracted from the values, which are from 0 to 1"
     )
-    mean: Sequence[float] = attrs.field(
-        default=(0.0,),
-        validator=_numbers,
-        metadata={"help": "subtracted from the values, which are from 0 to 1"},
-    )
-    std: Sequence[float] = attrs.field(
+    std: Sequence[float] = setting(
         default=(1.0,),
         validator=_numbers,
-        metadata={"help": "divisor of the values; one number, or one per channel"},
+        help="divisor of the values; one number, or one per channel",
     )
-    classes: Sequence[str] | None = attrs.field(
-        default=None, metadata={"help": "the names of the folders in the order of the labels"}
+    classes: Sequence[str] | None = setting(
+        default=None, help="the names of the folders in the order of the labels"
     )
-    input: str = attrs.field(
-        default="X", metadata={"help": "the input for the images; X fits any model with one input"}
+    input: str = setting(
+        default="X", help="the input for the images; X fits any model with one input"
     )
-    buffer: int | None = attrs.field(
+    buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        metadata={
-            "help": "the number of rows that are shuffled together; by default as many as 64 MiB hold"
-        },
+        help="the number of rows that are shuffled together; by default as many as 64 MiB hold",
     )
 
     def load(self) -> Columns | Pieces:

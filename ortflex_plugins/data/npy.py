@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
+from ortflex_core.component import setting
 from ortflex_core.data import Columns, Pieces, read_if_small
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import DataSource
@@ -46,21 +47,18 @@ class NpyFolder(DataSource):
     name: ClassVar[str] = "npy"
     whole_folder: ClassVar[bool] = True
 
-    path: str = attrs.field(metadata={"help": "the folder"})
-    target: str | Mapping[str, str] = attrs.field(
-        default="y", metadata={"help": "the file of labels, or {label = file} for several"}
+    path: str = setting(help="the folder")
+    target: str | Mapping[str, str] = setting(
+        default="y", help="the file of labels, or {label = file} for several"
     )
-    weight: str | Mapping[str, str] | None = attrs.field(
-        default=DEFAULT_WEIGHT,
-        metadata={"help": "the file of sample weights; the default is used if it exists"},
+    weight: str | Mapping[str, str] | None = setting(
+        default=DEFAULT_WEIGHT, help="the file of sample weights; the default is used if it exists"
     )
-    buffer: int | None = attrs.field(
+    buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        metadata={
-            "help": "rows that are mixed at a time where files are read piece by piece; by default "
-            "the files are mapped, and for shards it is 64 MiB of rows"
-        },
+        help="rows that are mixed at a time where files are read piece by piece; by default "
+        "the files are mapped, and for shards it is 64 MiB of rows",
     )
 
     def load(self) -> Columns | Pieces:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
+from ortflex_core.component import setting
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import DataSource
@@ -44,21 +45,18 @@ class Npz(DataSource):
 
     name: ClassVar[str] = "npz"
 
-    path: str = attrs.field(metadata={"help": "the file"})
-    target: str | Mapping[str, str] = attrs.field(
-        default="y", metadata={"help": "the array of labels, or {label = array} for several"}
+    path: str = setting(help="the file")
+    target: str | Mapping[str, str] = setting(
+        default="y", help="the array of labels, or {label = array} for several"
     )
-    weight: str | Mapping[str, str] | None = attrs.field(
-        default=DEFAULT_WEIGHT,
-        metadata={"help": "the array of sample weights; the default is used if it exists"},
+    weight: str | Mapping[str, str] | None = setting(
+        default=DEFAULT_WEIGHT, help="the array of sample weights; the default is used if it exists"
     )
-    most: int | None = attrs.field(
+    most: int | None = setting(
         default=None,
         validator=bytes_or_none,
-        metadata={
-            "help": "the largest number of bytes of the unpacked arrays; by default 100 times those of the "
-            "file, and 256 MiB in any case"
-        },
+        help="the largest number of bytes of the unpacked arrays; by default 100 times those of the "
+        "file, and 256 MiB in any case",
     )
 
     def load(self) -> Columns:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import expected_count, is_count
+from ortflex_core.component import expected_count, is_count, setting
 from ortflex_core.data import Columns
 from ortflex_core.errors import DataError, suggest
 from ortflex_core.protocols import DataSource
@@ -55,25 +55,21 @@ class Tokenized(DataSource):
 
     name: ClassVar[str] = "tokenized"
 
-    path: str = attrs.field(metadata={"help": "a .csv (with a header), .jsonl or .parquet file"})
-    tokenizer: str = attrs.field(
-        metadata={"help": "the tokenizer.json; a relative path starts at the folder of ``path``"}
+    path: str = setting(help="a .csv (with a header), .jsonl or .parquet file")
+    tokenizer: str = setting(
+        help="the tokenizer.json; a relative path starts at the folder of ``path``"
     )
-    text: str = attrs.field(default="text", metadata={"help": "column of strings"})
-    pair: str | None = attrs.field(default=None, metadata={"help": "column of second strings"})
-    target: str | Mapping[str, str] | None = attrs.field(
-        default="label",
-        metadata={"help": "the column of labels, or {label = column}; None: no labels"},
+    text: str = setting(default="text", help="column of strings")
+    pair: str | None = setting(default=None, help="column of second strings")
+    target: str | Mapping[str, str] | None = setting(
+        default="label", help="the column of labels, or {label = column}; None: no labels"
     )
-    length: int = attrs.field(
-        default=128, validator=_length, metadata={"help": "the number of tokens per row"}
+    length: int = setting(default=128, validator=_length, help="the number of tokens per row")
+    inputs: Sequence[str] = setting(
+        default=tuple(_MADE), validator=_inputs, help="the inputs to create"
     )
-    inputs: Sequence[str] = attrs.field(
-        default=tuple(_MADE), validator=_inputs, metadata={"help": "the inputs to create"}
-    )
-    pad: str | None = attrs.field(
-        default=None,
-        metadata={"help": "the padding token; None: that of the tokenizer, or a usual one"},
+    pad: str | None = setting(
+        default=None, help="the padding token; None: that of the tokenizer, or a usual one"
     )
 
     def load(self) -> Columns:

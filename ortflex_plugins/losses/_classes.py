@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
+from ortflex_core.component import setting
 from ortflex_core.data import (
     float_labels,
     float_scores,
@@ -24,11 +25,11 @@ from ortflex_core.types import Array, TensorSpec, shape_text
 
 def class_weight_field() -> Any:
     """The field ``class_weight``: one positive number or 0 a class, or None."""
-    return attrs.field(
+    return setting(
         default=None,
         converter=attrs.converters.optional(_numbers),
         validator=attrs.validators.optional(_check_weights),
-        metadata={"help": "what each class counts; not set: all alike"},
+        help="what each class counts; not set: all alike",
     )
 
 

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.component import hyper, number, one_of
+from ortflex_core.component import hyper, number, one_of, setting
 from ortflex_core.data import float_labels, require_range
 from ortflex_core.errors import DataError
 from ortflex_core.graph import Ops, Tensor
@@ -42,10 +42,10 @@ class Dice(Loss):
     name: ClassVar[str] = "dice"
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
-    over: Literal["regions", "classes"] = attrs.field(
+    over: Literal["regions", "classes"] = setting(
         default="regions",
         validator=one_of("regions", "classes"),
-        metadata={"help": "regions: they may overlap; classes: each position has one class"},
+        help="regions: they may overlap; classes: each position has one class",
     )
     smooth: float = hyper(
         default=1e-5,

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import one_of
+from ortflex_core.component import one_of, setting
 from ortflex_core.data import float_labels, require_range
 from ortflex_core.errors import DataError
 from ortflex_core.graph import Ops, Tensor
@@ -42,10 +42,10 @@ class KullbackLeibler(Loss):
     name: ClassVar[str] = "kullback_leibler"
     aliases: ClassVar[tuple[str, ...]] = ("kl", "kld", "kl_div", "kl_divergence")
 
-    on: Literal["scores", "log_probabilities"] = attrs.field(
+    on: Literal["scores", "log_probabilities"] = setting(
         default="scores",
         validator=one_of("scores", "log_probabilities"),
-        metadata={"help": "the output of the model: scores or logarithms of probabilities"},
+        help="the output of the model: scores or logarithms of probabilities",
     )
 
     @property

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 from onnx import TensorProto
 
-from ortflex_core.component import number, one_of
+from ortflex_core.component import number, one_of, setting
 from ortflex_core.data import float_labels, float_scores, integer_labels, require_range
 from ortflex_core.errors import DataError
 from ortflex_core.graph import Ops, Tensor
@@ -53,20 +53,20 @@ class LogLoss(Loss):
         "bce_with_logits",
     )
 
-    on: Literal["scores", "probabilities"] = attrs.field(
+    on: Literal["scores", "probabilities"] = setting(
         default="scores",
         validator=one_of("scores", "probabilities"),
-        metadata={"help": "the output of the model: scores or probabilities"},
+        help="the output of the model: scores or probabilities",
     )
-    eps: float = attrs.field(
+    eps: float = setting(
         default=1e-7,
         validator=number(gt=0, lt=0.5),
-        metadata={"help": "probabilities are clipped to [eps, 1 − eps]"},
+        help="probabilities are clipped to [eps, 1 − eps]",
     )
-    label_smoothing: float = attrs.field(
+    label_smoothing: float = setting(
         default=0.0,
         validator=number(ge=0, le=1),
-        metadata={"help": "the fraction of a label that is divided equally between both classes"},
+        help="the fraction of a label that is divided equally between both classes",
     )
     class_weight: tuple[float, ...] | None = class_weight_field()
 

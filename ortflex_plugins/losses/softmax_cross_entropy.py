@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, one_of
+from ortflex_core.component import number, one_of, setting
 from ortflex_core.data import require_range
 from ortflex_core.errors import short_repr
 from ortflex_core.graph import Ops, Tensor
@@ -60,16 +60,12 @@ class SoftmaxCrossEntropy(Loss):
     )
     scores: ClassVar[Literal["any", "raw"]] = "raw"
 
-    ignore_index: int | None = attrs.field(
-        default=-100, metadata={"help": "the class number of rows to ignore"}
-    )
-    axis: int = attrs.field(
-        default=1, validator=one_of(1, -1), metadata={"help": "the axis of the classes: 1 or -1"}
-    )
-    label_smoothing: float = attrs.field(
+    ignore_index: int | None = setting(default=-100, help="the class number of rows to ignore")
+    axis: int = setting(default=1, validator=one_of(1, -1), help="the axis of the classes: 1 or -1")
+    label_smoothing: float = setting(
         default=0.0,
         validator=number(ge=0, le=1),
-        metadata={"help": "the fraction of a label that is divided equally among all classes"},
+        help="the fraction of a label that is divided equally among all classes",
     )
     class_weight: tuple[float, ...] | None = class_weight_field()
 

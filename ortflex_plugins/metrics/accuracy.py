@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Metric
 from ortflex_core.types import Array
 from ortflex_plugins.metrics._averages import Average
@@ -39,10 +39,8 @@ class Accuracy(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("acc",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    threshold: float = attrs.field(
-        default=0.5,
-        validator=number(),
-        metadata={"help": "class 1 is predicted above it; 0 for scores"},
+    threshold: float = setting(
+        default=0.5, validator=number(), help="class 1 is predicted above it; 0 for scores"
     )
 
     def start(self) -> AccuracyState:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number, one_of
+from ortflex_core.component import number, one_of, setting
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import Metric
 from ortflex_core.types import Array
@@ -41,16 +41,14 @@ class F1(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("f1_score",)
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    average: Literal["binary", "macro", "micro", "weighted"] = attrs.field(
+    average: Literal["binary", "macro", "micro", "weighted"] = setting(
         default="binary",
         validator=one_of("binary", "macro", "micro", "weighted"),
-        metadata={"help": "how the scores of the classes are averaged"},
+        help="how the scores of the classes are averaged",
     )
-    positive: int = attrs.field(default=1, metadata={"help": "the positive one of two classes"})
-    threshold: float = attrs.field(
-        default=0.5,
-        validator=number(),
-        metadata={"help": "class 1 is predicted above it; 0 for scores"},
+    positive: int = setting(default=1, help="the positive one of two classes")
+    threshold: float = setting(
+        default=0.5, validator=number(), help="class 1 is predicted above it; 0 for scores"
     )
 
     def start(self) -> F1State:

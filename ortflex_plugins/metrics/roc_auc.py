@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import one_of
+from ortflex_core.component import one_of, setting
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import Metric
 from ortflex_core.types import Array, shape_text
@@ -42,10 +42,10 @@ class RocAuc(Metric):
     aliases: ClassVar[tuple[str, ...]] = ("auc", "auroc")
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    average: Literal["macro", "weighted"] = attrs.field(
+    average: Literal["macro", "weighted"] = setting(
         default="macro",
         validator=one_of("macro", "weighted"),
-        metadata={"help": "macro: the mean over the classes; weighted: weighted by their rows"},
+        help="macro: the mean over the classes; weighted: weighted by their rows",
     )
 
     def start(self) -> RocAucState:

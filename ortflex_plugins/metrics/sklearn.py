@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import ConfigError, DataError, suggest
 from ortflex_core.protocols import Metric
 from ortflex_core.types import Array
@@ -63,18 +63,14 @@ class SklearnMetric(Metric):
 
     name: ClassVar[str] = "sklearn"
 
-    score: str = attrs.field(
-        validator=_check_score, metadata={"help": "the function in sklearn.metrics"}
-    )
-    arguments: Mapping[str, Any] | None = attrs.field(
+    score: str = setting(validator=_check_score, help="the function in sklearn.metrics")
+    arguments: Mapping[str, Any] | None = setting(
         default=None,
         validator=attrs.validators.optional(_check_arguments),
-        metadata={"help": "its arguments, in addition to labels, predictions and weights"},
+        help="its arguments, in addition to labels, predictions and weights",
     )
-    threshold: float = attrs.field(
-        default=0.5,
-        validator=number(),
-        metadata={"help": "class 1 is predicted above it; 0 for scores"},
+    threshold: float = setting(
+        default=0.5, validator=number(), help="class 1 is predicted above it; 0 for scores"
     )
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import attrs
 import numpy as np
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import DataError
 from ortflex_core.protocols import Metric
 from ortflex_core.types import Array, shape_text
@@ -37,9 +37,7 @@ class TopK(Metric):
     name: ClassVar[str] = "top_k"
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
-    k: int = attrs.field(
-        default=5, validator=number(ge=1), metadata={"help": "the number of largest scores"}
-    )
+    k: int = setting(default=5, validator=number(ge=1), help="the number of largest scores")
 
     def start(self) -> TopKState:
         """An empty accumulator."""

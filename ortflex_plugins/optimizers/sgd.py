@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.graph import Host, Ops, Tensor
 from ortflex_core.protocols import Optimizer, Slots, Updated
 
@@ -31,8 +31,8 @@ class Sgd(Optimizer):
     default_rate: ClassVar[float] = 1e-3
 
     # A constant of the graph: as a hyperparameter it would cost a product a weight even at 0.
-    weight_decay: float = attrs.field(
-        default=0.0, validator=number(ge=0), metadata={"help": "fraction of w in the gradient"}
+    weight_decay: float = setting(
+        default=0.0, validator=number(ge=0), help="fraction of w in the gradient"
     )
 
     def update(

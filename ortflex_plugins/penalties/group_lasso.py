@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import hyper, number
+from ortflex_core.component import hyper, number, setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.graph import Ops, Tensor
 from ortflex_core.protocols import Penalty
@@ -43,16 +43,13 @@ class GroupLasso(Penalty):
     name: ClassVar[str] = "group_lasso"
 
     factor: float = hyper(default=1e-4, validator=number(ge=0), help="factor of the sum of norms")
-    axis: int | None = attrs.field(
+    axis: int | None = setting(
         default=0,
         validator=_integer_or_none,
-        metadata={
-            "help": "the axis whose positions are the groups; None: each weight is one group"
-        },
+        help="the axis whose positions are the groups; None: each weight is one group",
     )
-    by_size: bool = attrs.field(
-        default=True,
-        metadata={"help": "whether norms are multiplied by the root of the group's size"},
+    by_size: bool = setting(
+        default=True, help="whether norms are multiplied by the root of the group's size"
     )
 
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:

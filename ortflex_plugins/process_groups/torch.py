@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import OrtflexError
 from ortflex_core.protocols import Communicator, ProcessGroup
 from ortflex_core.types import Array
@@ -40,8 +40,8 @@ class Torch(ProcessGroup):
     name: ClassVar[str] = "torch"
     launch: ClassVar[str] = "torchrun --nproc-per-node 4 -m"
 
-    timeout: float = attrs.field(
-        default=1800.0, validator=number(gt=0), metadata={"help": "seconds to wait for the others"}
+    timeout: float = setting(
+        default=1800.0, validator=number(gt=0), help="seconds to wait for the others"
     )
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from ortflex_core.component import setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule, Unit
 from ortflex_core.types import Progress
@@ -14,10 +15,8 @@ from ortflex_core.types import Progress
 
 def schedules_field() -> Any:
     """The field ``schedules``: one or more, all counting by the unit of the whole."""
-    return attrs.field(
-        converter=tuple,
-        validator=_check,
-        metadata={"help": "names, or tables with the key name and parameters"},
+    return setting(
+        converter=tuple, validator=_check, help="names, or tables with the key name and parameters"
     )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
@@ -33,13 +33,11 @@ class Cosine(Schedule):
     name: ClassVar[str] = "cosine"
     aliases: ClassVar[tuple[str, ...]] = ("cosine_annealing",)
 
-    minimum: float = attrs.field(
-        default=0.0, validator=number(ge=0), metadata={"help": "the rate after a period"}
-    )
-    period: float | None = attrs.field(
+    minimum: float = setting(default=0.0, validator=number(ge=0), help="the rate after a period")
+    period: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "the time from base to minimum; None: the whole training"},
+        help="the time from base to minimum; None: the whole training",
     )
 
     def rate(self, base: float, progress: Progress) -> float:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
 
@@ -31,17 +31,13 @@ class CosineRestarts(Schedule):
 
     name: ClassVar[str] = "cosine_restarts"
 
-    period: int = attrs.field(
-        default=10, validator=number(ge=1), metadata={"help": "the length of the first cosine"}
-    )
-    factor: int = attrs.field(
+    period: int = setting(default=10, validator=number(ge=1), help="the length of the first cosine")
+    factor: int = setting(
         default=1,
         validator=number(ge=1),
-        metadata={"help": "the factor from the length of one cosine to the next"},
+        help="the factor from the length of one cosine to the next",
     )
-    minimum: float = attrs.field(
-        default=0.0, validator=number(ge=0), metadata={"help": "the rate before a restart"}
-    )
+    minimum: float = setting(default=0.0, validator=number(ge=0), help="the rate before a restart")
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""

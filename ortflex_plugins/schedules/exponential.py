@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
 
@@ -26,9 +26,7 @@ class Exponential(Schedule):
 
     name: ClassVar[str] = "exponential"
 
-    gamma: float = attrs.field(
-        default=0.99, validator=number(gt=0), metadata={"help": "factor per unit of time"}
-    )
+    gamma: float = setting(default=0.99, validator=number(gt=0), help="factor per unit of time")
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base·gammaᵗ``."""

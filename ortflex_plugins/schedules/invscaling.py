@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
 
@@ -31,12 +31,8 @@ class InverseScaling(Schedule):
 
     name: ClassVar[str] = "invscaling"
 
-    power: float = attrs.field(
-        default=0.25, validator=number(ge=0), metadata={"help": "exponent of the time"}
-    )
-    scale: float = attrs.field(
-        default=1, validator=number(gt=0), metadata={"help": "the factor of the time t"}
-    )
+    power: float = setting(default=0.25, validator=number(ge=0), help="exponent of the time")
+    scale: float = setting(default=1, validator=number(gt=0), help="the factor of the time t")
 
     def rate(self, base: float, progress: Progress) -> float:
         """``base / (scale·t + 1)^power``."""

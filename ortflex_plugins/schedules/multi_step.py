@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
 
@@ -26,14 +26,12 @@ class MultiStep(Schedule):
 
     name: ClassVar[str] = "multi_step"
 
-    milestones: tuple[int, ...] = attrs.field(
+    milestones: tuple[int, ...] = setting(
         converter=tuple,
         validator=attrs.validators.deep_iterable(number(ge=0)),
-        metadata={"help": "the times at which the rate is multiplied"},
+        help="the times at which the rate is multiplied",
     )
-    gamma: float = attrs.field(
-        default=0.1, validator=number(gt=0), metadata={"help": "the factor at each milestone"}
-    )
+    gamma: float = setting(default=0.1, validator=number(gt=0), help="the factor at each milestone")
 
     def rate(self, base: float, progress: Progress) -> float:
         """The rate at ``t``."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
@@ -34,21 +34,21 @@ class OneCycle(Schedule):
     name: ClassVar[str] = "one_cycle"
     aliases: ClassVar[tuple[str, ...]] = ("onecycle", "onecyclelr")
 
-    length: float | None = attrs.field(
+    length: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "the length of the cycle; None: the whole training"},
+        help="the length of the cycle; None: the whole training",
     )
-    up: float = attrs.field(
+    up: float = setting(
         default=0.3,
         validator=number(gt=0, lt=1),
-        metadata={"help": "the fraction of the length in which the rate rises"},
+        help="the fraction of the length in which the rate rises",
     )
-    start_divisor: float = attrs.field(
-        default=25.0, validator=number(gt=0), metadata={"help": "base divided by the first rate"}
+    start_divisor: float = setting(
+        default=25.0, validator=number(gt=0), help="base divided by the first rate"
     )
-    end_divisor: float = attrs.field(
-        default=1e4, validator=number(gt=0), metadata={"help": "the first rate divided by the last"}
+    end_divisor: float = setting(
+        default=1e4, validator=number(gt=0), help="the first rate divided by the last"
     )
 
     def rate(self, base: float, progress: Progress) -> float:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
@@ -35,15 +35,13 @@ class Optimal(Schedule):
 
     name: ClassVar[str] = "optimal"
 
-    alpha: float = attrs.field(
-        default=1e-4,
-        validator=number(gt=0),
-        metadata={"help": "strength of the penalty, ½ alpha·Σw²"},
+    alpha: float = setting(
+        default=1e-4, validator=number(gt=0), help="strength of the penalty, ½ alpha·Σw²"
     )
-    t0: float | None = attrs.field(
+    t0: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "the start of the time; None: computed from the loss"},
+        help="the start of the time; None: computed from the loss",
     )
 
     def bind(self, context: ScheduleContext) -> Schedule:

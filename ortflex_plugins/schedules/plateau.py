@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import attrs
 
-from ortflex_core.component import number, one_of
+from ortflex_core.component import number, one_of, setting
 from ortflex_core.errors import ConfigError, suggest
 from ortflex_core.protocols import Schedule, ScheduleContext, Unit
 from ortflex_core.types import Progress
@@ -43,40 +43,34 @@ class Plateau(Schedule):
     aliases: ClassVar[tuple[str, ...]] = ("reduce_on_plateau", "reducelronplateau")
 
     by: Unit = attrs.field(default="epoch", validator=one_of("epoch"))
-    monitor: str = attrs.field(default="auto", metadata={"help": "a column of the History"})
-    mode: Literal["auto", "min", "max"] = attrs.field(
+    monitor: str = setting(default="auto", help="a column of the History")
+    mode: Literal["auto", "min", "max"] = setting(
         default="auto",
         validator=one_of("auto", "min", "max"),
-        metadata={"help": "whether lower values are better, or higher ones"},
+        help="whether lower values are better, or higher ones",
     )
-    factor: float = attrs.field(
-        default=0.1,
-        validator=number(gt=0, lt=1),
-        metadata={"help": "the factor by which the rate is reduced"},
+    factor: float = setting(
+        default=0.1, validator=number(gt=0, lt=1), help="the factor by which the rate is reduced"
     )
-    patience: int = attrs.field(
-        default=10,
-        validator=number(ge=0),
-        metadata={"help": "the number of epochs without an improvement"},
+    patience: int = setting(
+        default=10, validator=number(ge=0), help="the number of epochs without an improvement"
     )
-    threshold: float = attrs.field(
+    threshold: float = setting(
         default=1e-4,
         validator=number(ge=0),
-        metadata={"help": "the smallest change that counts as an improvement"},
+        help="the smallest change that counts as an improvement",
     )
-    threshold_mode: Literal["relative", "absolute"] = attrs.field(
+    threshold_mode: Literal["relative", "absolute"] = setting(
         default="relative",
         validator=one_of("relative", "absolute"),
-        metadata={"help": "whether the threshold is a fraction of the best"},
+        help="whether the threshold is a fraction of the best",
     )
-    cooldown: int = attrs.field(
+    cooldown: int = setting(
         default=0,
         validator=number(ge=0),
-        metadata={"help": "the number of epochs after a reduction that do not count"},
+        help="the number of epochs after a reduction that do not count",
     )
-    minimum: float = attrs.field(
-        default=0.0, validator=number(ge=0), metadata={"help": "the lowest rate"}
-    )
+    minimum: float = setting(default=0.0, validator=number(ge=0), help="the lowest rate")
 
     def bind(self, context: ScheduleContext) -> Schedule:
         """The schedule with its mode, which a metric knows."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.errors import ConfigError
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
@@ -28,13 +28,13 @@ class Polynomial(Schedule):
 
     name: ClassVar[str] = "polynomial"
 
-    length: float | None = attrs.field(
+    length: float | None = setting(
         default=None,
         validator=attrs.validators.optional(number(gt=0)),
-        metadata={"help": "the time until the rate is zero; None: the whole training"},
+        help="the time until the rate is zero; None: the whole training",
     )
-    power: float = attrs.field(
-        default=1.0, validator=number(gt=0), metadata={"help": "the exponent; 1 is a straight line"}
+    power: float = setting(
+        default=1.0, validator=number(gt=0), help="the exponent; 1 is a straight line"
     )
 
     def rate(self, base: float, progress: Progress) -> float:

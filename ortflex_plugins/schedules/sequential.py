@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
 from ortflex_plugins.schedules._composition import schedules_field, since
@@ -38,10 +38,10 @@ class Sequential(Schedule):
     name: ClassVar[str] = "sequential"
 
     schedules: tuple[Schedule, ...] = schedules_field()
-    milestones: tuple[int, ...] = attrs.field(
+    milestones: tuple[int, ...] = setting(
         converter=tuple,
         validator=attrs.validators.deep_iterable(number(ge=1)),
-        metadata={"help": "the times at which the next schedule begins"},
+        help="the times at which the next schedule begins",
     )
 
     @milestones.validator

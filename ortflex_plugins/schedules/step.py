@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule
 from ortflex_core.types import Progress
 
@@ -26,13 +26,9 @@ class StepDecay(Schedule):
 
     name: ClassVar[str] = "step"
 
-    size: float = attrs.field(
-        default=10, validator=number(gt=0), metadata={"help": "the length of an interval"}
-    )
-    gamma: float = attrs.field(
-        default=0.1,
-        validator=number(gt=0),
-        metadata={"help": "the factor from one interval to the next"},
+    size: float = setting(default=10, validator=number(gt=0), help="the length of an interval")
+    gamma: float = setting(
+        default=0.1, validator=number(gt=0), help="the factor from one interval to the next"
     )
 
     def rate(self, base: float, progress: Progress) -> float:

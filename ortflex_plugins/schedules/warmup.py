@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ortflex_core.component import number
+from ortflex_core.component import number, setting
 from ortflex_core.protocols import Schedule, ScheduleContext
 from ortflex_core.types import Progress
 from ortflex_plugins.schedules._composition import same_unit, since
@@ -35,16 +35,10 @@ class Warmup(Schedule):
 
     name: ClassVar[str] = "warmup"
 
-    schedule: Schedule = attrs.field(metadata={"help": "the schedule after the warm-up"})
-    length: int = attrs.field(
-        default=5,
-        validator=number(ge=1),
-        metadata={"help": "the length of the warm-up"},
-    )
-    start: float = attrs.field(
-        default=1 / 3,
-        validator=number(ge=0, le=1),
-        metadata={"help": "the fraction of the rate at t = 0"},
+    schedule: Schedule = setting(help="the schedule after the warm-up")
+    length: int = setting(default=5, validator=number(ge=1), help="the length of the warm-up")
+    start: float = setting(
+        default=1 / 3, validator=number(ge=0, le=1), help="the fraction of the rate at t = 0"
     )
 
     @schedule.default

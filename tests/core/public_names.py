@@ -46,7 +46,16 @@ MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "Plugins": {
         "ortflex_core.component": (
-            *("Component", "hyper", "number", "one_of", "expected_count", "is_count", "MOST"),
+            *(
+                "Component",
+                "hyper",
+                "number",
+                "one_of",
+                "setting",
+                "expected_count",
+                "is_count",
+                "MOST",
+            ),
         ),
         "ortflex_core.protocols": (),
         "ortflex_core.hooks": ("hook", "Hooks", "HookManager", "NAMES"),
