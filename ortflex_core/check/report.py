@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from ortflex_core.check.memory import MemoryReport
+from ortflex_core.engines.backend_choice import refusals
 from ortflex_core.parameters.selection import Choice, shared
 from ortflex_core.protocols import Product
 
@@ -84,8 +85,8 @@ class ModelReport:
             f"{len(trained)} parameters, {len(trained) - len(blocked & set(trained))} of them reached "
             f"by a gradient from {', '.join(self.outputs)}",
         ]
-        for name, reasons in self.backends.items():
-            lines.append(f"{name}: " + ("can train it" if not reasons else reasons[0]))
+        able = [name for name, reasons in self.backends.items() if not reasons]
+        lines += [f"{name}: can train it" for name in able] + refusals(self.backends)
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 

@@ -6,6 +6,7 @@ Add here: code that two backends would otherwise repeat.
 """
 
 from ortflex_core.engines.array_engine import HostEngine
+from ortflex_core.engines.backend_choice import refusals
 from ortflex_core.engines.buffers import (
     DataBuffers,
     ReadLosses,
@@ -34,5 +35,6 @@ __all__ = [
     "first_not_finite",
     "missing_types",
     "read_into",
+    "refusals",
     "start_average",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ortflex_core.entries import OURS, warn_once
@@ -16,6 +16,31 @@ AUTO, FASTEST = "auto", "fastest"
 WORDS = (AUTO, FASTEST)
 """Ways to choose a backend, by names that no backend has."""
 _ENGINE = (*Engine.__annotations__, *(n for n in vars(Engine) if not n.startswith("_")))
+
+
+class Absent(str):
+    """A reason against a backend for every problem: it is not available in this environment."""
+
+    __slots__ = ()
+
+
+def refusals(reasons: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
+    """A line, which starts with ``head``, for each first reason, and one for all absent backends.
+
+    >>> refusals({"a": [Absent("b is not installed")], "b": ["no float16"], "c": []})
+    ['b: no float16', 'not available here: a (`ortflex doctor` says why)']
+    """
+    alike: dict[str, list[str]] = {}
+    absent = []
+    for name, (first, *_) in ((n, r) for n, r in reasons.items() if r):
+        if isinstance(first, Absent):
+            absent.append(name)
+        else:
+            alike.setdefault(first, []).append(name)
+    lines = [f"{head}{', '.join(names)}: {reason}" for reason, names in alike.items()]
+    if absent:
+        lines.append(f"not available here: {', '.join(absent)} (`ortflex doctor` says why)")
+    return lines
 
 
 def is_word(spec: Any) -> bool:
@@ -67,9 +92,8 @@ def against(
         return ["it does not support several processes (distributed=)"]
     if problem.recompute is not False and not backend.recomputes:
         return ["it does not support activation checkpointing (recompute=)"]
-    return reasons(
-        backend, lambda: backend.available(runtime), f"{label} fails in available"
-    ) or reasons(
+    absent = reasons(backend, lambda: backend.available(runtime), f"{label} fails in available")
+    return [Absent(reason) for reason in absent] or reasons(
         backend, lambda: backend.supports(problem, device, runtime), f"{label} fails in supports"
     )
 

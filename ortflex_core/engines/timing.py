@@ -150,9 +150,15 @@ def quickest(timings: Sequence[Timing]) -> str | None:
 
 
 def table(timings: Sequence[Timing], taken: str | None) -> list[list[str]]:
-    """Rows of a table, the first of which has the names of the columns."""
+    """Rows of a table, the first of which has the names of the columns.
+
+    The last one has the backends that are not available here, if there are any.
+    """
     rows = [["backend", "ms/step", "compile s", "first step s", ""]]
+    absent = [t for t in timings if isinstance(t.reason, backend_choice.Absent)]
     for timing in timings:
+        if timing in absent:
+            continue
         if timing.reason:
             rows.append([timing.backend, "", "", "", timing.reason])
             continue
@@ -166,6 +172,9 @@ def table(timings: Sequence[Timing], taken: str | None) -> list[list[str]]:
                 mark,
             ]
         )
+    if absent:
+        [text] = backend_choice.refusals({t.backend: [t.reason] for t in absent})
+        rows.append(["others", "", "", "", text])
     return rows
 
 

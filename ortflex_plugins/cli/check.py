@@ -145,6 +145,11 @@ def _show(report: ModelReport, everything: bool) -> None:
             + (f", weight {p.weight})" if p.weight else ")")
             for p in report.products
         ]
+        lines += [
+            f"{name} cannot train it: {reason}"
+            for name, reasons in report.backends.items()
+            for reason in reasons
+        ]
     if lines:
         console.print()
     for line in lines:

@@ -74,6 +74,8 @@ def compare(
 def _show_times(measured: Times) -> None:
     from rich.table import Table
 
+    from ortflex_core.engines import refusals
+
     console = open_console()
     table = Table(box=None, padding=(0, 2, 0, 0))
     head, *rows = measured.table()
@@ -83,9 +85,9 @@ def _show_times(measured: Times) -> None:
         if row[1]:
             table.add_row(*map(plain, row[:-1]))
     console.print(table)
-    for timing in measured.timings:
-        if timing.reason:
-            console.print(plain(f"{timing.backend} was not measured: {timing.reason}"))
+    reasons = {t.backend: [t.reason] for t in measured.timings if t.reason}
+    for line in refusals(reasons, "not measured: "):
+        console.print(plain(line))
     if measured.fastest is None:
         console.print("no backend can train this here")
     else:
@@ -94,6 +96,8 @@ def _show_times(measured: Times) -> None:
 
 def _show(found: Comparison) -> None:
     from rich.table import Table
+
+    from ortflex_core.engines import refusals
 
     console = open_console()
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -114,8 +118,8 @@ def _show(found: Comparison) -> None:
             plain(_worst(result.inference_errors)),
         )
     console.print(table)
-    for name, reasons in found.skipped.items():
-        console.print(plain(f"{name} cannot train this problem: {reasons[0]}"))
+    for line in refusals(found.skipped, "not compared: "):
+        console.print(plain(line))
     for note in found.notes:
         console.print(plain(note))
     for difference in found.differences:

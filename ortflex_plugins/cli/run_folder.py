@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from ortflex_core.checkpoints import list_checkpoints
 from ortflex_core.files import OutputError, make_folder, write_bytes
 from ortflex_core.hooks import hook
@@ -44,9 +46,49 @@ _WRITTEN = {
 _PACKAGES = ("ortflex", "numpy", "onnx")
 
 
-def make(
-    recipe: Recipe, resume: Path | None = None, *, force: bool = False
-) -> tuple[Path, FolderLock]:
+@attrs.frozen(kw_only=True)
+class Place:
+    """A run folder with its lock, and what was changed to make it.
+
+    ``new`` are the folders that did not exist, the inner ones first; ``before`` are the names in the
+    folder; ``renamed`` is where an earlier run is now.
+    """
+
+    folder: Path
+    lock: FolderLock
+    new: tuple[Path, ...] = ()
+    before: frozenset[str] = frozenset()
+    renamed: Path | None = None
+
+    def discard(self) -> None:
+        """Remove what a training that was refused has written, unless there is more than its settings.
+
+        Files and folders that were there before stay, and an earlier run gets its name back.
+        """
+        with contextlib.suppress(OSError):
+            there = {p.name for p in self.folder.iterdir()} - {self.lock.name}
+            own = there - self.before
+            if _CHECKPOINTS in own and not _filled(self.folder / _CHECKPOINTS):
+                (self.folder / _CHECKPOINTS).rmdir()
+                own.remove(_CHECKPOINTS)
+            if not own <= {_RECIPE, _VERSIONS}:
+                return
+            for name in own:
+                (self.folder / name).unlink()
+            self.lock.release()
+            for folder in self.new:
+                folder.rmdir()  # refused by the system if it is not empty
+            if self.renamed is not None and not os.path.lexists(self.folder):
+                os.rename(self.renamed, self.folder)
+                _log.info("the run that was in %s is there again", self.folder)
+
+
+def _missing(folder: Path) -> tuple[Path, ...]:
+    """The folders that making a folder will make, the inner ones first."""
+    return tuple(itertools.takewhile(lambda p: not p.exists(), (folder, *folder.parents)))
+
+
+def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> Place:
     """The recipe's ``output``, or a new folder ``runs/<time>-<model>``; with its lock.
 
     A training that continues from a run folder continues in it. Any other folder with a run, or
@@ -59,16 +101,21 @@ def make(
     if folder is None and resume is not None and (resume / _VERSIONS).is_file():
         folder = resume
     if folder is None:
-        return _taken(_fresh(Path("runs"), Path(recipe.model).stem))
+        parents = _missing(Path("runs"))
+        folder, lock = _taken(_fresh(Path("runs"), Path(recipe.model).stem))
+        return Place(folder=folder, lock=lock, new=(folder, *parents))
     goes_on = resume is not None and resume.resolve().is_relative_to(folder.resolve())
+    new = _missing(folder)
     lock = _taken(make_folder(folder))[1]
     if goes_on or not (names := _at_risk(folder)):
-        return folder, lock
+        before = frozenset(p.name for p in folder.iterdir())
+        return Place(folder=folder, lock=lock, new=new, before=before)
     lock.release()
     if not force:
         raise OutputError(_refusal(folder, names))
-    _rename(folder, recipe)
-    return _taken(make_folder(folder))
+    renamed = _rename(folder, recipe)
+    lock = _taken(make_folder(folder))[1]
+    return Place(folder=folder, lock=lock, new=(folder,), renamed=renamed)
 
 
 def _taken(folder: Path) -> tuple[Path, FolderLock]:
@@ -139,8 +186,8 @@ def _refusal(folder: Path, there: list[str]) -> str:
     )
 
 
-def _rename(folder: Path, recipe: Recipe) -> None:
-    """Rename a folder, unless this training reads from it.
+def _rename(folder: Path, recipe: Recipe) -> Path:
+    """Rename a folder, unless this training reads from it; returns where it is now.
 
     Raises:
         OutputError: the training reads from it, or it cannot be renamed.
@@ -163,6 +210,7 @@ def _rename(folder: Path, recipe: Recipe) -> None:
             f"cannot rename {str(folder)!r} to {str(target)!r}: {error.strerror or error}"
         ) from error
     _log.info("the run that was in %s is now in %s", folder, target)
+    return target
 
 
 def _inputs(recipe: Recipe) -> Iterator[Path]:

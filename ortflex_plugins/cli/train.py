@@ -74,16 +74,19 @@ def train(
             return
         # Before the training: otherwise its result is lost if the folder cannot be written to.
         with internals_of(trainer).sharing_errors():
-            folder, lock = run_folder.make(loaded, resume, force=force)
-        trainer.folder = folder
+            place = run_folder.make(loaded, resume, force=force)
+        trainer.folder = folder = place.folder
         try:
             with internals_of(trainer).sharing_errors():
                 if resume is not None:
                     trainer.restore(run_folder.checkpoint(resume), strict=strict)
                 run_folder.begin(folder, loaded.resolved(plugins), trainer)
             history = _run(loaded, trainer, measures)
+        except BaseException:
+            place.discard()
+            raise
         finally:
-            lock.release()
+            place.lock.release()
     _show(history, folder)
     if history.interrupted:
         again = f"; continue: ortflex train {recipe} --resume {folder}"

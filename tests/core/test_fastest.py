@@ -362,7 +362,7 @@ def test_the_command_compare_prints_the_times(recipe: Path) -> None:
     assert lines[0].split() == ["backend", "ms/step", "compile", "s", "first", "step", "s"]
     assert lines[1].split()[0] == "second"
     assert lines[2:] == [
-        "first was not measured: it is Monday",
+        "not measured: first: it is Monday",
         'backend = "fastest" takes second',
     ]
     FAILURES.clear()

@@ -1,0 +1,104 @@
+"""A training that is refused leaves no folder, and touches nothing that was there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.plugins.commands import ortflex, prepare
+
+pytestmark = pytest.mark.once
+
+RECIPE = """
+model = "model.onnx"
+data = "data.npz"
+loss = "squared_error"
+epochs = 2
+callbacks = [{ name = "checkpoint", best = false }]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    prepare(tmp_path, RECIPE)
+    with np.load(tmp_path / "data.npz") as data:
+        arrays = dict(data)
+    np.savez(tmp_path / "nan.npz", **{n: np.full_like(a, np.nan) for n, a in arrays.items()})
+    np.savez(tmp_path / "short.npz", **{n: a[:, :1] for n, a in arrays.items()})
+    np.savez(tmp_path / "unlabelled.npz", X=arrays["X"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder."""
+    return {
+        str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None
+        for p in folder.rglob("*")
+    }
+
+
+REFUSED = {
+    "a wrong key": ["epocs=3"],
+    "a file that does not exist": ["data=no.npz"],
+    "values that are not finite": ["data=nan.npz"],
+    "a wrong shape": ["data=short.npz"],
+    "no labels": ["data=unlabelled.npz"],
+    "a loss that does not fit": ["loss=softmax_cross_entropy"],
+    "a device that is not here": ["device=cuda"],
+    "a transform that cannot be": ["recompute=no_such_tensor"],
+}
+
+
+@pytest.mark.parametrize("output", [None, "run", "a/b/run"])
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_nothing_is_left_of_a_training_that_is_refused(
+    mistake: str, output: str | None, folder: Path
+) -> None:
+    before = content(folder)
+    place = [] if output is None else [f"output={output}"]
+    result = ortflex("train", "train.toml", *REFUSED[mistake], *place)
+    assert result.exit_code == 1, result.output
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("files", [[], ["notes.txt"], ["sub/notes.txt", ".hidden"]])
+def test_what_the_user_had_in_the_folder_stays(files: list[str], folder: Path) -> None:
+    run = folder / "run"
+    run.mkdir()
+    for name in files:
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("mine", "utf-8")
+    before = content(folder)
+    result = ortflex("train", "train.toml", "data=nan.npz", "output=run")
+    assert result.exit_code == 1
+    assert content(folder) == before
+
+
+def test_an_earlier_run_gets_its_name_back(folder: Path) -> None:
+    assert ortflex("train", "train.toml", "output=run").exit_code == 0
+    before = content(folder)
+    result = ortflex("train", "train.toml", "output=run", "data=nan.npz", "--force")
+    assert result.exit_code == 1
+    assert content(folder) == before
+
+
+def test_a_refused_resume_changes_nothing(folder: Path) -> None:
+    assert ortflex("train", "train.toml", "output=run").exit_code == 0
+    before = content(folder)
+    for mistake in (["data=nan.npz", "epochs=5"], ["optimizer=adam"]):
+        result = ortflex("train", "train.toml", "output=run", *mistake, "--resume", "run")
+        assert result.exit_code == 1
+        left = content(folder)
+        assert set(left) == set(before)
+        for name in ("run/trained.onnx", "run/history.csv"):
+            assert left[name] == before[name]
+
+
+def test_a_training_that_diverges_keeps_its_folder(folder: Path) -> None:
+    result = ortflex("train", "train.toml", "output=run", "learning_rate=1e30")
+    assert result.exit_code == 1
+    assert (folder / "run" / "last_good.onnx").is_file()
+    assert (folder / "run" / "recipe.toml").is_file()
