@@ -193,8 +193,8 @@ def update_averages(
     """Running means after several steps at once, by parameter.
 
     ``a ← Π (1 − sₖ) · a + Σ sₖ · Π_{j>k} (1 − sⱼ) · wₖ`` with the shares s of the steps: one product
-    of a row of host scalars and the stacked weights, where step by step it would be three operators
-    each.
+    of a row of host scalars and the stacked mean and weights, where step by step it would be three
+    operators each.
     """
     op = trace.op
     rest: Any = 1.0
@@ -203,13 +203,22 @@ def update_averages(
         factors.insert(0, share * rest)
         rest = (1 - share) * rest
     row = {
-        dtype: op.Concat(*(op.Reshape(trace.bind(f, dtype), [1, 1]) for f in factors), axis=1)
+        dtype: op.Concat(
+            *(op.Reshape(trace.bind(n, dtype), [1, 1]) for n in (rest, *factors)), axis=1
+        )
         for dtype in {tensor.dtype for tensor in before.values()}
     }
     out = {}
     for name, tensor in before.items():
         shape = np.asarray(tensor.shape or (), np.int64)
-        versions = [w[name] if len(shape) else op.Reshape(w[name], [1]) for w in weights]
-        stack = op.Reshape(op.Concat(*versions, axis=0), [len(versions), -1])
-        out[name] = rest * tensor + op.Reshape(op.MatMul(row[tensor.dtype], stack), shape)
+        versions = [w[name] for w in weights]
+        if len(shape) > 1:
+            stack = op.Reshape(op.Concat(tensor, *versions, axis=0), [len(weights) + 1, -1])
+            mean = op.MatMul(row[tensor.dtype], stack)
+        else:  # the weights may be held as rows
+            versions = versions if len(shape) else [op.Reshape(v, [1]) for v in versions]
+            stack = op.Reshape(op.Concat(*versions, axis=0), [len(weights), -1])
+            new = op.Slice(row[tensor.dtype], [1], [len(weights) + 1], [1])
+            mean = rest * tensor + op.MatMul(new, stack)
+        out[name] = op.Reshape(mean, shape)
     return out

@@ -119,11 +119,12 @@ class StepPlan:
         values.update(zip(symbols.rates, rates, strict=True))
         if self.counts_steps:
             draw = done * self.problem.updating.accumulate
-            for k, draws in enumerate(symbols.draws):
-                for symbol in draws:
-                    draw += 1
-                    values[symbol] = draw
-                values[symbols.counters[k]] = done + k + 1
+            values.update(
+                zip(symbols.draws, range(draw + 1, draw + 1 + len(symbols.draws)), strict=True)
+            )
+            values.update(
+                zip(symbols.counters, range(done + 1, done + 1 + self.steps), strict=True)
+            )
         self._rates = rates
         self.hosts.update(values)
         return True
@@ -136,12 +137,12 @@ class Symbols:
         batches = range(problem.updating.accumulate)
         self.rates = [Port("rate", step=k).label for k in range(steps)]
         self.counters = [Port("counter", step=k).label for k in range(steps)]
-        self.draws = [[Port("draw", step=k, batch=j).label for j in batches] for k in range(steps)]
+        self.draws = [Port("draw", step=k, batch=j).label for k in range(steps) for j in batches]
         self.scales = [
             [[term.at(k, j, None).scale_symbol for term in problem.terms] for j in batches]
             for k in range(steps)
         ]
-        self.counted = {*self.counters, *(symbol for own in self.draws for symbol in own)}
+        self.counted = {*self.counters, *self.draws}
 
 
 class RunLosses:
