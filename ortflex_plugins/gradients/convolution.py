@@ -1,8 +1,9 @@
 """Gradient rules of convolutions: any groups, strides, dilations and padding, one to three axes.
 
-Three forms of a kernel's gradient, fastest where measured on one thread (forward = 1): a product
+Four forms of a kernel's gradient, fastest where measured on one thread (forward = 1): a product
 for each place of the kernel (0.9 to 1.7, many channels), one product with all places side by side
-(1.2 to 2.5, few channels or strides), and a convolution whose strides and dilations are swapped
+(1.2 to 2.5, few channels or strides), a product for each row of the kernel (depthwise,
+:mod:`ortflex_plugins.gradients._row_products`), and a convolution whose strides and dilations are swapped
 (1.5 to 10; 50 for 1×1), which is left for tiny graphs and for kernels of unknown size. On planes of
 few places all of a convolution is a product (:mod:`ortflex_plugins.gradients._small_planes`).
 """
@@ -18,6 +19,7 @@ from ortflex_core.autodiff import Gradient, NodeView, Rules, dims, full, reshape
 from ortflex_core.errors import NoGradientRule
 from ortflex_core.graph import Ops, Tensor
 from ortflex_plugins.gradients import _planes
+from ortflex_plugins.gradients._row_products import by_rows
 from ortflex_plugins.gradients._small_planes import small_planes
 from ortflex_plugins.gradients._windows import (
     END,
@@ -149,6 +151,10 @@ def kernel_gradient(
     if sizes is None or at.kernel is None:
         return _swapped(op, x, g, weight, at, group)
     channels, taps = sizes[1], flat(at.kernel)
+    if channels == 1 and sizes[0] == group > 1:
+        found = by_rows(op, x, g, weight, at, group)
+        if found is not None:
+            return found
     rows = None
     if at.counts is not None and g.shape is not None and isinstance(g.shape[0], int):
         rows = channels * group * taps * g.shape[0] * flat(at.counts)

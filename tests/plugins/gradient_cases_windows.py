@@ -42,6 +42,16 @@ CONV = [
     conv("2d-dilations", (1, 2, 6, 7), (2, 2, 2, 3), dilations=[3, 2]),
     conv("2d-groups", (2, 4, 4, 4), (6, 2, 2, 2), group=2, pads=[1, 1, 1, 1]),
     conv("depthwise", (2, 3, 5, 5), (3, 1, 3, 3), group=3, pads=[1, 1, 1, 1]),
+    conv("depthwise-rows", (2, 3, 6, 7), (3, 1, 2, 3), strides=[2, 2], pads=[1, 0, 2, 1], group=3),
+    conv(
+        "depthwise-dilated",
+        (2, 2, 6, 7),
+        (2, 1, 3, 2),
+        dilations=[2, 3],
+        pads=[0, 2, 1, 0],
+        group=2,
+    ),
+    conv("depthwise-wide", (1, 2, 3, 18), (2, 1, 3, 3), pads=[1, 1, 1, 1], group=2),
     conv("depthwise-strides", (2, 2, 5, 6), (4, 1, 3, 3), group=2, strides=[2, 2]),
     conv("1x1", (2, 3, 3, 4), (2, 3, 1, 1), kernel_shape=[1, 1]),
     conv("1x1-strides", (2, 3, 4, 5), (2, 3, 1, 1), strides=[2, 2]),
@@ -96,6 +106,9 @@ def transposed(label: str, x: Sequence[int], w: Sequence[int], **options: Any) -
 TRANSPOSED = [
     transposed("1d", (2, 2, 4), (2, 3, 3), strides=[2]),
     transposed("2d", (2, 2, 3, 3), (2, 3, 2, 3)),
+    transposed(
+        "2d-depthwise", (2, 3, 3, 4), (3, 1, 3, 2), group=3, strides=[2, 2], pads=[1, 0, 0, 1]
+    ),
     transposed("2d-up", (1, 2, 3, 2), (2, 2, 2, 2), strides=[2, 2]),
     transposed(
         "2d-all",
