@@ -1,9 +1,10 @@
 """Components by the path of their class: ``"my_module:MyLoss"`` or ``"my_losses.py:MyLoss"``.
 
-What stands before the last colon is a module that Python can import, or a file that ends in ``.py``; what
-stands after it is a class in there. A file is imported once a process, under a name made of its path, and
-its folder is not put on ``sys.path``. A file is code: it runs only because a person names it, in Python or
-in a recipe, never because data or a checkpoint do (``SECURITY.md``).
+The part before the last colon is an importable module or a file that ends in ``.py``; the part
+after it is a class in that module or file. A file is imported once per process, under a name
+derived from its path, and its folder is not added to ``sys.path``. A file is code: it runs only if
+a user names it, in Python or in a recipe, never because data or a checkpoint name it
+(``SECURITY.md``).
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class PathEntry(Entry):
             known = [n for n, cls in vars(module).items() if _is_own(cls, module)]
             raise PluginError(
                 f"{self.distribution} has no class {name!r}"
-                + (f"; {suggest(name, known)}" if known else " and no other")
+                + (f"; {suggest(name, known)}" if known else "; it defines no component")
             )
         if getattr(found, "name", None) == "":
             found.name = found.__name__  # messages and files call it by its class
@@ -239,7 +240,7 @@ def _run(file: Path, what: str) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ImportError(f"no loader for {str(file)!r}")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # attrs and dataclasses look annotations up there
+        sys.modules[name] = module  # attrs and dataclasses look up annotations there
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -23,7 +23,7 @@ RATES = ("lr", "learning_rate", "rate")
 
 
 MOST = 2**31 - 1
-"""The largest count of anything: rows, batches, epochs, steps; far beyond what can be waited for."""
+"""The largest valid count of rows, batches, epochs or steps; far larger than any practical one."""
 
 
 def is_count(value: Any, least: int = 1, most: int = MOST) -> bool:
@@ -37,7 +37,7 @@ def is_count(value: Any, least: int = 1, most: int = MOST) -> bool:
 
 
 def expected_count(value: Any, least: int = 1, most: int = MOST) -> str:
-    """What a message says was expected and came, where :func:`is_count` says no.
+    """The expected and the given value, for a message about a value that is no count.
 
     >>> expected_count(0)
     'expected an integer >= 1, got 0'
@@ -51,7 +51,7 @@ def expected_count(value: Any, least: int = 1, most: int = MOST) -> str:
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """What :func:`number` makes: a validator that can be asked for its bounds."""
+    """The validator that :func:`number` returns; its bounds can be read."""
 
     gt: float | None = None
     ge: float | None = None
@@ -137,7 +137,7 @@ class Component:
     """Base of all components; subclasses are frozen, keyword-only attrs classes."""
 
     name: ClassVar[str] = ""
-    """The name the registry knows the component by."""
+    """The name of the component in the registry."""
 
     aliases: ClassVar[tuple[str, ...]] = ()
     """Its names in other libraries, in lower case; they are not accepted, but messages suggest ``name``."""

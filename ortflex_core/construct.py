@@ -38,7 +38,7 @@ def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plug
     """Build ``cls`` from a mapping of its parameters.
 
     Raises:
-        ConfigError: one line a problem: ``optimizer.bta1: unknown parameter; did you mean …``.
+        ConfigError: one line per problem: ``optimizer.bta1: unknown parameter; did you mean …``.
     """
     if not attrs.has(cls):
         # A callback may be any class; its constructor checks its own arguments.
@@ -237,7 +237,7 @@ def _exactly(kind: type, value: Any) -> Any:
 
 
 def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
-    """A union: the first member that takes the value."""
+    """A union: the first member that accepts the value."""
     members = [m for m in typing.get_args(annotation) if m is not type(None)]
     optional = len(members) < len(typing.get_args(annotation))
 

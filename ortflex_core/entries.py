@@ -1,6 +1,6 @@
-"""Entry points as they are installed: their distributions, and the messages for broken ones.
+"""Installed entry points: their distributions, and the messages for broken ones.
 
-Nothing here imports a plugin but :meth:`Entry.load`.
+Only :meth:`Entry.load` imports a plugin.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SINGULAR = {
 
 
 def singular(kind: str) -> str:
-    """The word for one of a kind, for messages."""
+    """The singular of the name of a kind, for messages."""
     return _SINGULAR.get(kind, kind.removesuffix("s"))
 
 
@@ -53,7 +53,7 @@ def normalized(distribution: str) -> str:
 
 @attrs.frozen
 class Entry:
-    """One entry point: its name, where its object is, and its distribution."""
+    """One entry point: its name, the location of its object, and its distribution."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class Entry:
     def remedy(self) -> str:
         """What to do if the plugin is broken; a built-in plugin is never switched off."""
         if self.owner == OURS:
-            return "Install ortflex again"
+            return "Reinstall ortflex"
         return f"Repair or uninstall {self.distribution}, or set {disabling([self.owner])}"
 
     def load(self) -> Any:
@@ -135,7 +135,7 @@ def installed(groups: Iterable[str]) -> Iterator[tuple[importlib.metadata.EntryP
     try:
         found = importlib.metadata.entry_points()
         points = [point for group in groups for point in found.select(group=group)]
-    except Exception:  # one unreadable file; everything else is there
+    except Exception:  # one file is unreadable; the others are used
         points = [p for p in _one_by_one() if p.group in wanted]
     owners: dict[int, tuple[str, str]] = {}  # each look-up reads and parses a file
     for point in points:

@@ -41,7 +41,7 @@ class ArgumentError(OrtflexError, TypeError):
 
 
 class PluginError(OrtflexError, LookupError):
-    """A plugin is unknown, broken, or there are two of the same name."""
+    """A plugin is unknown or broken, or two plugins have the same name."""
 
 
 class BrokenPlugin(PluginError):
@@ -87,11 +87,11 @@ class NotDecomposed(OrtflexError, LookupError):
 
 
 class NotDifferentiable(OrtflexError, ValueError):
-    """A gradient was asked for through an operator that is declared to have none."""
+    """A gradient was requested through an operator that is declared not differentiable."""
 
 
 class CheckpointError(OrtflexError, ValueError):
-    """A checkpoint is missing, incomplete, or of another model or training."""
+    """A checkpoint is missing, incomplete, or belongs to a different model or training."""
 
 
 MALFORMED = (

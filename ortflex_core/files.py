@@ -1,4 +1,4 @@
-"""Files appear whole or not at all: written next to their target, then moved into place."""
+"""Atomic writes: files are written next to their target, then moved into place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def no_file(path: str | os.PathLike[str], label: str | None = None) -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new one, never a part.
+    """Write a file atomically: a reader sees the old content or the new one, never a mixture.
 
     Raises:
         OutputError: the folder is missing, read-only or full; the old file is untouched.
@@ -101,7 +101,7 @@ def staging(path: Path) -> Iterator[Path]:
     same folder: its lock says that its process has ended.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     _clear(path.parent)
     folder, lock = _staged(path)
@@ -154,7 +154,7 @@ def _remove(folder: Path, lock: FolderLock) -> None:
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Whether a file or folder exists; False for a path that no system could have."""
+    """Whether a file or folder exists; False for an invalid path."""
     try:
         os.stat(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What happens during a training: the hooks, and the manager that calls them.
+"""The hooks that are called during a training, and the manager that calls them.
 
 A hook plugin is any object with methods of these names, decorated with :data:`hook`. It is active when its
 distribution is installed (entry-point group ``ortflex``) or when it is given to a Trainer
@@ -159,7 +159,7 @@ class HookManager:
             try:
                 self._take(entry)
             except OrtflexError as error:
-                warn_once(f"the hooks of {entry.distribution} are left out: {error}")
+                warn_once(f"the hooks of {entry.distribution} are skipped: {error}")
         for callback in callbacks:
             self.register(callback)
 
@@ -197,7 +197,7 @@ class HookManager:
         manager = self._manager
         if isinstance(plugin, type):
             raise ConfigError(
-                f"callbacks: {plugin.__qualname__} is a class; give an object of it: "
+                f"callbacks: {plugin.__qualname__} is a class; pass an instance: "
                 f"{plugin.__qualname__}()"
             )
         try:
@@ -206,7 +206,7 @@ class HookManager:
                     f"{short_repr(plugin)} compares equal to every object; correct its __eq__"
                 )
             if manager.is_registered(plugin):  # or one that equals it
-                raise ConfigError(f"callbacks: {short_repr(plugin)} is given twice; give it once")
+                raise ConfigError(f"callbacks: {short_repr(plugin)} is given twice; pass it once")
             manager.register(plugin, name=name)
             manager.check_pending()
             hooks = manager.get_hookcallers(plugin)

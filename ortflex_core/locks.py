@@ -22,7 +22,7 @@ class FolderLock:
     locks, nothing is locked.
 
     Args:
-        name: of the file; locks of other names have nothing to do with each other.
+        name: of the file; locks with different names are independent.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Give the folder back; nothing happens where it is not held."""
+        """Release the folder; this does nothing if the lock is not held."""
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -82,7 +82,7 @@ class FolderLock:
         return FolderLock, (self.name,)
 
     def holder(self, folder: str | os.PathLike[str]) -> str:
-        """The process that holds such a lock on a folder, in words for a message."""
+        """A description of the process that holds such a lock on a folder, for messages."""
         try:
             number = Path(folder, self.name).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):

@@ -1,9 +1,9 @@
 """Plugins are found through entry points, ours and those of other packages in the same way.
 
-Listing names imports nothing. A plugin is imported when it is asked for, and one that fails to
-import does not concern other users. A name that two distributions have is an error only where that
-bare name is asked for: ``my-package/adam`` says which one is meant, and ``prefer`` says it for all names.
-``ORTFLEX_DISABLE_PLUGINS=distribution,…`` switches distributions off.
+Listing names imports nothing. A plugin is imported when it is requested, and a plugin that cannot
+be imported does not affect the others. If two distributions have plugins of one name, it is an
+error to request the bare name: ``my-package/adam`` selects one of them, and ``prefer`` selects a
+distribution for all names. ``ORTFLEX_DISABLE_PLUGINS=distribution,…`` switches distributions off.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ HOOKS = "ortflex"
 class Registry:
     """The plugins of one kind.
 
-    ``prefer`` are distributions, normalized, that win where several have a name; ``off`` are the
-    entries of those that are switched off, which messages tell.
+    ``prefer`` are normalized distributions that take precedence if several have a name; ``off`` are
+    the entries of distributions that are switched off, for messages.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Registry:
         return sorted({self.ask_for(entry) for entry in self})
 
     def ask_for(self, entry: Entry) -> str:
-        """The shortest name that means this entry, whatever is preferred."""
+        """The shortest name that selects this entry, with any ``prefer``."""
         alone = len(self._entries.get(entry.name, ())) == 1
         return entry.name if alone and type(entry) is Entry else entry.qualified
 
@@ -150,14 +150,14 @@ class Registry:
         text = f"unknown {singular(self.kind)} {name!r}"
         for called, plugin in self.classes():
             if name.lower() in getattr(plugin, "aliases", ()):
-                return f"{text}; here it is called {called!r}"
+                return f"{text}; its name in ortflex is {called!r}"
         owner, _, rest = name.rpartition("/")
         for entry in self.off:
             if entry.name == rest and normalized(owner) in ("", entry.owner):
-                own = ", and with it all that is built in" if entry.owner == OURS else ""
+                own = " together with all built-in plugins" if entry.owner == OURS else ""
                 return (
-                    f"{text}: it is a plugin of {entry.distribution} {entry.version}, which {DISABLE} "
-                    f"switches off{own}; take {entry.owner} out of {DISABLE}"
+                    f"{text}: it is a plugin of {entry.distribution} {entry.version}, which "
+                    f"{DISABLE} switches off{own}; remove {entry.owner} from {DISABLE}"
                 )
         listing = f"`ortflex plugins {self.kind}` lists all"
         return f"{text}; {suggest(name, known, listing=listing)}"
@@ -185,7 +185,7 @@ class Registry:
         return self.loaded(self.entry(name))
 
     def classes(self) -> Iterator[tuple[str, Any]]:
-        """The plugins that can be loaded, ours first, with the names that mean each of them."""
+        """The plugins that can be loaded, ours first, with the names that select them."""
         for entry in sorted(self, key=lambda e: e.owner != OURS):
             with contextlib.suppress(PluginError):
                 name = entry.name if len(self._called(entry.name)) == 1 else entry.qualified
@@ -203,7 +203,7 @@ class Registry:
         good = isinstance(loaded, wanted) if table else isinstance(loaded, type)
         if not good or (isinstance(loaded, type) and not issubclass(loaded, wanted)):
             what = "member" if table else "subclass"
-            hint = ", a class, not an object of it" if isinstance(loaded, Component) else ""
+            hint = ", a class, not an instance of it" if isinstance(loaded, Component) else ""
             raise BrokenPlugin(
                 f"the {singular(self.kind)} {entry.name!r} of {entry.distribution} {entry.version}".rstrip()
                 + f" is {short_repr(loaded)}, expected a {what} of ortflex_core's {wanted.__name__}{hint}. "
@@ -231,7 +231,7 @@ class Registry:
     def name_of(self, component: object) -> str | None:
         """The name of a component's class; qualified if another distribution has the bare name.
 
-        A component that no distribution has is called by the path of its class, if there is one.
+        The name of a component without a distribution is the path of its class, if there is one.
         """
         entry = self.entry_of(component)
         if entry is None:
@@ -333,13 +333,13 @@ class Plugins:
     def component(self, kind: str, spec: Any, where: str = "") -> Any:
         """Make a component from its name or a mapping ``{name=…, parameter=…}``; an object is returned.
 
-        ``distribution/name`` is the plugin of one distribution. ``family.member`` is one of many that a
-        plugin of the name ``family`` stands for; its class method ``member(name, parameters)`` gives
-        the parameters of that one.
+        ``distribution/name`` is the plugin of one distribution. ``family.member`` is one of the
+        components that the plugin ``family`` can create; its class method ``member(name,
+        parameters)`` returns the parameters of that component.
 
         Raises:
             ConfigError: unknown parameters, values of the wrong type or out of range; all at
-                once, each with its path (``where``) and what was probably meant.
+                once, each with its path (``where``) and the nearest names.
             PluginError: the name is unknown or the plugin is broken.
         """
         wanted = KINDS[kind]

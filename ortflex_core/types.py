@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def onnx_dtype(dtype: Any) -> int:
-    """The ONNX element type of a numpy dtype (or of anything numpy takes for one), in any byte order.
+    """The ONNX element type of a numpy dtype (or of anything that numpy accepts as one), in any byte order.
 
     Raises:
         GraphError: ONNX does not have the type (dates, records, complex numbers of other sizes).
@@ -47,7 +47,7 @@ def numpy_dtype(elem_type: int) -> np.dtype[Any]:
 
 
 class _Memory:
-    """An address that numpy can look at; it keeps the owner of the memory alive."""
+    """An address that numpy can read; it keeps the owner of the memory alive."""
 
     __slots__ = ("__array_interface__", "_owner")
 
@@ -104,7 +104,7 @@ class TensorSpec:
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The element type as numpy knows it."""
+        """The element type in numpy."""
         return numpy_dtype(self.dtype)
 
     def __str__(self) -> str:
@@ -133,10 +133,10 @@ class TensorSpec:
 
 @attrs.frozen
 class Progress:
-    """Where a training is; every counter starts at 0 and counts what is finished.
+    """The progress of a training; all counters start at 0 and count finished steps, rows and epochs.
 
-    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` are the
-    finished lines of the :class:`~ortflex_core.views.History`, one an epoch.
+    ``total_steps`` and ``steps_per_epoch`` are None while the source is endless. ``history`` has
+    the finished lines of the :class:`~ortflex_core.views.History`, one per epoch.
     """
 
     step: int = 0
@@ -156,7 +156,7 @@ class Progress:
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of the whole training (counted once an epoch), or None if unknown."""
+        """Rows of the whole training (counted once per epoch), or None if unknown."""
         if self.rows_per_epoch is None or self.epochs is None:
             return None
         return self.rows_per_epoch * self.epochs

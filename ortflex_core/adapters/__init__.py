@@ -1,7 +1,7 @@
 """Adapters in a model: where they may be attached, the graph that has them, and the file without them.
 
 Owns: the products of a model that adapters may be attached to, and :class:`AdaptedModel`, which
-everything after it trains as any other model.
+later packages train like any other model.
 
 May import: parameters and the packages before it.
 

@@ -1,8 +1,8 @@
-"""A model with adapters in its graph: to all that trains it a model like any other.
+"""A model with adapters in its graph, which is trained like any other model.
 
 The formulas of adapters are traced once and put into a copy of the internal graph: a product keeps
-its node, whose output gets a new name, and the adapter computes the tensor of the old name. So no
-loss, rule or backend knows of adapters, and the user's file stays what it was.
+its node, whose output gets a new name, and the adapter computes the tensor of the old name. Losses,
+rules and backends do not depend on adapters, and the user's file is not changed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _log = logging.getLogger("ortflex")
 
 
 def adapt(model: Model, adapters: Sequence[Adapter], seed: int) -> Model:
-    """The model with these adapters in place of those that it has; without any, the model.
+    """The model with these adapters instead of its current ones; without adapters, the model itself.
 
-    Values of ``model.adapter_values`` are taken, once, in place of first values, which an adapter may
-    read from files that are gone.
+    Values of ``model.adapter_values`` are used once instead of initial values, because the files
+    with the initial values may have been removed.
 
     Raises:
         ModelError, BrokenPlugin: as :class:`AdaptedModel`.
@@ -49,10 +49,11 @@ def with_values(
     values: Mapping[str, Array],
     plugins: Plugins | None = None,
 ) -> Any:
-    """The model of a training that continues, whose adapters do not need the files that they began with.
+    """The model of a resumed training, whose adapters do not need the files of their initial values.
 
     Args:
-        source: of the model, which is returned where a Trainer of these arguments has no adapters.
+        source: the model's source, which is returned if a Trainer with these arguments has no
+            adapters.
         arguments: those of the Trainer.
         values: by the names of tensors.
         plugins: as for a Model.
@@ -75,12 +76,13 @@ class AdaptedModel(Model):
     Args:
         base: the model.
         adapters: those that are attached, in this order.
-        seed: of their first values.
-        stored: values to take instead of first values, by the names of tensors.
+        seed: of their initial values.
+        stored: values to use instead of initial values, by the names of tensors.
 
     Raises:
-        ModelError: targets that mean nothing, or two adapters of one label at one module.
-        BrokenPlugin: an adapter gives something else than its kind asks for.
+        ModelError: targets that match no product, or two adapters with the same label at one
+            module.
+        BrokenPlugin: an adapter returns a value that its kind does not allow.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class AdaptedModel(Model):
             with calls.calling(adapter, "select"):
                 chosen = list(adapter.select(products, where))
         for product in chosen:
-            # The first values of a module do not depend on the other modules.
+            # The initial values of a module do not depend on the other modules.
             key = zlib.crc32(f"{adapter.label}/{product.module}".encode())
             generator = np.random.default_rng([seed, key])
             given = kept.get(product) or calls.first_values(adapter, product, generator)
@@ -132,8 +134,8 @@ class AdaptedModel(Model):
                 name = initializer_name(product, tensor, adapter.label)
                 if name in self._taken:
                     raise ModelError(
-                        f"{where}: {self.label} already has a tensor {name!r}; give the adapter "
-                        "another label"
+                        f"{where}: {self.label} already has a tensor {name!r}; choose another "
+                        "label for the adapter"
                     )
                 self._taken.add(name)
                 typed = np.asarray(array, numpy_dtype(dtype), order="C")
@@ -198,10 +200,10 @@ class AdaptedModel(Model):
     def run_time_values(
         self, state: Mapping[str, Array], only: Sequence[Attached] | None = None
     ) -> dict[str, Array]:
-        """The inputs of a base that takes adapters, for one adapter.
+        """The inputs of one adapter, for a base model with adapter inputs.
 
         Raises:
-            Unsupported: adapters of this kind cannot be given at run time.
+            Unsupported: adapters of this kind cannot be inputs at run time.
         """
         out = {}
         for attached in self.attachments if only is None else only:
@@ -214,7 +216,7 @@ class AdaptedModel(Model):
         return out
 
     def merged(self, state: Mapping[str, Array]) -> dict[str, Array]:
-        """The weights of the file that have the adapters in them.
+        """The weights of the file with the adapters merged into them.
 
         Raises:
             Unsupported: a weight with an adapter is quantized, computed, or read elsewhere, too.

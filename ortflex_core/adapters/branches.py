@@ -17,7 +17,7 @@ from ortflex_core.types import TensorSpec
 
 @attrs.frozen(kw_only=True)
 class Attached:
-    """One adapter at one module: its tensors, and the places in the graph that are the module."""
+    """One adapter at one module: its tensors, and the module's places in the graph."""
 
     adapter: Adapter
     product: Product
@@ -45,7 +45,7 @@ def insert_branches(
         attachments: what is attached; a place is found by the first output of its node.
         opsets: versions of the operator sets of the graph.
         spec_of: type and shape of a tensor.
-        taken: the names that tensors have; new names are added.
+        taken: the names in use; new names are added.
     """
     by_output: dict[str, list[Attached]] = {}
     for attached in attachments:
@@ -100,7 +100,7 @@ def _branch(
 
 
 def _in_layout(op: Ops, node: NodeProto, x: Tensor) -> Tensor:
-    """The data as the product reads them: transposed, or without the positions that strides leave out."""
+    """The data in the layout of the product: transposed, or without the positions that strides skip."""
     settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type == "Gemm" and settings.get("transA", 0):
         return op.Transpose(x, perm=[1, 0])
@@ -113,7 +113,7 @@ def _in_layout(op: Ops, node: NodeProto, x: Tensor) -> Tensor:
 
 
 def _rename(branch: ModelProto, kept: set[str], output: str, taken: set[str]) -> None:
-    """Give the tensors within a branch names that the whole graph does not have."""
+    """Rename the tensors within a branch to names that are unique in the graph."""
     names = {name: name for name in kept} | {"": ""}
     for tensor in branch.graph.initializer:
         names[tensor.name] = fresh_name(f"{output}/{tensor.name}", taken)

@@ -1,4 +1,4 @@
-"""Adapters outside a training: their files, and a model that takes them when it runs."""
+"""Adapters outside a training: their files, and a model that reads adapters as inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDING = ".onnx_adapter"
 
 def _adapted(model: Model, what: str) -> AdaptedModel:
     if not isinstance(model, AdaptedModel):
-        raise OrtflexError(f"{what}: the Trainer has no adapters; make it with adapters=…")
+        raise OrtflexError(f"{what}: the Trainer has no adapters; create it with adapters=…")
     return model
 
 
@@ -38,7 +38,7 @@ def write_adapter(
     format: str | None = None,
     label: str | None = None,
 ) -> None:
-    """Write one adapter of a model in a format of files, by default that of the path's ending.
+    """Write one adapter of a model to a file, by default in the format of the path's ending.
 
     Raises:
         OrtflexError: the model has no adapters.
@@ -55,7 +55,7 @@ def write_adapter(
     if format is None and ending not in formats:
         endings = ", ".join(f"{e or 'a folder'} ({f})" for e, f in formats.items())
         raise ConfigError(
-            f"export_adapter: the ending {ending!r} is unknown; known: {endings}; or give format="
+            f"export_adapter: the ending {ending!r} is unknown; known: {endings}; or pass format="
         )
     format = formats[ending] if format is None else format
     if format not in known:
@@ -108,13 +108,13 @@ def _write_onnx_adapter(path: Path, tensors: Mapping[str, Array]) -> None:
 def write_base(
     model: Model, state: Mapping[str, Array], path: str | os.PathLike[str] | None = None
 ) -> ModelProto:
-    """The user's file with the tensors of adapters as inputs that need not be given.
+    """The user's file with the tensors of adapters as optional inputs.
 
-    Without them it computes what the base does; it has what was trained besides the adapters.
+    Without them it computes the same as the base; other trained weights have their trained values.
 
     Raises:
         OrtflexError: the model has no adapters.
-        Unsupported: they cannot be given at run time, or a product is inside a function.
+        Unsupported: they cannot be inputs at run time, or a product is inside a function.
         OutputError: the file cannot be written; an old one is untouched.
     """
     adapted = _adapted(model, "export_base")
@@ -173,7 +173,7 @@ def _take(
 
 
 def _in_file(model: AdaptedModel, proto: ModelProto, place: Place) -> Place:
-    """The place with the node of the file, where that computes the product of the same data.
+    """The place with the node of the file that computes the product of the same data.
 
     Raises:
         Unsupported: the product is inside a function, or in the middle of an operator.
@@ -185,6 +185,6 @@ def _in_file(model: AdaptedModel, proto: ModelProto, place: Place) -> Place:
         if same and node.input[:1] == place.node.input[:1]:
             return attrs.evolve(place, node=node)
     raise Unsupported(
-        f"{model.label}: the product of {place.product.module!r} is inside a function or an operator, "
-        "and cannot take adapters in the file as it was"
+        f"{model.label}: the product of {place.product.module!r} is inside a function or an "
+        "operator of the file, so an adapter cannot be attached to it there"
     )

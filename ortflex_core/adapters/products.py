@@ -31,11 +31,11 @@ class Place:
     transposed: bool = False
     """Whether the initializer is [outputs, inputs], as the kernels of a convolution are."""
     factor: float = 1.0
-    """What the node multiplies the product by."""
+    """The factor by which the node multiplies the product."""
     stored: str = ""
-    """The float initializer of the file that M is; empty where M is computed or quantized."""
+    """The float initializer of the file that contains M; empty if M is computed or quantized."""
     why: str = ""
-    """Why M is no float initializer of the file."""
+    """The reason why M is not a float initializer of the file."""
 
     def matrix(self, stored: Array) -> Array:
         """M of the stored weight, in float64."""
@@ -52,8 +52,9 @@ class Place:
 def find_products(model: Model) -> list[Place]:
     """The products by constant matrices at the top level of a model, in the order of its graph.
 
-    A MatMul or a Gemm by a matrix that no input of the model changes, whatever it is computed from (such
-    as a DequantizeLinear), a MatMulNBits, and a convolution of one group with kernels of one element.
+    These are: a MatMul or a Gemm by a matrix that does not depend on an input of the model (it may
+    be computed, for instance by DequantizeLinear), a MatMulNBits, and a convolution with one group
+    and kernels of one element.
     """
     constant = _constants(model)
     found = [place for node in model.internal.graph.node for place in _place(model, node, constant)]
@@ -61,7 +62,7 @@ def find_products(model: Model) -> list[Place]:
 
 
 def _constants(model: Model) -> set[str]:
-    """The tensors that no input of the model and no random number changes."""
+    """The tensors that depend neither on inputs of the model nor on random numbers."""
     known = set(model.initializers)
     for node in model.internal.graph.node:
         if known.issuperset(reads(node)) and not node.op_type.startswith("Random"):
@@ -110,7 +111,7 @@ def _place(model: Model, node: NodeProto, constant: set[str]) -> Iterator[Place]
 
 
 def _stored(model: Model, name: str) -> tuple[str, bool, str]:
-    """The float initializer of the file that a matrix is, whether it is transposed, why there is none."""
+    """The float initializer of a matrix, whether it is transposed, and the reason if there is none."""
     swapped = False
     while (node := model.producers.get(name)) is not None:
         turns = [list(a.ints) for a in node.attribute if a.name == "perm"]
@@ -152,7 +153,7 @@ def _product(node: NodeProto, inputs: int, outputs: int, weight: str, axes: int 
 
 
 def _module(node: NodeProto, name: str, weight: str) -> str:
-    """The path of a node's module: from its name, from what the exporter noted, or the weight's name.
+    """The path of a node's module: from its name, the exporter's metadata, or the weight's name.
 
     torch's exporters write ``/layers/layers.0/q_proj/MatMul``, or note the scopes of the node in its
     metadata and keep the names of weights.
@@ -181,7 +182,7 @@ def _joined(parts: list[str]) -> list[str]:
 
 
 def _unambiguous(places: list[Place]) -> list[Place]:
-    """Places whose modules' names tell weights apart: different weights get different names."""
+    """Places with unambiguous module names: different weights get different names."""
     weights: dict[str, dict[str, None]] = {}
     for place in places:
         key = place.node.input[1]

@@ -1,6 +1,7 @@
 """The reverse walk over a graph, the tables of gradient rules, and helpers for rules.
 
-Owns: how gradients are made. The rules themselves are plugins (``ortflex_plugins/gradients``).
+Owns: the computation of gradients. The rules themselves are plugins
+(``ortflex_plugins/gradients``).
 
 May import: the flat modules, graph, protocols, runtime and opsets.
 

@@ -1,4 +1,4 @@
-"""Helpers of gradient rules: complete cotangents, sums over broadcast axes, shapes restored.
+"""Helpers for gradient rules: expand cotangents, sum over broadcast axes, restore shapes.
 
 Sizes that are known while the graph is built become constants; only the others are computed when it
 runs.
@@ -57,7 +57,7 @@ def zeros_like(op: Ops, like: Tensor) -> Tensor:
 
 
 def reshape_like(op: Ops, gradient: Tensor, like: Tensor) -> Tensor:
-    """A whole gradient in the shape of ``like``, which has the same number of elements."""
+    """A full-size gradient in the shape of ``like``, which has the same number of elements."""
     if same_shape(gradient.shape, like.shape):
         return gradient
     target = None if like.shape is None else _reshape_target(op, like.shape)
@@ -82,7 +82,7 @@ def _reshape_target(op: Ops, shape: Shape) -> Tensor | None:
 
 
 def positions(op: Ops, like: Tensor) -> Tensor:
-    """For every element of ``like`` its place in the flattened tensor, as int64.
+    """The index of every element of ``like`` in the flattened tensor, as int64.
 
     An operator that only moves elements moves the positions in the same way: the moved positions
     tell :func:`put_back` where each element of a cotangent belongs.
@@ -94,16 +94,16 @@ def positions(op: Ops, like: Tensor) -> Tensor:
 def put_back(
     op: Ops, gradient: Tensor, places: Tensor, like: Tensor, *, repeated: bool = True
 ) -> Tensor:
-    """Add each element of a whole ``gradient`` to zeros of the shape of ``like`` at its place.
+    """Add each element of a full-size ``gradient`` to zeros of the shape of ``like`` at its position.
 
-    ``repeated=False`` promises that no place occurs twice.
+    ``repeated=False`` promises that no position occurs twice.
     """
     flat = op.constant([-1])
     values, index = op.Reshape(gradient, flat), op.Reshape(places, flat)
     size = op.Reshape(op.Size(like), flat)
     if repeated and op.opset < 16:
-        # This opset has no operator that adds at places; a product with a matrix of zeros and ones
-        # does.
+        # This opset has no scatter operator that adds; a product with a matrix of zeros and ones
+        # does the same.
         places_of = op.Range(op.constant(0), op.Size(like), op.constant(1))
         hits = op.Equal(op.Unsqueeze(index, axes=[1]), op.Unsqueeze(places_of, axes=[0]))
         added = op.MatMul(values, op.Cast(hits, to=gradient.dtype))

@@ -17,13 +17,12 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
 
     Args:
         plugins: the installed plugins.
-        first: names of families; where several families have a rule for an operator, the rule of the
-            family that is named first is taken, then that of the distributions that ``plugins``
-            prefers.
+        first: names of families; if several families have a rule for an operator, the family that
+            is named first takes precedence, then the distributions that ``plugins`` prefers.
 
     Raises:
-        PluginError: a family of ``first`` is unknown or cannot be loaded. Any other family that cannot
-            be loaded is left out, with one warning in a process.
+        PluginError: a family of ``first`` is unknown or cannot be loaded. Any other family that
+        cannot be loaded is skipped, with one warning per process.
 
     >>> load_rules(Plugins.discover()).lookup("", "Relu", 17)[0]
     True
@@ -40,7 +39,7 @@ def load_rules(plugins: Plugins, first: Iterable[str] = ()) -> RuleTable:
         except PluginError as error:
             if entry in asked:
                 raise
-            warn_once(f"the gradient rules of {name!r} are left out: {error}")
+            warn_once(f"the gradient rules of {name!r} are skipped: {error}")
             broken[name] = str(error)  # for the message about an operator without a rule
         else:
             families[name] = family

@@ -1,8 +1,8 @@
 """Reverse-mode differentiation of a traced graph.
 
-The walk is in this module, the calculus is in plugins: a rule gets ``op``, a view of its node and one
-cotangent per output, and returns one entry per input (see :class:`ortflex_core.autodiff.Rules`).
-Only nodes between ``wrt`` and the roots are visited.
+The walk is in this module, the formulas are in plugins: a rule gets ``op``, a view of its node and
+one cotangent per output, and returns one entry per input (see
+:class:`ortflex_core.autodiff.Rules`). Only nodes between ``wrt`` and the roots are visited.
 
 Source of the method: Griewank and Walther, "Evaluating Derivatives" (2nd ed., 2008), §3.2;
 the table of rules with one shared ``unbroadcast`` is autograd's idea.
@@ -105,7 +105,7 @@ class NodeView:
         return _along(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
 
     def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
-        """The gradients of a rule, by way of the same outputs computed with other operators.
+        """The gradients of a rule, computed through an equivalent formula of other operators.
 
         For an operator that the standard defines by simpler ones: ``outputs`` are traced from
         ``inputs`` with those, and differentiated by their rules.
@@ -133,11 +133,11 @@ def gradients(
         roots: pairs (tensor, seed); a seed has the shape of its root or broadcasts to it, and
             None stands for 1.
         wrt: the tensors to differentiate by.
-        rules: where the gradient rules come from.
+        rules: the gradient rules.
 
     Raises:
-        NoGradientRule: an operator on the way has no rule.
-        NotDifferentiable: every way from one of ``wrt`` ends in an operator without a gradient.
+        NoGradientRule: an operator on the path has no rule.
+        NotDifferentiable: every path from one of ``wrt`` ends at an operator without a gradient.
         GraphError: one of ``wrt`` does not reach a root at all.
     """
     if not roots:
@@ -204,7 +204,7 @@ def _walk(
                 answers = _by_rule_or_body(op, view, node, rule, arrived)
             passed = _answered(op, node, arguments, wanted, answers, rules)
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
-            if error.complete:  # an operator inside a subgraph, where the error got its name
+            if error.complete:  # an operator inside a subgraph; the error already has its name
                 raise
             form = f" {error}" if known else ""
             text = _no_rule(trace, node, wrt, rules, form)
@@ -228,7 +228,7 @@ def _walk(
 def _by_rule_or_body(
     op: Ops, view: NodeView, node: Node, rule: Rule | None, gs: Sequence[Tensor | None]
 ) -> Sequence[Gradient]:
-    """The gradients of a rule; if it does not support this form, those by way of the function body."""
+    """The gradients of a rule; if it does not support this form, those of the function body."""
     refusal = NoGradientRule("")
     if rule is not None:
         try:
@@ -245,7 +245,7 @@ def _by_rule_or_body(
 
 
 def _varies(argument: Tensor | None, rules: RuleTable) -> bool:
-    """Whether a value changes by small steps; an undeclared operator may return any type."""
+    """Whether a value can change continuously; an undeclared operator may return any type."""
     return argument is not None and (
         argument.is_float or argument.dtype == _UNDEFINED or _quantized(argument, rules)
     )
@@ -281,8 +281,9 @@ def _answered(
             continue
         if argument.dtype not in (answer.dtype, _UNDEFINED) and not _quantized(argument, rules):
             raise PluginError(
-                f"the gradient rule for {node.op_type} gives input {k} a gradient of type "
-                f"{dtype_name(answer.dtype)}, but the input is {dtype_name(argument.dtype)}"
+                f"the gradient rule for {node.op_type} returns a gradient of type "
+                f"{dtype_name(answer.dtype)} for input {k}, but the input is "
+                f"{dtype_name(argument.dtype)}"
             )
         out.append((argument, unbroadcast(op, answer, argument)))
     return out
@@ -293,7 +294,7 @@ def _between(
 ) -> list[Node]:
     """The nodes that depend on ``wrt`` and that a root depends on, in the order of the trace.
 
-    With ``cut`` what lies before one of ``wrt`` does not count.
+    With ``cut``, nodes before one of ``wrt`` are not included.
     """
     needed: set[int] = set()
     ends = set(map(id, wrt)) if cut else set()
@@ -347,27 +348,27 @@ def _no_rule(
 ) -> str:
     opset = trace.opsets.get(node.domain, 1)
     elsewhere = "".join(
-        f" It may be in a family that is not installed: {e}." for e in rules.broken.values()
+        f" A family that was not loaded may have it: {e}." for e in rules.broken.values()
     )
     return (
         f"no gradient rule for the operator {node.op_type}{form} of {node.domain or 'ai.onnx'} "
         f"opset {opset}, node {_label(node)}, reached by {_path(trace, node, wrt)}. Freeze the "
         "parameters before it (params=['*', '!name']), or write a rule: an entry point of "
-        f"'ortflex.gradients' with about ten lines (docs/howto/write-a-gradient-rule.md).{elsewhere}"
+        f"'ortflex.gradients' of about ten lines (docs/howto/write-a-gradient-rule.md).{elsewhere}"
     )
 
 
 def _wall(node: Node, reached: set[int]) -> str:
-    """The node, and the node of its constant inputs if these stop the gradient."""
+    """The node at which the gradient stops, with the node of its integer input if this input stops it."""
     for argument in node.arguments:
         maker = argument.node
         if id(argument) in reached and maker is not None and not argument.is_float:
-            return f"{_label(node)} of the {dtype_name(argument.dtype)} of {_label(maker)}"
+            return f"{_label(node)} with the {dtype_name(argument.dtype)} values of {_label(maker)}"
     return _label(node)
 
 
 def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node]) -> Exception:
-    """Why a tensor got no gradient: it leads nowhere, or every way ends at a wall."""
+    """The error for a tensor without a gradient: it does not reach a root, or every path is blocked."""
     label = tensor.hint or repr(tensor)
     reached = {id(tensor)}
     walls: list[Node] = []

@@ -11,7 +11,7 @@ from ortflex_core.errors import BrokenPlugin, PluginError, suggest
 from ortflex_core.graph.ops import Tensor
 
 Gradient = Tensor | Callable[[], Tensor] | None
-"""The result of a rule for one input: a tensor, a function that makes it if needed, or None."""
+"""The result of a rule for one input: a tensor, a function that computes it if needed, or None."""
 
 Rule = Callable[..., Sequence[Gradient]]
 
@@ -26,11 +26,11 @@ class Rules:
     ...     return [-g]
     >>> rules.not_differentiable("ArgMax", "Shape")
 
-    A cotangent has the shape of its output or broadcasts to it; a rule that needs it whole asks
-    for ``full(op, g, node.outputs[0])``. What a rule returns for an input may be larger than the
-    input by broadcasting: the engine undoes that. A form of the operator that the rule does not
-    know is ``raise NoGradientRule("with mode='x'")``. A later definition for newer opsets carries
-    ``since=``: the rule with the largest ``since`` not above the graph's opset is taken.
+    A cotangent has the shape of its output or broadcasts to it; a rule that needs the full shape
+    calls ``full(op, g, node.outputs[0])``. The result for an input may have the broadcast shape;
+    the engine sums it. For a form of the operator that the rule does not support it raises
+    ``NoGradientRule("with mode='x'")``. A later definition for newer opsets carries ``since=``: the
+    rule with the largest ``since`` up to the graph's opset applies.
     """
 
     table: dict[tuple[str, str], list[tuple[int, Rule | None]]] = attrs.field(factory=dict)
@@ -104,7 +104,7 @@ def _is_key(key: object) -> bool:
 class RuleTable:
     """Several families together.
 
-    Two rules for one operator are an error if a node of it is differentiated, unless ``first``
+    Two rules for an operator are an error if such a node is differentiated, unless ``first``
     chooses one. ``broken`` has the reasons of families that cannot be loaded, ``owners`` the
     distribution of each family.
     """
@@ -135,7 +135,7 @@ class RuleTable:
                     self.doubled[key] = (*self.doubled.get(key, (owner,)), name)
 
     def lookup(self, domain: str, op_type: str, opset: int) -> tuple[bool, Rule | None]:
-        """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` not.
+        """(known, rule): ``(True, None)`` is declared not differentiable, ``(False, None)`` is unknown.
 
         Raises:
             PluginError: several families have the operator, and none was chosen.
@@ -163,7 +163,7 @@ class RuleTable:
         return f"{name!r} (from {owner})" if owner else repr(name)
 
     def rounds(self, domain: str, op_type: str) -> bool:
-        """Whether an operator's first output stands for real numbers although it is an integer."""
+        """Whether an operator's first output is an integer that represents real numbers."""
         return (domain, op_type) in self._rounding
 
     def family(self, domain: str, op_type: str) -> str | None:

@@ -2,8 +2,8 @@
 
 May import: training and the packages before it.
 
-Add here: what ``ortflex check`` says of a model (:mod:`~ortflex_core.check.report` has its form),
-or of the memory of a training (:mod:`~ortflex_core.check.memory`).
+Add here: results of ``ortflex check`` about a model (:mod:`~ortflex_core.check.report` has its
+form), or about the memory of a training (:mod:`~ortflex_core.check.memory`).
 """
 
 from ortflex_core.check.check import check_model

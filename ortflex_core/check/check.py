@@ -1,4 +1,4 @@
-"""Which part of a model can be trained, before there are data: by node and by backend."""
+"""Which parts of a model can be trained, by node and by backend; no data are needed."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def check_model(
     families: Sequence[str] = (),
     plugins: Plugins | None = None,
 ) -> ModelReport:
-    """Say per node whether it can be trained, and which backends can train the model.
+    """Check which nodes can be trained, and which backends can train the model.
 
     A node is *trainable* (it reads a trained parameter and has a gradient), *passes* a gradient on,
     is *frozen* (no trained parameter before it, or it does not lead to the loss), *not
-    differentiable* (by its nature), or has *no rule*.
+    differentiable* (by definition), or has *no rule*.
 
     Args:
         model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
         loss: as for :class:`Trainer`; None is the squared error on every float output.
         params: as for :class:`Trainer`: what to train; None for all parameters.
-        families: families of gradient rules that come first where two define an operator.
-        plugins: where plugins are looked for; None for what is installed.
+        families: families of gradient rules that take precedence if two define an operator.
+        plugins: the plugins to use; None for the installed ones.
 
     Raises:
-        ModelError: the model is broken, or a name does not fit it.
+        ModelError: the model is broken, or a name does not occur in it.
         ConfigError, PluginError: the loss cannot be built.
 
     Example:
@@ -85,7 +85,7 @@ def check_model(
     """
     found = plugins or Plugins.discover()
     source = model if isinstance(model, Model) else Model(model, plugins=found)
-    rules = load_rules(found, families)  # which may bring kernels along
+    rules = load_rules(found, families)  # which may contain kernels
     with contextlib.suppress(RuntimeUnavailable):
         require_runtime()
         shape_probe.complete_shapes(source)
@@ -117,8 +117,8 @@ def _notes(model: Model) -> Iterator[str]:
     if (fixed := model.fixed_batch) is not None:
         spec, rows = fixed
         yield (
-            f"the input {spec} has a fixed batch of {rows}: train with free_batch=true, with "
-            f"batch_size={rows} and a multiple of it as rows, or export the model with a dynamic "
+            f"the input {spec} has a fixed batch of {rows}: train with free_batch=true, or with "
+            f"batch_size={rows} and a multiple of {rows} rows, or export the model with a dynamic "
             "batch dimension"
         )
     yield from model.apart.values()
@@ -128,10 +128,10 @@ def _notes(model: Model) -> Iterator[str]:
 def _nodes(
     model: Model, outputs: Sequence[str], trained: Sequence[str], rules: RuleTable
 ) -> list[NodeReport]:
-    """The walk forward says what depends on a parameter, the walk back what gets a gradient."""
+    """Find what depends on a parameter by a forward walk, and what has a gradient by a backward walk."""
     leading = set(map(id, model.ancestors(outputs)))
     weights = set(trained)
-    # For every tensor the parameters it depends on.
+    # The parameters that each tensor depends on.
     behind: dict[str, frozenset[str]] = {name: frozenset([name]) for name in trained}
     judged: list[tuple[NodeProto, Status, str, set[str]]] = []
     for node in model.internal.graph.node:
@@ -253,7 +253,11 @@ def _judge(
             continue
         open_.add(name)
     if not open_:
-        return "not differentiable", "no gradient passes to an input that parameters reach", set()
+        return (
+            "not differentiable",
+            "no gradient passes to an input that depends on parameters",
+            set(),
+        )
     if apart:
         return "passes", f"by the function body that the standard has for {node.op_type}", open_
     family = rules.family(domain, node.op_type)
@@ -262,7 +266,7 @@ def _judge(
 
 
 def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:
-    """The tensors that whole numbers which stand for real ones are computed from."""
+    """The tensors from which integers that represent real numbers are computed."""
     maker = model.producers.get(name)
     if maker is None or not rules.rounds(maker.domain, maker.op_type):
         return (name,)
@@ -272,10 +276,10 @@ def _real(model: Model, name: str, rules: RuleTable) -> tuple[str, ...]:
 def _differentiate(
     model: Model, node: NodeProto, live: Sequence[str], wrt: str, rules: RuleTable
 ) -> bool:
-    """Differentiate a node alone; whether that goes by way of its function body."""
+    """Differentiate a single node, and say whether its function body was used."""
     trace = Trace(model.opsets)
     given = {}
-    # What reads whole numbers that stand for real ones passes its gradient on to those.
+    # A node that reads integers that represent real numbers passes its gradient to those.
     read: dict[str, tuple[str, ...]] = {name: (name,) for name in reads(node)}
     for name in read:
         read[name] = _real(model, name, rules)
@@ -284,12 +288,12 @@ def _differentiate(
     for name in dict.fromkeys(n for names in read.values() for n in names):
         spec = model.value(name)
         if name in live or name not in model.initializers:
-            # What an operator outside the standard gives is of no known type.
+            # The output type of an operator outside the standard is not known.
             given[name] = trace.input(name, spec.dtype or TensorProto.FLOAT, spec.shape)
     results = [n for n in node.output if n]
     values = model.replay(trace, results, given)
     roots = [(t, None) for t in values.values() if t.is_float or not t.dtype]
-    # Whole numbers that stand for real ones pass a gradient on if what reads them does.
+    # Integers that represent real numbers pass a gradient if the node that reads them does.
     if rules.rounds(node.domain, node.op_type) and not values[results[0]].is_float:
         roots = [(values[results[0]], None)]
         seed = trace.constant(1.0, given[wrt].dtype)
@@ -308,7 +312,7 @@ def _backends(
     rules: RuleTable,
     plugins: Plugins,
 ) -> dict[str, tuple[str, ...]]:
-    """Why each backend cannot train the model; the labels are of the kind each loss asks for."""
+    """Why each backend cannot train the model; the labels have the type that each loss expects."""
     names = plugins["backends"].names()
     try:
         runtime = require_runtime()
@@ -344,7 +348,7 @@ def _backends(
 
 
 def _refused(problem: Problem, device: Device) -> list[str]:
-    """Why onnxruntime does not even run the model, such as an operator without a kernel."""
+    """The reason why onnxruntime cannot run the model, such as an operator without a kernel."""
     try:
         get_session(stages.prediction_program(problem, problem.predicted), device, optimize=False)
     except GraphError as error:

@@ -1,4 +1,4 @@
-"""How much memory a step of a training takes, before there is one."""
+"""An estimate of the memory of a training step, made without training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _AS_READ = 2
 
 @attrs.frozen(kw_only=True)
 class LargeTensor:
-    """A tensor that has memory when a step takes the most.
+    """A tensor that is in memory when a step needs the most memory.
 
     Attributes:
         name: of the tensor.
-        node: the name of the node that computes it; one of the model, or one of the step.
+        node: the name of the node that computes it, in the model or in the step.
         operator: its operator.
         size: in bytes.
     """
@@ -49,11 +49,11 @@ class LargeTensor:
 
 @attrs.frozen(kw_only=True)
 class MemoryReport:
-    """What :func:`estimate_memory` found.
+    """The result of :func:`estimate_memory`.
 
     Attributes:
         batch_size: rows of a batch.
-        parts: what takes memory, in words, and how many bytes.
+        parts: bytes by their purpose.
         largest: the largest tensors of the step at its peak, the largest first.
         recomputed: bytes of all parts with ``recompute=True``.
     """
@@ -70,7 +70,7 @@ class MemoryReport:
 
     @property
     def summary(self) -> str:
-        """The total in one line, and what recompute=True makes of it."""
+        """The total in one line, and the total with recompute=True."""
         return (
             f"a step with batch_size={self.batch_size} takes about {mebibytes(self.total)}; "
             f"with recompute=True {mebibytes(self.recomputed)}"
@@ -88,7 +88,7 @@ class MemoryReport:
 
 
 def mebibytes(size: int) -> str:
-    """A size in words.
+    """A size for messages.
 
     >>> mebibytes(3 * 2**20)
     '3.0 MiB'
@@ -101,14 +101,14 @@ def estimate_memory(
 ) -> MemoryReport:
     """Estimate the memory that a step of the backend ``fused`` takes on a CPU.
 
-    The step is planned as for a training: the tensors that are alive at its peak are counted, next to
-    weights and optimizer state, of which there are two versions. What Python and the libraries take
-    (about 150 MiB), and the data set, is not counted.
+    The step is planned as for a training: the tensors that are alive at its peak are counted, next
+    to weights and optimizer state, of which there are two versions. The memory of Python and the
+    libraries (about 150 MiB) and the data set are not counted.
 
     Args:
         model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
-        sizes: the sizes of axes that the file does not give, other than the batch, by the names
-            that they have there, or as ``input[axis]``.
+        sizes: the sizes of axes that the file does not define, except the batch, by their names in
+            the file, or as ``input[axis]``.
         arguments: as for :class:`Trainer`; ``batch_size``, ``optimizer`` and ``recompute`` matter
             most. Without ``loss`` it is the squared error on every float output.
 
@@ -161,7 +161,7 @@ def estimate_memory(
     )
     recomputed = sum(parts.values()) - peak.size + made_again
     if takes_pattern(program):
-        parts["the same again, since the step is small"] = peak.size
+        parts["the same amount again, because small steps reserve it in advance"] = peak.size
     return MemoryReport(batch_size=rows, parts=parts, largest=largest, recomputed=recomputed)
 
 
@@ -172,11 +172,11 @@ def _peak(model: ModelProto, sizes: Mapping[str, int]) -> liveness.Peak:
 
 
 def _parts(problem: Problem, model: Model) -> Iterator[tuple[str, int]]:
-    """What takes memory next to the tensors of a step."""
+    """The memory in addition to the tensors of a step."""
     specs = model.initializers
     trained = sum(_bytes(specs[n], 1) for n in problem.parameters)
     every = sum(_bytes(spec, 1) for spec in specs.values())
-    yield "the model as it is read", _AS_READ * every
+    yield "the model as read from the file", _AS_READ * every
     yield "weights, two versions", 2 * trained
     slots = sum(_bytes(spec, 1) for spec in problem.slot_specs.values())
     if slots:
@@ -195,7 +195,7 @@ def _bytes(spec: TensorSpec, rows: int) -> int:
 
 
 def _sized(model: Model, sizes: dict[str, int]) -> Model:
-    """The model with the sizes of axes that the file does not give.
+    """The model with the sizes of axes that the file does not define.
 
     Raises:
         ConfigError: some of them are missing.

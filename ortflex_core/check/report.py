@@ -1,4 +1,4 @@
-"""What a check of a model says: by node, by backend, in one line, as a mapping."""
+"""The result of a check of a model: by node, by backend, as a summary, as a mapping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS: Mapping[Status, str] = {
 
 @attrs.frozen(kw_only=True)
 class NodeReport:
-    """One node: whether a gradient comes through, why, and the parameters that it blocks."""
+    """One node: whether a gradient passes through it, why, and the parameters that it blocks."""
 
     index: int
     name: str
@@ -42,7 +42,7 @@ class NodeReport:
 
 @attrs.frozen(kw_only=True)
 class ModelReport:
-    """What :func:`check_model` found."""
+    """The result of :func:`check_model`."""
 
     model: str
     opset: int
@@ -50,13 +50,13 @@ class ModelReport:
     choices: tuple[Choice, ...]
     nodes: tuple[NodeReport, ...]
     backends: Mapping[str, tuple[str, ...]]
-    """Each backend's reasons against the model; empty if it can train it."""
+    """The reasons why each backend cannot train the model; empty if it can."""
     products: tuple[Product, ...] = ()
     """The products that adapters may be attached to."""
     notes: tuple[str, ...] = ()
-    """What else a training of the model has to know."""
+    """Other facts that matter for training the model."""
     memory: MemoryReport | None = None
-    """The memory of a step, where it was asked for (:func:`~ortflex_core.check.estimate_memory`)."""
+    """The memory of a step, if it was requested (:func:`~ortflex_core.check.estimate_memory`)."""
 
     @property
     def trainable(self) -> bool:
@@ -71,7 +71,7 @@ class ModelReport:
 
     @property
     def shared(self) -> dict[str, tuple[str, ...]]:
-        """The parameters that several nodes read, and which: each trains as one."""
+        """The parameters that several nodes read, with these nodes; each is trained as one parameter."""
         return shared((node.name or f"#{node.index}", node.parameters) for node in self.nodes)
 
     @property

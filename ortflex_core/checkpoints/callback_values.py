@@ -64,7 +64,7 @@ class Saved:
         Args:
             owner: the name.
             shape: the type of the value of every key, such as ``int``, ``float | None``, ``list[int]``
-                or ``np.ndarray``; None takes the values as they are. A list comes as a tuple.
+                or ``np.ndarray``; None returns the values unchanged. A list is returned as a tuple.
             optional: the same for keys that may be missing, in a checkpoint of an older version for
                 example; they are None then.
             others: the type of the values of all other keys; None if there may be no others.

@@ -53,7 +53,7 @@ _TRIES = 100
 class Written:
     """The model in a checkpoint of this training: later ones link to it while it is the same file.
 
-    ``marks`` tell by device, inode, size and time whether a file was replaced.
+    ``marks`` (device, inode, size, time) show whether a file was replaced.
     """
 
     folder: Path
@@ -177,7 +177,7 @@ def _save_arrays(arrays: Mapping[str, Array], path: Path) -> None:
 
 
 def _link_model(before: Written, model: Path) -> dict[str, str]:
-    """Link to the model of another checkpoint and return its digests; nothing if that is impossible."""
+    """Link to the model of another checkpoint and return its digests; nothing if linking is impossible."""
     try:
         for name in before.digests:
             os.link(before.folder / _MODEL / name, model / name)
@@ -198,7 +198,7 @@ def _marks(model: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _foreign(folder: Path, partial: bool) -> str | None:
-    """What in a folder was not written by :func:`write`; None for a missing or empty folder.
+    """The content of a folder that :func:`write` did not write; None for a missing or empty folder.
 
     With ``partial`` the folder may be one that was never finished.
     """
@@ -225,7 +225,7 @@ def _foreign(folder: Path, partial: bool) -> str | None:
             return f"that folder holds '{_MODEL}/{name}', which is not part of a checkpoint"
     if unfinished or _is_record(folder, _STATE in names):
         return None
-    return f"its {record.NAME} is not that of a checkpoint"
+    return f"its {record.NAME} was not written for a checkpoint"
 
 
 def _is_record(folder: Path, otherwise: bool) -> bool:
@@ -241,10 +241,10 @@ def _is_record(folder: Path, otherwise: bool) -> bool:
 
 
 def read(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint; of a folder with several, ``step-<number>``, the newest that is complete.
+    """Read a checkpoint, or the newest complete one in a folder of several (``step-<number>``).
 
-    In a folder with several, damaged ones are left out with a warning. Other processes may replace
-    or remove checkpoints meanwhile.
+    In such a folder, damaged ones are skipped with a warning. Other processes may replace or remove
+    checkpoints meanwhile.
 
     Raises:
         CheckpointError: the folder has no checkpoint, or it is damaged or of another format; the
@@ -311,7 +311,7 @@ def _read(given: Path) -> Checkpoint:
     if any((given / name).exists() for name in (_STATE, _MODEL)):
         what = f". {_whole_ones(given)}"
     raise CheckpointError(
-        f"{str(given)!r} is not a checkpoint: it has no {record.NAME}; give the folder that "
+        f"{str(given)!r} is not a checkpoint: it has no {record.NAME}; pass the folder that "
         f"Trainer.save or the checkpoint callback wrote{what}"
     )
 

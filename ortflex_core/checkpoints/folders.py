@@ -25,13 +25,13 @@ from ortflex_core.files import OutputError, make_folder
 from ortflex_core.locks import lock_handle
 
 Foreign = Callable[[Path, bool], str | None]
-"""Names the content of a folder that is not the caller's; None if it may be removed."""
+"""Describes foreign content of a folder; None if the folder may be removed."""
 
 _EXCHANGE, _HERE = 2, -100  # RENAME_EXCHANGE and AT_FDCWD of Linux
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _SETTLED = 60.0
-"""Seconds after which an empty folder is not one that another process has just made."""
+"""Seconds after which an empty folder is not considered to be under construction."""
 
 
 def resolve(given: Path) -> Path:
@@ -58,7 +58,7 @@ def check(folder: Path, foreign: Foreign) -> None:
     """Refuse to replace a folder that is not the caller's.
 
     Raises:
-        OutputError: a file, or a folder with something else in it; says what.
+        OutputError: a file, or a folder with foreign content, which the message names.
     """
     while True:
         before = _identity(folder)
@@ -144,7 +144,7 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 _ROUNDS = 1000
-"""How often a place is tried while other processes take it."""
+"""The number of attempts while other processes write to the same place."""
 
 
 def _put(fresh: Path, folder: Path, foreign: Foreign) -> None:
@@ -166,7 +166,7 @@ def _put(fresh: Path, folder: Path, foreign: Foreign) -> None:
             if not again or not rounds:
                 raise
             continue
-        if foreign(fresh, True) is None:  # others may be clearing it already
+        if foreign(fresh, True) is None:  # others may already be removing it
             break
         exchange(fresh, folder)  # another process has put something else there meanwhile
     flush(folder.parent)

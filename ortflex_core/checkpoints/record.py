@@ -25,13 +25,13 @@ _LINE = ("epoch", "loss", "penalty", "rate", "rows", "seconds")
 
 @attrs.frozen(kw_only=True)
 class Position:
-    """Where a training stopped: what a loop needs to continue as if it had not stopped.
+    """The position where a training stopped, from which a loop continues as without the stop.
 
-    ``progress`` counts whole steps and whole epochs; ``steps`` are those of the epoch under way,
-    with the ``rows`` they had and the sums of their costs. ``records`` are the finished lines of
-    the History; ``at_once`` is how many batches the engine took in a run; ``data`` is the position
-    that the source reports; ``stopped`` is whether a hook ended the training after an epoch; ``apart``
-    is how many processes trained by themselves (``sync_every``).
+    ``progress`` counts whole steps and whole epochs; ``steps`` are those of the unfinished epoch,
+    with the number of their ``rows`` and the sums of their costs. ``records`` are the finished
+    lines of the History; ``at_once`` is the number of batches per run of the engine; ``data`` is
+    the position that the source reports; ``stopped`` says whether a hook ended the training after
+    an epoch; ``apart`` is the number of processes that trained separately (``sync_every``).
     """
 
     progress: Progress
@@ -51,7 +51,7 @@ class Position:
 
 @attrs.frozen(kw_only=True)
 class Size:
-    """The usual batch and the whole batches an epoch, if known; how steps are compiled depends on them."""
+    """The usual batch size and the full batches per epoch, if known; the compilation depends on them."""
 
     rows: int
     epoch_steps: int | None
@@ -177,8 +177,8 @@ def read(folder: Path) -> Record:
     written = table.get("format")
     if isinstance(written, bool) or written not in (1, FORMAT):
         raise CheckpointError(
-            f"{str(path)!r} has the format {_shown(written)}; this version reads formats 1 and {FORMAT}: "
-            "use the version of ortflex that wrote it"
+            f"{str(path)!r} has the format {_shown(written)}; but this version reads formats 1 "
+            f"and {FORMAT}; use the version of ortflex that wrote it"
         )
     if written == FORMAT and digest is None:
         raise CheckpointError(f"{str(path)!r} is damaged: its digest is missing")

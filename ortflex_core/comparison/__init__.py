@@ -1,4 +1,4 @@
-"""One recipe on every backend: where results differ, step by step, and how long a step takes.
+"""Compare the results and the times of a recipe on every backend.
 
 May import: training and everything before it. The command ``ortflex compare`` prints it.
 """

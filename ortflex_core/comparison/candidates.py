@@ -18,14 +18,14 @@ from ortflex_core.training.trainer import Trainer
 def some_columns(
     trainer: Trainer, given: tuple[Any, Any, Any], steps: int, held_out: float | None
 ) -> Columns:
-    """All rows of arrays without those for validation; of data in pieces the rows of some steps.
+    """All training rows of arrays; for data in pieces, the rows of some steps.
 
     Raises:
         DataError: an iterable of batches, or data that do not fit.
     """
     if gives_batches(*given[:2]):
         raise DataError(
-            "an iterable of batches cannot be used for a comparison; give arrays or a data source"
+            "an iterable of batches cannot be used for a comparison; pass arrays or a data source"
         )
     inner = internals_of(trainer)
     feed = Feed.of(*given, inner.setup.open, batch_size=trainer.batch_size)
@@ -36,13 +36,13 @@ def some_columns(
 def named_backends(
     trainer: Trainer, names: Sequence[str] | None
 ) -> tuple[list[Backend], dict[str, tuple[str, ...]]]:
-    """The backends to compare, by priority, and the reasons against those that cannot be loaded.
+    """The backends to compare, by priority, and the reasons why others cannot be loaded.
 
     Raises:
         ConfigError: an unknown name.
     """
     plugins, inner = trainer.plugins, internals_of(trainer)
-    # Backends that are objects count, and settings of those that have a name.
+    # Backends passed as objects are included, and the settings of named ones apply.
     own = {b.name: b for b in inner.setup.backends}
     known = list(dict.fromkeys([*plugins["backends"].names(), *own]))
     for name in names or ():

@@ -1,8 +1,8 @@
 """One recipe on every backend, step by step from the same weights, and where results differ.
 
 The reference is the fused step in float64 where onnxruntime has the kernels, else the first backend
-that works. Every backend starts each step from the reference's weights and takes the same batch, so
-that a difference belongs to the step in which it shows. Gradients come from a second engine of each
+that works. Every backend starts each step from the reference's weights and uses the same batch, so
+a difference arises in the step in which it is found. Gradients come from a second engine of each
 backend: plain gradient descent with a rate so large that adding the old weight does not round them.
 """
 
@@ -41,7 +41,7 @@ from ortflex_core.training.trainer import Trainer
 from ortflex_core.types import Array
 from ortflex_core.views.tracebacks import short_traceback
 
-# A power of two: weight − rate · gradient then loses no digit of the gradient to the rate.
+# A power of two, so that the product with the rate does not round the gradient.
 _PROBE_RATE = 1024.0
 
 
@@ -89,7 +89,7 @@ class Comparison:
         return any(result.backend != self.reference for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as values of JSON."""
+        """All results as values of JSON."""
         return {**attrs.asdict(self), "agree": self.agree}
 
 
@@ -127,7 +127,8 @@ class _Runner:
     def tensors(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
         """Tensors of the graph from the weights that the step starts with."""
         _load(self.engine, start)
-        # A second time: averages of the weights, if there are any, start from them and predict.
+        # Loaded twice: averages of the weights, if there are any, start from them and are used for
+        # predictions.
         self.engine.load(start.weights)
         return self.engine.predict(batch, names)
 
@@ -146,7 +147,7 @@ class _Runner:
     def served(
         self, start: Step, batch: Batch, names: Sequence[str], export: export_check.Export
     ) -> export_check.Served:
-        """The results of the state of a step in inference mode."""
+        """The results in inference mode, with the state of a step."""
         _load(self.engine, start)
         return export_check.serve(self.problem, self.engine, batch, names, export)
 
@@ -168,16 +169,16 @@ def compare(
     backends: Sequence[str] | None = None,
     held_out: float | None = None,
 ) -> Comparison:
-    """Train the same steps on every backend that can, and find where they differ.
+    """Train the same steps on every available backend, and find where they differ.
 
     Args:
         trainer: the recipe; its backend is ignored and its weights are not changed.
-        X: rows of the model's inputs, or a data source, of which the first rows are used if it is read
-            in pieces.
+        X: rows of the model's inputs, or a data source, of which the first rows are used if it is
+            read in pieces.
         y: labels.
         sample_weight: as for :meth:`Trainer.fit`.
-        steps: how many.
-        backends: names; None for all that are installed.
+        steps: the number of steps.
+        backends: names; None for all installed backends.
         held_out: the fraction of rows that a training would keep for validation.
 
     Raises:
@@ -364,8 +365,8 @@ def _batches(
 ) -> Iterator[tuple[list[Batch], float]]:
     """The batches and rates of the first steps of a training with this recipe.
 
-    Where a step has several batches, a shorter step at the end of an epoch is left out, unless all
-    are shorter.
+    If a step has several batches, a shorter step at the end of an epoch is skipped, unless all are
+    shorter.
     """
     schedule = internals_of(trainer).live.bound(trainer.schedule)
     progress = beginning(source, together, trainer.epochs)

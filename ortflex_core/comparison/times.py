@@ -1,4 +1,4 @@
-"""How long a step of a recipe takes on every backend."""
+"""The time of a step of a recipe on every backend."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ortflex_core.training.internals import internals_of
 from ortflex_core.training.trainer import Trainer
 
 _STEPS = 64
-"""The steps whose rows are read of data in pieces."""
+"""The number of steps whose rows are read from data in pieces."""
 
 
 @attrs.frozen(kw_only=True)
 class Times:
-    """The times of every backend; ``fastest`` is the one that ``backend="fastest"`` takes, if any."""
+    """The times of every backend; ``fastest`` is the backend that ``backend="fastest"`` chooses, if any."""
 
     timings: tuple[Timing, ...]
     fastest: str | None
@@ -31,7 +31,7 @@ class Times:
         """Everything as values of JSON; a time that was not measured is None."""
 
         def plain(row: dict[str, Any]) -> dict[str, Any]:
-            return {k: None if v != v else v for k, v in row.items()}  # NaN is no JSON
+            return {k: None if v != v else v for k, v in row.items()}  # JSON has no NaN
 
         return {"timings": [plain(attrs.asdict(t)) for t in self.timings], "fastest": self.fastest}
 
@@ -51,14 +51,14 @@ def time_backends(
 ) -> Times:
     """Measure the steps of a recipe on every backend, as ``backend="fastest"`` does before a training.
 
-    Nothing is remembered, and the weights of the Trainer do not change.
+    The times are not cached, and the weights of the Trainer do not change.
 
     Args:
         trainer: the recipe; its backend is ignored.
         X: rows of the model's inputs, or a data source.
         y: labels.
         sample_weight: as for :meth:`Trainer.fit`.
-        backends: names; None for all that are installed.
+        backends: names; None for all installed backends.
         held_out: the fraction of rows that a training would keep for validation.
 
     Raises:

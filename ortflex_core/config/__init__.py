@@ -4,9 +4,9 @@ Owns: the keys of ``train.toml``, their help, and every check that needs no mode
 
 May import: views and the packages before it.
 
-Add here: an argument of the Trainer, in :class:`Arguments`
-(:mod:`~ortflex_core.config.arguments`); recipes and the reference then have it, and
-``python -m tests.core.trainer_signature`` writes it into the Trainer.
+Add here: an argument of the Trainer, in :class:`Arguments` (:mod:`~ortflex_core.config.arguments`);
+recipes and the reference get it from there, and ``python -m tests.core.trainer_signature`` adds it
+to the Trainer.
 """
 
 from ortflex_core.config.arguments import (

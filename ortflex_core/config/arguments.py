@@ -1,8 +1,8 @@
-"""The arguments of a training: the one list for Trainer, recipes and the reference.
+"""The arguments of a training, defined once for the Trainer, recipes and the reference.
 
-Each field of :class:`Arguments` has its type, its default, what it means, what a file may hold and
-what is wrong with a value. A default may be the name of a plugin, as any value may be: it is data
-that the registry looks up, and no code here or elsewhere in the core asks for that name.
+Each field of :class:`Arguments` has a type, a default, a description, the form of its values in a
+file, and a check. A default may be the name of a plugin: it is data that the registry looks up, and
+no code of the core refers to that name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ortflex_core.problem.groups import GROUP_KEYS, table_problems
 
 MOST_SEED = 2**63 - 1
 COMPONENT = "a name, the path of a class, or a table with the key name and parameters"
-"""The values in a file that stand for one component."""
+"""The forms of a component in a file."""
 _COMPONENTS = "a list of names or tables"
 
 
@@ -56,11 +56,12 @@ def argument(
     Args:
         help: its meaning in one line; names and code in double backticks.
         default: the default; without one a value is required.
-        kind: what a file may hold, where the annotation does not say it.
-        of: the kind of plugin whose names it takes.
-        short_for: the kind of plugin that it stands for: the plugin of its name, with it as ``bound``.
-        keep: converts a value to the form in which it is kept.
-        check: the problems of a kept value.
+        kind: the form of a value in a file, if the annotation does not define it.
+        of: the kind of plugin whose names are valid.
+        short_for: the kind of a plugin with the name of the argument, for which it is a short form;
+            the value is the plugin's ``bound``.
+        keep: converts a value to the form in which it is stored.
+        check: finds the problems of a stored value.
     """
     metadata = {"help": help, "kind": kind, "of": of, "short_for": short_for, "check": check}
     return attrs.field(default=default, converter=keep, metadata=metadata)
@@ -75,11 +76,11 @@ def plain_help(field: attrs.Attribute[Any]) -> str:
 class Arguments:
     """The arguments of a training, except the model and the plugins.
 
-    ``Trainer`` takes these as keywords, a :class:`~ortflex_core.config.Recipe` has them as keys,
-    and the estimators' parameters of the same names mean the same. ``tests/core/test_arguments.py``
+    They are keywords of ``Trainer`` and keys of a :class:`~ortflex_core.config.Recipe`; parameters
+    of the estimators with the same names have the same meaning. ``tests/core/test_arguments.py``
     compares them; ``python -m tests.core.trainer_signature`` writes the Trainer's signature.
 
-    Nothing is checked when the list is made: :meth:`problems` lists everything that is wrong.
+    Nothing is checked on construction: :meth:`problems` lists everything that is wrong.
     """
 
     loss: Any = argument(
@@ -109,7 +110,7 @@ class Arguments:
         kind=COMPONENT + ", or {glob of parameters = penalty}",
         of="penalties",
     )
-    # Plain gradient descent: comparisons see gradients in the weights that it moves.
+    # Plain gradient descent: comparisons compute the gradients from its changes of the weights.
     optimizer: Any = argument(
         "the rule that updates the weights", "sgd", kind=COMPONENT, of="optimizers"
     )
@@ -127,7 +128,7 @@ class Arguments:
         kind=f"a list of tables with the keys {', '.join(GROUP_KEYS)}",
         check=table_problems,
     )
-    # Short for the transforms of their names, the first of all, in this order.
+    # Short forms of the transforms with these names; they come first, in this order.
     clip_value: float | None = argument(
         "the largest absolute value of an element of a gradient",
         None,
@@ -187,8 +188,8 @@ class Arguments:
         of="devices",
     )
     backend: Any = argument(
-        "the backend that runs the steps; ``auto`` chooses the first one that supports the problem, "
-        "``fastest`` measures all that support it and keeps the quickest",
+        "the backend that runs the steps; ``auto`` chooses the first one that supports the "
+        "problem, ``fastest`` measures all that support it and uses the fastest one",
         "auto",
         kind=COMPONENT,
         of="backends",
@@ -290,7 +291,7 @@ class Arguments:
     )
 
     def problems(self) -> dict[str, list[str]]:
-        """The problems that show without a plugin and a model, by argument."""
+        """The problems that can be found without plugins and a model, by argument."""
         return wrong({f.name: getattr(self, f.name) for f in attrs.fields(Arguments)})
 
 
@@ -306,7 +307,7 @@ def wrong(values: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def kinds_of_plugins() -> dict[str, str]:
-    """The arguments that choose plugins, each with the kind of plugin."""
+    """The arguments that select plugins, each with the kind of plugin."""
     fields = attrs.fields(Arguments)
     return {f.name: f.metadata["of"] for f in fields if f.metadata["of"]}
 
@@ -322,7 +323,7 @@ def short_forms(kind: str) -> list[str]:
 
 
 ASSUMED_LOSS = "squared_error"
-"""The loss with which a model is examined if none is named; data, as every default is."""
+"""The loss with which a model is examined if none is given."""
 
 
 def default(name: str) -> Any:

@@ -1,6 +1,6 @@
-"""How the values of arguments are kept, and what is wrong with them.
+"""Conversion of the values of arguments to their stored form, and checks of these values.
 
-A check takes the name of an argument and its value, and says what is wrong, one line each.
+A check has the parameters name and value, and returns the problems, one line each.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ortflex_core.component import MOST, expected_count, is_count
 from ortflex_core.errors import ConfigError, short_repr
 
 MOST_THREADS = 1024
-"""The most threads inside an operator; a session never has more than there are processors."""
+"""The largest number of threads within an operator; a session has at most one per processor."""
 
 Check = Callable[[str, Any], Iterable[str]]
-"""What is wrong with the value of an argument of that name, one line each."""
+"""The problems of the value of the argument with that name, one line each."""
 
 
-# ---------------------------------------------------------------------- how values are kept
+# ---------------------------------------------------------------------- stored form of values
 
 
 def immutable(value: Any) -> Any:
@@ -45,11 +45,11 @@ def several(given: Any) -> tuple[Any, ...]:
 
 
 def texts(given: Any) -> Any:
-    """One name or several as a tuple; any other value stays as it is, and the check refuses it."""
+    """One name or several as a tuple; any other value is returned unchanged, and the check refuses it."""
     return several(given) if isinstance(given, Iterable) else given
 
 
-# ---------------------------------------------------------------------- what is wrong with values
+# ---------------------------------------------------------------------- checks of values
 
 
 def names(argument: str, given: Any) -> list[str]:
@@ -136,7 +136,7 @@ def check_flag_or_none(name: str, value: Any) -> Iterator[str]:
 
 
 def check_count_or_none(name: str, value: Any) -> Iterator[str]:
-    """An integer from 1 on, or None."""
+    """An integer >= 1, or None."""
     return iter(()) if value is None else check_count(name, value)
 
 

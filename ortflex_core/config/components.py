@@ -1,4 +1,4 @@
-"""The parts of a recipe: the kind of component of every key, how it is built and how it is written."""
+"""The parts of a recipe: the kind of component of every key, and how it is built and written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parts:
     plugins: Plugins
 
     def problems(self, name: str, value: Any) -> list[str]:
-        """What is wrong with the value of a key, one line each."""
+        """The problems of the value of a key, one line each."""
         issues = Problems()
         if name == "model":
             if not is_there(value) or Path(value).is_dir():
@@ -44,7 +44,7 @@ class Parts:
         return issues.lines
 
     def build(self, name: str, value: Any) -> Any:
-        """The objects that the value of a key describes; other values stay as they are.
+        """The objects that the value of a key describes; other values are returned unchanged.
 
         Raises:
             OrtflexError: unknown names and parameters, each with its path.
@@ -77,7 +77,7 @@ class Parts:
         """A key's value as names and tables with every parameter, ready for a file.
 
         Raises:
-            OrtflexError: as :meth:`build`, and objects that no file can name.
+            OrtflexError: as :meth:`build`, and objects that cannot be written to a file.
         """
         component = self.build(name, value)
         if name == "loss":
@@ -191,7 +191,7 @@ class Parts:
         return source
 
     def _reader(self, name: str, path: str) -> str:
-        """The source that reads a path: it has the name of its ending, or of the endings in a folder."""
+        """The source that reads a path; its name is the ending of the file, or of the folder's files."""
         ending = Path(path).suffix.removeprefix(".").lower()
         if is_there(path) and Path(path).is_dir():
             inside = {file.suffix.removeprefix(".").lower() for file in Path(path).iterdir()}
@@ -209,8 +209,8 @@ class Parts:
             if len(whole) == 1:
                 return whole[0]
             raise ConfigError(
-                f"{name}: no data source reads the endings of the files in {path!r}; choose a source: "
-                "{name = …, path = …}"
+                f"{name}: no data source reads files of the types in {path!r}; choose a source: "
+                f"{{name = …, path = …}}"
             )
         if not is_there(path) and "://" not in path:
             raise ConfigError(f"{name}: the file or folder {path!r} does not exist")
@@ -222,7 +222,8 @@ class Parts:
             )
         if self.plugins["data"].load(ending).whole_folder:
             raise ConfigError(
-                f"{name}: {path!r} is a single array; give the folder of .{ending} files it is in"
+                f"{name}: {path!r} is a single array; specify the folder of .{ending} files that "
+                "contains it"
             )
         return ending
 
@@ -255,7 +256,7 @@ class Parts:
         return tables[0]
 
     def _penalties(self, spec: Any) -> tuple[PenaltyTerm, ...]:
-        # Each pattern is kept as it is: the model decides which parameters it fits.
+        # Patterns are not resolved here: the model decides which parameters they match.
         names = ["*"]
         if isinstance(spec, Mapping) and "name" not in spec:
             table = spec.get("by_parameter", spec)

@@ -1,4 +1,4 @@
-"""A training as a file: TOML into a Recipe, with every error at once; and back into TOML."""
+"""A training as a file: reading TOML into a Recipe, with all errors at once, and writing it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIRST = ("model", "data", "loss", "validation", "output")
 
 
 def _in_order(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """The first keys of a file; the arguments follow, in the order of their list."""
+    """The first keys of a file; the arguments follow, in the order of their definition."""
     known = {field.name: field for field in fields}
     return [known[name] for name in dict.fromkeys([*_FIRST, *known])]
 
@@ -46,7 +46,7 @@ class Recipe(Arguments):
     """Everything a training needs, by name; the keys of train.toml.
 
     These are the arguments of the :class:`~ortflex_core.Trainer`, the model's file, the data and
-    where the results go. Components are names, tables ``{name=…, parameter=…}`` or objects.
+    the output folder. Components are names, tables ``{name=…, parameter=…}`` or objects.
 
     >>> recipe = Recipe(model="model.onnx", data="data.npz", loss="squared_error")
     >>> recipe.optimizer, recipe.epochs
@@ -61,7 +61,8 @@ class Recipe(Arguments):
         kind="a fraction, or " + _SOURCE,
     )
     plugins: str | None = argument(
-        "a folder of Python files, which are executed; their components have names in this recipe",
+        "a folder of Python files, which are executed; this recipe can use their components by "
+        "name",
         None,
         kind="a path",
     )
@@ -218,7 +219,7 @@ _COMPONENTS = (*kinds_of_plugins(), "groups", "data", "validation")
 
 
 def _map_path(value: Any, change: Callable[[str], str]) -> Any:
-    """Change a path, or the ``path`` of a table; an address with a scheme stays as it is."""
+    """Change a path, or the ``path`` of a table; an address with a scheme is not changed."""
     if isinstance(value, str):
         return value if "://" in value or class_paths.is_class_path(value) else change(value)
     if isinstance(value, Mapping) and isinstance(value.get("path"), str):

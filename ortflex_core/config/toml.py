@@ -1,4 +1,4 @@
-"""TOML, read with the place of every error and written from plain values; ``key=value`` overrides."""
+"""Reading TOML, with the position of errors; writing it from plain values; ``key=value`` overrides."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     """The keys and the value of ``key=value``; a value that is not TOML is a string.
 
     Raises:
-        ConfigError: no ``=``, keys that are not TOML's, or a list or a table that is not.
+        ConfigError: no ``=``, invalid keys, or an invalid list or table.
 
     >>> parse_override("optimizer.beta1=0.8"), parse_override("loss=huber")
     ((('optimizer', 'beta1'), 0.8), (('loss',), 'huber'))
@@ -86,13 +86,13 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     parsed = _value(value)
     if parsed == value and value[:1] + value[-1:] in ("[]", "{}"):
         raise ConfigError(
-            f"{text}: {value} is not TOML; a shell removes quotation marks, so put the whole in others: "
-            + f"'{key.strip()}={_WORD.sub(_quoted, value)}'"
+            f"{text}: {value} is not valid TOML; the shell removes quotation marks, so put the "
+            "whole argument in quotation marks: " + f"'{key.strip()}={_WORD.sub(_quoted, value)}'"
         )
     return tuple(keys), parsed
 
 
-# Words of a list, and values of a table, that have lost their quotation marks.
+# Words in a list, and values in a table, whose quotation marks the shell has removed.
 _WORD = re.compile(r"(?<![\w\"'.-])(?!(?:true|false)\b)[A-Za-z][\w./-]*(?!\s*=)(?![\w\"'./-])")
 
 
@@ -106,13 +106,13 @@ def _value(text: str) -> Any:
     except (ValueError, RecursionError):
         return text
     value = parsed["value"]
-    # No parameter is a date: what looks like one is the name of a file or a class.
+    # No parameter is a date: a value that looks like a date is the name of a file or a class.
     plain = isinstance(value, str | int | float | list | dict)
     return value if plain and len(parsed) == 1 else text
 
 
 def to_toml(value: Any) -> str:
-    """A value as TOML; what is None is left out of tables.
+    """A value as TOML; None is omitted from tables.
 
     Raises:
         TypeError: TOML has no such value.

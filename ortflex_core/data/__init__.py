@@ -1,6 +1,6 @@
 """Columns, labels, batches, pieces of large files, iterables, and the order of rows.
 
-Owns: user data, from what is given to ``fit`` to the batches of a step.
+Owns: user data, from the arguments of ``fit`` to the batches of a step.
 
 May import: model and the packages before it.
 

@@ -13,7 +13,7 @@ from ortflex_core.errors import DataError
 from ortflex_core.types import Array
 
 Following = Callable[[], np.random.Generator | None]
-"""Makes the generator of the epoch that comes after one."""
+"""Creates the generator of the next epoch."""
 
 
 class Lasting(dict[str, Array]):
@@ -25,9 +25,9 @@ class Batch:
 
     Attributes:
         columns: arrays by the name of the graph input they feed.
-        rows: which rows, as an index array; None means all of them, in order.
-        size: how many rows.
-        denominators: one number per loss term: what its Σ w·l is divided by under "mean".
+        rows: the row numbers as an array; None means all rows, in order.
+        size: the number of rows.
+        denominators: for each loss term, the denominator of Σ w·l for the reduction "mean".
     """
 
     __slots__ = ("columns", "denominators", "rows", "size")
@@ -69,7 +69,7 @@ class Block(Sequence[Batch]):
     Attributes:
         columns: arrays by the name of the graph input they feed.
         rows: the row numbers of all batches, one batch after the other.
-        size: rows a batch.
+        size: rows per batch.
         denominators: for every batch, one number per loss term.
     """
 
@@ -111,7 +111,7 @@ class Block(Sequence[Batch]):
 
 
 def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
-    """Refuse to continue with data that come in another order.
+    """Refuse to continue with data in a different order.
 
     Raises:
         DataError: the interrupted training had data of another kind.
@@ -125,7 +125,7 @@ def refuse_other_kind(place: Mapping[str, Any], kind: str) -> None:
         }
         raise DataError(
             f"the interrupted training had {names.get(was, repr(was))}, but this one has "
-            f"{names[kind]}, so the order of the rows would differ; give the same data"
+            f"{names[kind]}, so the order of the rows would differ; pass the same data"
         )
 
 
@@ -134,15 +134,15 @@ class Source(Protocol):
 
     @property
     def waited(self) -> float:
-        """Seconds that steps waited for data that a thread reads."""
+        """Seconds that steps waited for data from a background thread."""
 
     @property
     def steps(self) -> int | None:
-        """Batches an epoch, None if unknown."""
+        """Batches per epoch, None if unknown."""
 
     @property
     def rows(self) -> int | None:
-        """Rows an epoch, None if unknown."""
+        """Rows per epoch, None if unknown."""
 
     def epoch(
         self,
@@ -152,11 +152,11 @@ class Source(Protocol):
         number: int = 0,
         more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
-        """The batches of an epoch, shuffled by ``rng`` if there is one, without the first ``start``.
+        """The batches of an epoch, shuffled by ``rng`` if given, without the first ``start``.
 
-        They come in groups of ``at_once`` equal ones where that is possible, else one by one. The
-        iterator is closed if the training ends first. ``more`` is given if another epoch
-        follows: a source that reads ahead may begin with it.
+        They are grouped by ``at_once`` equal ones if possible, otherwise single. The iterator is
+        closed if the training ends early. ``more`` is given if another epoch follows, so that a
+        source can read ahead.
         """
 
     def sample(self) -> Batch:
@@ -172,7 +172,7 @@ class Source(Protocol):
         """Before the first epoch: continue after the batch that was drawn last at that position.
 
         Raises:
-            DataError: the place is that of other data.
+            DataError: the place belongs to different data.
         """
 
 
@@ -181,8 +181,8 @@ class ArrayBatches:
 
     Args:
         columns: checked columns by graph input.
-        denominators: per loss term, one number for every row, or an array with one per row.
-        batch_size: rows a batch; the last one may be shorter.
+        denominators: per loss term, one number for all rows, or an array with one number per row.
+        batch_size: rows per batch; the last one may be shorter.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class ArrayBatches:
 
     @property
     def steps(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         return len(self._starts)
 
     def sample(self) -> Batch:
@@ -221,7 +221,7 @@ class ArrayBatches:
         return {"kind": "arrays", "columns": self._said}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
-        """Refuse the position of another kind of source, which has another order."""
+        """Refuse the position of a different kind of source, which has a different order."""
         refuse_other_kind(place, "arrays")
 
     def epoch(
@@ -234,7 +234,7 @@ class ArrayBatches:
     ) -> Iterator[Sequence[Batch]]:
         """Every row once; in the given order without ``rng``. The first ``start`` batches are left out.
 
-        Batches come in groups of ``at_once`` equal ones; what is left over comes one by one.
+        Batches are grouped by ``at_once`` equal ones; the remaining ones are single.
         """
         order = np.arange(self.rows) if rng is None else rng.permutation(self.rows)
         size = self.batch_size
@@ -244,7 +244,7 @@ class ArrayBatches:
         full = self.rows // size
         grouped = full - full % at_once if at_once > 1 else 0
         wholes = [whole] * at_once if grouped else []
-        # Groups have the same bounds wherever a training continues.
+        # The bounds of groups do not depend on where a training continues.
         first = min(start + -start % at_once, grouped)
 
         def single(k: int) -> tuple[Batch]:

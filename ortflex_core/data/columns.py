@@ -34,7 +34,7 @@ Inputs = Any
 
 @attrs.frozen(kw_only=True)
 class Columns:
-    """Inputs, labels and sample weights as the user gave them, by name."""
+    """Inputs, labels and sample weights as passed by the user, by name."""
 
     inputs: Mapping[str, Array]
     labels: Mapping[str, Array] = attrs.field(factory=dict)
@@ -56,7 +56,7 @@ class Columns:
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"{name} has {n}" for name, n in lengths.items())
             raise DataError(
-                f"the data have different numbers of rows: {text}; give arrays of equal lengths"
+                f"the data have different numbers of rows: {text}; pass arrays of equal length"
             )
         return next(iter(lengths.values()), 0)
 
@@ -77,7 +77,7 @@ def as_columns(
     inputs: Sequence[str],
     labels: Sequence[str],
 ) -> Columns:
-    """Sort what the user gave into named columns.
+    """Convert the arguments of the user to named columns.
 
     Args:
         X: an array for a model with one input, or a mapping from input names.
@@ -87,7 +87,7 @@ def as_columns(
         labels: names of the labels the losses expect.
 
     Raises:
-        DataError: names are missing or unknown, or several are needed and one was given.
+        DataError: names are missing or unknown, or one array was passed for several names.
     """
     columns = Columns(
         inputs=_named(X, inputs, "X", "input"),
@@ -122,7 +122,7 @@ def _named(given: Any, names: Sequence[str], what: str, word: str) -> dict[str, 
         return {n: _array(given[n], f"{what}[{n!r}]") for n in names}
     if len(names) != 1:
         raise DataError(
-            f"{what} is one array, but there are {len(names)} {word}s: give a mapping "
+            f"{what} is one array, but there are {len(names)} {word}s: pass a mapping "
             f"{{{', '.join(f'{n!r}: …' for n in names)}}}"
         )
     return {names[0]: _array(given, what)}
@@ -134,9 +134,9 @@ def _array(value: Any, what: str) -> Array:
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:  # of the array's library: torch on another device, ragged lists
-        raise DataError(f"{what} cannot be made an array: {error}") from error
+        raise DataError(f"{what} cannot be converted to an array: {error}") from error
     if array.ndim == 0 and hasattr(value, "collect"):
-        raise DataError(f"{what} is lazy ({type(value).__name__}); give {what}.collect()")
+        raise DataError(f"{what} is a lazy frame ({type(value).__name__}); pass {what}.collect()")
     if array.dtype.kind == "O" and what.startswith("X") and hasattr(value, "columns"):
         odd = [str(n) for n in value.columns if np.asarray(value[n]).dtype.kind not in "biuf"]
         names = ": " + ", ".join(map(repr, odd[:5])) + (", …" if len(odd) > 5 else "")
@@ -155,11 +155,11 @@ def _array(value: Any, what: str) -> Array:
 
 
 def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = True) -> Array:
-    """The array in the type and shape of a graph input; copied only where it must be.
+    """The array in the type and shape of a graph input; copied only if necessary.
 
     Raises:
         DataError: another shape, a type that would lose information (strings, complex, floats for
-            integers), integers that the type does not hold, or values that are not finite.
+            integers), integers out of the range of the type, or values that are not finite.
     """
     wanted = spec.numpy
     _check_shape(array.shape, spec, what)
@@ -204,7 +204,7 @@ def _check_range(array: Array, spec: TensorSpec, what: str) -> None:
     held = np.iinfo(spec.numpy)
     if not array.size or (int(array.min()) >= held.min and int(array.max()) <= held.max):
         return
-    # Python's integers: those of uint64 and int64 have no type in common.
+    # Python's integers, because uint64 and int64 have no common type.
     place = next(
         place for place, value in np.ndenumerate(array) if not held.min <= int(value) <= held.max
     )
@@ -243,8 +243,8 @@ def split(columns: Columns, fraction: float, seed: int) -> tuple[Columns, Column
     held = round(rows * fraction) if 0 < fraction < 1 else 0  # also true for nan
     if held == 0 or held == rows:
         raise DataError(
-            f"validation data as a fraction must leave rows on both sides; {fraction!r} of {rows} "
-            f"rows is {held}"
+            "a fraction as validation data must leave rows for both training and validation; "
+            f"{fraction!r} of {rows} rows is {held}"
         )
     order = np.random.default_rng([seed, 0x5A11D]).permutation(rows)
     return columns.take(np.sort(order[held:])), columns.take(np.sort(order[:held]))

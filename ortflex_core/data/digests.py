@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflex_core.model.model import Model
 
 SAMPLE = 64 * 2**20
-"""The most bytes of a column in its digest: all of a smaller one, else rows at equal distances."""
+"""The largest number of bytes of a column in its digest: of larger columns, rows at equal distances."""
 _AT_ONCE = 2**22
 
 
@@ -68,7 +68,7 @@ def of_frozen(model: Model, trained: Collection[str]) -> dict[str, str]:
     """A digest of every initializer of a model's file, and of its adapters, that is not trained.
 
     Raises:
-        ModelError: one that is in another file, which was changed in place.
+        ModelError: the data of an initializer are in another file, which has been changed in place.
     """
     graph = model.proto.graph
     out = {

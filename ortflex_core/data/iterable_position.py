@@ -20,7 +20,7 @@ Item = tuple[Any, Any, Any]
 
 @attrs.frozen(kw_only=True)
 class Spot:
-    """The place of a row: the number of passes over the source, the batch, and the row in it.
+    """The place of a row: the number of passes over the source, the batch, and the row in the batch.
 
     ``state`` is the state of the source before the batch, ``columns`` are all rows of the batch.
     """
@@ -61,11 +61,11 @@ def item_of(given: Any, number: int, labelled: bool = True) -> Item:
 
 
 class Items:
-    """Draws the batches of a source, pass after pass, and keeps its place.
+    """Draws the batches of a source, pass after pass, and records the position.
 
     Attributes:
         keeps_state: whether the source reports its own state.
-        of_ranks: whether it is a function that makes the batches of one of several processes.
+        of_ranks: whether it is a function that returns the batches of one of several processes.
     """
 
     def __init__(
@@ -135,10 +135,11 @@ class Items:
             self._iterator = islice(self._source, spot.item, None)
         elif spot.item:
             raise DataError(
-                f"the training continues at batch {spot.item} of an epoch, and the "
-                f"{type(self._source).__name__} that makes the batches can only start a new epoch. Give "
-                "a list, a function of (epoch, start) in Batches(function), or an object with "
-                "state_dict() and load_state_dict(); or resume from a checkpoint of an epoch's end"
+                f"the training continues at batch {spot.item} of an epoch, but the "
+                f"{type(self._source).__name__} that produces the batches can only start a new "
+                "epoch. Pass a list, a function of (epoch, start) in Batches(function), or an "
+                "object with state_dict() and load_state_dict(); or resume from a checkpoint "
+                "written at the end of an epoch"
             )
 
     def _open(self, start: int) -> Iterator[Any]:
@@ -164,9 +165,10 @@ class Items:
 
 
 def _parameters(source: Any) -> dict[str, inspect.Parameter]:
-    """The arguments of a function of batches: which are ``epoch``, ``start``, ``rank`` and ``size``.
+    """The arguments ``epoch``, ``start``, ``rank`` and ``size`` among those of a function of batches.
 
-    Arguments of other names are the epoch and the start in this order; those with a default keep it.
+    Required arguments with other names are the epoch and the start, in this order; those with a
+    default keep it.
 
     Raises:
         DataError: it requires more arguments.
@@ -192,7 +194,7 @@ def _parameters(source: Any) -> dict[str, inspect.Parameter]:
             asked[free.pop(0)] = parameter
         elif required:
             raise DataError(
-                f"the function that makes the batches takes {len(known)} arguments; expected a function of "
-                "nothing, of (epoch), or of (epoch, start), and (rank, size) in several processes"
+                f"the function that produces the batches has {len(known)} parameters; expected "
+                "none, (epoch) or (epoch, start), and (rank, size) if several processes train"
             )
     return asked

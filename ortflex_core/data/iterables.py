@@ -1,8 +1,8 @@
 """Batches from an iterable, a function that returns one, or a torch DataLoader.
 
-Such a source reports its own position: a function of ``(epoch, start)`` is called with another start,
-an object with ``state_dict()`` and ``load_state_dict()`` is given its state again, a list has its
-batches in order. With any other source a training is resumed at the end of an epoch only.
+Such a source reports its own position: a function of ``(epoch, start)`` is called with another
+start, an object with ``state_dict()`` and ``load_state_dict()`` gets its state back, a list is
+indexed. With any other source a training is resumed at the end of an epoch only.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Batches:
     Args:
         source: the iterable or the function.
         buffer: rows that are collected and mixed before they become batches of the Trainer's
-            ``batch_size``; 0 takes the batches as they are, in their order. See
+            ``batch_size``; 0 uses the batches unchanged, in their order. See
             :mod:`ortflex_core.data.shuffle_buffer` for the order.
-        prefetch: how many batches (or buffers) a thread draws ahead of the steps; 0 draws each one
-            when it is needed, in the thread that trains.
+        prefetch: the number of batches (or buffers) that a thread draws ahead of the steps; 0 draws
+        each one when it is needed, in the training thread.
 
     Raises:
         ConfigError: ``buffer`` or ``prefetch`` is not a count.
@@ -77,12 +77,11 @@ class Batches:
 
 
 class IterableBatches:
-    """Batches of an iterable, as they are or mixed in a shuffle buffer.
+    """Batches of an iterable, unchanged or mixed in a shuffle buffer.
 
     An epoch is one pass over the iterable; ``limit`` is the number of batches of an epoch of an
-    endless one, which then continues where it was.
-
-    ``ranks`` is the rank of this process, and how many make batches.
+    endless one; the next epoch continues at its position. ``ranks`` is the rank of this process and
+    the number of processes that read batches.
 
     Attributes:
         first: the first batch.
@@ -116,15 +115,15 @@ class IterableBatches:
             self.steps = len(given.source)  # type: ignore[arg-type]  # it has __len__
         first = self._items.peek()
         if first is None:
-            raise DataError("the data are empty: the iterable gives no batches")
+            raise DataError("the data are empty: the iterable yields no batches")
         try:
             self.first = convert(*first)
         except DataError as error:
             if "numbers of rows" not in str(error):
                 raise
             raise DataError(
-                f"{error}. An iterable must give batches; one of single rows has to be "
-                "batched first (a DataLoader, .batch(32))"
+                f"{error}. An iterable must yield batches; batch an iterable of single rows first "
+                "(a DataLoader, .batch(32))"
             ) from error
 
     def use(self, making: Making) -> None:
@@ -167,14 +166,14 @@ class IterableBatches:
         """Continue from a place in the next epoch.
 
         Raises:
-            DataError: the training had data of another kind, or another buffer.
+            DataError: the training had a different kind of data, or a different buffer.
         """
         refuse_other_kind(place, "batches")
         buffer = self._given.buffer
         if place.get("buffer", buffer) != buffer:
             raise DataError(
-                f"the interrupted training had buffer = {place['buffer']}, but this one has {buffer}, "
-                "so the order of the rows would differ; give the same buffer"
+                f"the interrupted training had buffer = {place['buffer']}, but this one has "
+                f"{buffer}, so the order of the rows would differ; pass the same buffer"
             )
         self._kept = place if "spot" in place else None
 
@@ -189,9 +188,9 @@ class IterableBatches:
         if part is None or checksum(part.columns) != kept.get("check", checksum(part.columns)):
             what = "it ends before" if part is None else "that batch differs from the earlier one"
             raise DataError(
-                f"the training continues at batch {spot.item} of the iterable, but {what}. To continue "
-                "exactly it needs the same batches: give the same data, with a seed if they are random, "
-                "or fit a Trainer without a checkpoint"
+                f"the training continues at batch {spot.item} of the iterable, but {what}. An "
+                "exact continuation needs the same batches: pass the same data (with a seed if "
+                "they are random), or fit a Trainer without a checkpoint"
             )
         if same_epoch and self._given.buffer:  # the whole buffer is needed again
             self._left = part.cut(spot.offset, part.rows)
@@ -256,7 +255,7 @@ class IterableBatches:
     def _parts(
         self, kept: Mapping[str, Any] | None, mid: bool, budget: int | None
     ) -> Iterator[Part]:
-        """The rows of an epoch, a batch of the source at a time; cut at the end of the budget."""
+        """The rows of an epoch, one batch of the source at a time, up to the limit."""
         if kept is not None:
             self._return(kept, mid)
         some, again = mid, False
@@ -277,8 +276,8 @@ class IterableBatches:
                 return
             if again:
                 raise DataError(
-                    "the iterable is used up after one epoch; give a list, an object that can be "
-                    "iterated again, or a function that returns a new iterator"
+                    "the iterable is exhausted after one epoch; pass a list, an object that can "
+                    "be iterated again, or a function that returns a new iterator"
                 )
             again = True
 
@@ -321,7 +320,7 @@ class _Waiting:
 
 
 def checksum(columns: Mapping[str, Array]) -> int:
-    """A number that differs for other rows.
+    """A checksum of rows.
 
     >>> checksum({"X": np.zeros(3)}) == checksum({"X": np.zeros(3)}) != checksum({"X": np.ones(3)})
     True
@@ -335,7 +334,7 @@ def checksum(columns: Mapping[str, Array]) -> int:
 
 
 def gives_batches(X: Any, y: Any) -> bool:
-    """Whether X is an iterable of batches: anything except arrays, mappings and data sources."""
+    """Whether X is an iterable of batches: any iterable except arrays, mappings and data sources."""
     if isinstance(X, Batches):
         return True
     if y is not None or isinstance(X, np.ndarray | Mapping | DataSource | Columns):

@@ -42,12 +42,12 @@ def float_scores(loss: str, predicted: TensorSpec) -> None:
     if predicted.dtype not in FLOATS:
         raise DataError(
             f"{loss}: the prediction {predicted} is not floating-point, so it has no gradient; "
-            "put the loss on a float tensor of the graph (predicted=)"
+            "attach the loss to a float tensor of the graph (predicted=)"
         )
 
 
 def float_labels(loss: str, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-    """Labels of the prediction's own shape and type, made from any real numbers.
+    """Labels in the shape and type of the prediction, converted from any real numbers.
 
     Raises:
         DataError: the prediction is not floating-point, the labels are not numbers, or their
@@ -69,7 +69,7 @@ def float_labels(loss: str, predicted: TensorSpec, given: TensorSpec | None) -> 
 
 
 def integer_labels(loss: str, shape: Shape, given: TensorSpec) -> TensorSpec:
-    """Class numbers (int64) of the given shape, made from integers only.
+    """Class numbers (int64) of the given shape, converted from integers only.
 
     Raises:
         DataError: the labels are not integers, or have another shape.
@@ -140,5 +140,5 @@ def require_range(
 
 def _numbers_hint(given: TensorSpec) -> str:
     if given.dtype == TensorProto.STRING:
-        return "; class names are turned into numbers by classes=[…]"
+        return "; pass classes=[…] to encode class names as numbers"
     return f" of type {dtype_name(given.dtype)}"

@@ -1,4 +1,4 @@
-"""Data that are read piece by piece, because all of them would not fit into memory."""
+"""Data that are read piece by piece, because they may not fit into memory."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ BUFFER_BYTES = 64 * 2**20
 class Pieces(abc.ABC):
     """Rows in pieces that can be read in any order: files, row groups, runs of rows of an array.
 
-    What :meth:`ortflex_core.protocols.DataSource.load` returns for data that do not fit into the
+    :meth:`ortflex_core.protocols.DataSource.load` returns them for data that do not fit into the
     shuffle buffer. How rows are shuffled is in :mod:`ortflex_core.data.shuffle_buffer`.
     """
 
     @property
     @abc.abstractmethod
     def sizes(self) -> Sequence[int]:
-        """Rows of every piece."""
+        """The number of rows of every piece."""
 
     @property
     @abc.abstractmethod
@@ -51,9 +51,10 @@ class Pieces(abc.ABC):
 
     @abc.abstractmethod
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
-        """The rows of a piece from ``start`` on, as many at a time as is convenient.
+        """The rows of a piece from ``start`` on, in parts of any size.
 
-        Called from background threads, of the training and of the validation: keep no state.
+        It is called from the background threads of training and validation, so it must not keep
+        state.
 
         Raises:
             DataError: the piece was removed, is broken, or has changed.
@@ -65,7 +66,7 @@ class Pieces(abc.ABC):
 
 
 def rows_of(pieces: Pieces) -> int:
-    """How many rows there are."""
+    """The number of all rows."""
     return sum(pieces.sizes)
 
 
@@ -88,7 +89,7 @@ def head(pieces: Pieces, rows: int) -> Columns:
 
 
 def usual_buffer(columns: Columns) -> int:
-    """Rows of a shuffle buffer of 64 MiB, from some rows of the data.
+    """The number of rows in a shuffle buffer of 64 MiB, estimated from some rows.
 
     >>> usual_buffer(Columns(inputs={"X": np.zeros((2, 1024), np.float32)}))
     16384
@@ -104,7 +105,7 @@ def read_if_small(pieces: Pieces) -> Columns | Pieces:
 
 
 def concat_columns(parts: Sequence[Columns]) -> Columns:
-    """Columns one after the other."""
+    """Concatenate columns."""
     if len(parts) == 1:
         return parts[0]
 
@@ -117,14 +118,14 @@ def concat_columns(parts: Sequence[Columns]) -> Columns:
 
 @attrs.frozen(kw_only=True)
 class Making:
-    """How rows of a file become rows that graphs take."""
+    """The conversion of rows of a file to rows that graphs read."""
 
     prepare: Callable[[Columns], dict[str, Array]]
     denominators: Callable[[Mapping[str, Array]], Denominators]
     convert: Callable[[Columns], Columns] = lambda columns: columns
 
     def part(self, columns: Columns, where: str, mark: Any = None) -> Part:
-        """The part that some rows make.
+        """Some rows as a part.
 
         Raises:
             DataError: they do not fit; the message says where they are from.
@@ -149,10 +150,11 @@ class PieceBatches:
 
     The place of a training is a number of batches, as for arrays: an epoch can be entered anywhere.
 
-    With several batches a step, shuffled rows come in as many ``streams``: the rows of all pieces, end to
-    end, are cut into one run for each stream, and batch k of a step is the next one of stream k, which has
-    windows of its own. So a process that computes some batches of every step reads its rows alone:
-    ``own`` are the first stream that it reads, and the distance to the next.
+    With several batches per step, shuffled rows come from as many ``streams``: the rows of all
+    pieces, end to end, are cut into one run for each stream, and batch k of a step is the next one
+    of stream k, which has separate windows. So a process that computes some batches of every step
+    reads only their rows: ``own`` is the first stream that it reads, and the distance to the next
+    one.
 
     Attributes:
         waited: seconds that steps waited for data.
@@ -196,14 +198,14 @@ class PieceBatches:
         }
 
     def go_on(self, place: Mapping[str, Any]) -> None:
-        """Refuse data that come in another order.
+        """Refuse data in a different order.
 
         Raises:
-            DataError: the interrupted training had other pieces or another buffer.
+            DataError: the interrupted training had different pieces or a different buffer.
         """
         refuse_other_kind(place, "pieces")
         now = self._order()
-        place = {"streams": 1, **place}  # of a version that had no streams
+        place = {"streams": 1, **place}  # written by a version without streams
         if place["streams"] == 1 and len(self._read) == self._streams:
             self._streams, self._read = 1, range(1)
             now = self._order()
@@ -211,12 +213,12 @@ class PieceBatches:
             name = differ[0]
             if name == "sizes":
                 raise DataError(
-                    "the interrupted training had the same number of pieces of data, but with other "
-                    "sizes; give the same data"
+                    "the interrupted training had the same number of pieces of data, but their "
+                    "sizes differ; pass the same data"
                 )
             raise DataError(
-                f"the interrupted training had {name} = {place[name]}, but these data have {now[name]}, "
-                f"so the order of the rows would differ; give the same {name}"
+                f"the interrupted training had {name} = {place[name]}, but these data have "
+                f"{now[name]}, so the order of the rows would differ; pass the same {name}"
             )
 
     def epoch(
@@ -252,13 +254,13 @@ class PieceBatches:
             _close(ahead)
 
     def close(self) -> None:
-        """End the reading of an epoch that will not be used."""
+        """Stop reading an epoch that will not be used."""
         if self._begun is not None:
             _close(self._begun[1])
             self._begun = None
 
     def _skipped(self, start: int) -> tuple[int, int]:
-        """The window in which a batch of a stream begins, and its rows before that."""
+        """The window in which a batch of a stream begins, and the number of its rows before the batch."""
         return divmod(start * self.batch_size, self._window)
 
     @property
@@ -280,7 +282,7 @@ class PieceBatches:
         return windows(parts, size, first, key)
 
     def _bounds(self, stream: int) -> tuple[int, int]:
-        """The rows of a stream, of all rows end to end."""
+        """The range of a stream among all rows."""
         counts = [len(range(k, self.steps, self._streams)) for k in range(stream + 1)]
         missing = self.steps * self.batch_size - self.rows  # in the last batch
         rows = [n * self.batch_size for n in counts]
@@ -311,7 +313,7 @@ class PieceBatches:
 
 
 def _in_turn(drawn: Sequence[Iterator[Sequence[Batch]]]) -> Iterator[Sequence[Batch]]:
-    """A batch of each iterator, again and again; it ends with the first that has none left."""
+    """A batch of each iterator in turn, until the first iterator is exhausted."""
     if len(drawn) == 1:
         yield from drawn[0]
         return

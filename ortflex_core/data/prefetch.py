@@ -13,17 +13,17 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 _log = logging.getLogger("ortflex")
 
-# How long the end of a training waits for a source that is in the middle of reading.
+# Seconds that the end of a training waits for a source that is still reading.
 _PATIENCE = 5.0
 
 
 class Prefetch(Generic[T]):
     """The items of an iterator, drawn by a separate thread.
 
-    At most ``ahead`` items are drawn and not yet taken, the one in progress included. An
-    exception of the iterator is raised where the item would have been taken. :meth:`close` ends the
-    thread, and closes the iterator in it; it has to be called, since dropping the object does not
-    end a thread.
+    At most ``ahead`` items are drawn and not yet consumed, including the one in progress. An
+    exception of the iterator is raised at the position of its item. :meth:`close` ends the thread,
+    and closes the iterator in it; it has to be called, since dropping the object does not end a
+    thread.
 
     >>> items = Prefetch(lambda: iter("abc"), ahead=2)
     >>> list(items)
@@ -40,7 +40,7 @@ class Prefetch(Generic[T]):
         self._changed = threading.Condition()
         self._closed = self._ended = False
         self._error: BaseException | None = None
-        # A daemon: a source that never answers must not keep the process from ending.
+        # A daemon: a source that blocks forever must not keep the process alive.
         self._thread = threading.Thread(target=self._draw, name="ortflex-data", daemon=True)
         self._thread.start()
 
@@ -65,11 +65,11 @@ class Prefetch(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Whether the last item was taken."""
+        """Whether the last item was consumed."""
         return self._ended and not self._items
 
     def close(self) -> None:
-        """End the thread; what was drawn and not taken is dropped."""
+        """End the thread and discard the items that were not consumed."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -99,7 +99,7 @@ class Prefetch(Generic[T]):
                 del item
         except StopIteration:
             pass
-        except BaseException as failure:  # raised where the item would have been taken
+        except BaseException as failure:  # raised at the position of its item
             error = failure
         close = getattr(iterator, "close", None)
         if close is not None:

@@ -1,4 +1,4 @@
-"""Batches of which every process of a training reads only its own."""
+"""Batches in several processes, each of which reads only its own."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _log = logging.getLogger("ortflex")
 class RankBatches:
     """The steps of all processes, from the batches that each of them reads.
 
-    Batch number k of a step is that of rank k mod N. Before a step the processes tell each other how many
-    rows their batches have, and their denominators; of the other processes' batches nothing else is known.
-    An epoch ends with the first process that has no batch left.
+    Batch number k of a step is that of rank k mod N. Before a step the processes exchange the
+    numbers of rows of their batches and their denominators, and nothing else. An epoch ends with
+    the first process that has no batch left.
 
     Args:
         own: the batches of this process.
         peers: the processes.
-        together: the batches a step, of all processes.
-        steps: the batches an epoch, of all processes; None if unknown.
-        rows: the rows an epoch, of all processes; None if unknown.
+        together: the batches per step, of all processes.
+        steps: the batches per epoch, of all processes; None if unknown.
+        rows: the rows per epoch, of all processes; None if unknown.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RankBatches:
         self.steps, self.rows = steps, rows
         self._told = False
         self.alter: Callable[[Batch, int, int], Batch] | None = None
-        """Changes a batch of this process, given its epoch and its number among all, before its step."""
+        """Changes a batch of this process before its step, given the epoch and the batch number."""
 
     @property
     def waited(self) -> float:
@@ -56,14 +56,14 @@ class RankBatches:
         self._own.close()
 
     def place(self) -> dict[str, Any]:
-        """The place of this process; the others are as many batches along."""
+        """The place of this process; the other processes are at the same batch number."""
         return {**self._own.place(), "ranks": self._peers.size}
 
     def go_on(self, place: Mapping[str, Any]) -> None:
         """Continue from the place of rank 0.
 
         Raises:
-            DataError: there were other numbers of processes, each with batches of its own.
+            DataError: the number of processes differs, and each process had separate batches.
         """
         was, size = place.get("ranks", 1), self._peers.size
         if place.get("kind") == "batches" and was != size:
@@ -98,7 +98,7 @@ class RankBatches:
                 if step:
                     yield step
                 if len(step) < size * self._each:
-                    for _ in own:  # so that the next epoch is another pass
+                    for _ in own:  # so that the next epoch starts a new pass
                         pass
                     return
 
@@ -122,7 +122,8 @@ class RankBatches:
         if left and not self._told and not self._peers.rank:
             self._told = True
             _log.warning(
-                "the processes have different numbers of batches: an epoch ends with the first that has "
-                "none left, and %d or more batches of the others are not trained on",
+                "the processes have different numbers of batches: an epoch ends when the first "
+                "process has no batch left, so at least %d batches of the other processes are "
+                "not used",
                 left,
             )

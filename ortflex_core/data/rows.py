@@ -46,14 +46,17 @@ def stacked(X: Any) -> tuple[Any, Any, Any]:
         return whole, None, None
     if isinstance(first, tuple | list) and len(first) in (2, 3):
         if any(not isinstance(row, tuple | list) or len(row) != len(first) for row in rows):
-            raise DataError(f"the rows of the dataset differ: the first has {len(first)} parts")
+            raise DataError(
+                "the rows of the dataset have different numbers of elements: the first has "
+                f"{len(first)}"
+            )
         parts = [_part([row[k] for row in rows], f"part {k}") for k in range(len(first))]
         return parts[0], parts[1], parts[2] if len(parts) == 3 else None
     return _part(rows, "X"), None, None
 
 
 def _drawn(X: Any) -> Iterable[Any]:
-    """Every row; several at a time where the dataset gives them so."""
+    """Every row; several at a time if the dataset supports it."""
     several = getattr(X, "__getitems__", None)
     for start in range(0, len(X), _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, len(X)))
@@ -76,11 +79,13 @@ def _array(values: list[Any], what: str) -> Array:
     try:
         arrays = [np.asarray(value) for value in values]
     except Exception as error:  # of the library that made them
-        raise DataError(f"{what} of the dataset cannot be made an array: {error}") from error
+        raise DataError(
+            f"{what} of the dataset cannot be converted to an array: {error}"
+        ) from error
     odd = [k for k, array in enumerate(arrays) if array.shape != arrays[0].shape]
     if odd:
         raise DataError(
-            f"{what} of the dataset has the shape {list(arrays[odd[0]].shape)} in row {odd[0]} and "
-            f"{list(arrays[0].shape)} in row 0; give rows of one shape (pad them), or batches"
+            f"{what} of the dataset has the shape {list(arrays[odd[0]].shape)} in row {odd[0]} "
+            f"and {list(arrays[0].shape)} in row 0; pass rows of one shape (pad them), or batches"
         )
     return np.stack(arrays)

@@ -1,12 +1,12 @@
 """The shuffle buffer: rows that come one after the other, mixed within windows.
 
-An epoch has an order that can be entered anywhere, without reading what comes before:
+The order of an epoch can be entered at any row without reading the rows before it:
 
 1. The pieces of the data (row groups, runs of rows of a file) are put into a random order.
 2. Their rows, laid end to end in that order, are cut into windows of ``size`` rows.
 3. The rows of every window are permuted, by a generator of (epoch, number of the window) alone.
 
-So every row occurs once an epoch, rows of distant pieces are mixed in one window, and at most two
+So every row occurs once per epoch, rows of distant pieces are mixed in one window, and at most two
 windows are in memory. A window of all rows is a uniform permutation. Without a generator the rows
 keep their order.
 
@@ -60,7 +60,7 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """In which order the pieces of an epoch are read; ``key`` None leaves rows in order, too."""
+    """The order in which the pieces of an epoch are read; without ``key`` the rows keep their order."""
 
     pieces: Array
     ends: Array
@@ -93,8 +93,8 @@ def draw_key(rng: np.random.Generator | None) -> int | None:
 class Window:
     """Rows that are in memory together.
 
-    ``order`` is the order they come in, ``number`` counts the windows of an epoch, ``mark`` is that of
-    the first row.
+    ``order`` is the order of the rows, ``number`` counts the windows of an epoch, ``mark`` is that
+    of the first row.
     """
 
     columns: Mapping[str, Array]
@@ -132,8 +132,8 @@ def _check_alike(held: Sequence[Part], part: Part) -> None:
         if before.shape[1:] != array.shape[1:]:
             raise DataError(
                 f"{part.where}: the rows of {name!r} have shape {list(array.shape[1:])}, those of "
-                f"{held[0].where} {list(before.shape[1:])}; rows that are shuffled together need one "
-                "shape: pad them, or give batches of equal rows without a buffer"
+                f"{held[0].where} {list(before.shape[1:])}; rows that are shuffled together need "
+                "the same shape: pad them, or pass batches of equal rows without buffer="
             )
 
 
@@ -155,7 +155,7 @@ def _joined(parts: Sequence[Part], rows: int, number: int, key: int | None) -> W
 
 
 def _all_rows(values: Sequence[float | Array], parts: Sequence[Part]) -> float | Array:
-    """One number if all rows of all parts have the same, else one a row."""
+    """One number if it is the same for all rows of all parts, otherwise one per row."""
     if all(isinstance(v, float) and v == values[0] for v in values):
         return values[0]
     return np.concatenate(
@@ -167,7 +167,7 @@ def _all_rows(values: Sequence[float | Array], parts: Sequence[Part]) -> float |
 
 
 class Cursor:
-    """Takes any number of rows at a time out of windows.
+    """Reads any number of rows at a time from windows.
 
     Attributes:
         marks: number and mark of the windows that the rows taken last are from.
@@ -221,8 +221,8 @@ def _gathered(window: Window, rows: Array) -> Part:
 def batches(cursor: Cursor, size: int, at_once: int, start: int) -> Iterator[Sequence[Batch]]:
     """Batches of ``size`` rows, the last one shorter, from number ``start`` on.
 
-    They come in groups of ``at_once``, which begin at its multiples wherever a training continues;
-    the remaining ones come one by one.
+    They are grouped by ``at_once``; groups begin at multiples of it, also if a training continues
+    in between; the remaining batches are single.
     """
     whole: list[float] | None = None
     wholes: list[list[float]] = []
@@ -236,7 +236,7 @@ def batches(cursor: Cursor, size: int, at_once: int, start: int) -> Iterator[Seq
         fixed = [d * size for d in denominators if isinstance(d, float)]
         uniform = len(fixed) == len(denominators)
         if uniform and fixed != whole:
-            # One list for all batches: engines compare it by identity.
+            # One list for all batches, because engines compare it by identity.
             whole, wholes = fixed, [fixed] * at_once
         if count > 1 and len(rows) == count * size:
             spans = (rows[k * size : (k + 1) * size] for k in range(count))

@@ -1,8 +1,8 @@
-"""What backends share: buffers, evaluation, the state in host memory, and the choice of a backend.
+"""Code shared by backends: buffers, evaluation, the state in host memory, and the choice of a backend.
 
 May import: programs and the packages before it.
 
-Add here: code that two backends would otherwise repeat.
+Add here: code that several backends need.
 """
 
 from ortflex_core.engines.array_engine import HostEngine

@@ -1,7 +1,7 @@
 """An engine for backends that need only one function: run a graph from arrays to arrays.
 
 Weights and slots are arrays on the host, a step is two graphs, and all arrays are fed to each of
-them. This is not fast, but a backend on another runtime is a function of a few lines.
+them. This is not fast, but makes a backend on another runtime a function of a few lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _ports(role: Role, arrays: Mapping[str, Array]) -> dict[Key, Array]:
 
 @attrs.frozen
 class Done:
-    """Losses that are known already."""
+    """Losses that are already known."""
 
     pairs: list[tuple[float, float]]
 
@@ -108,7 +108,7 @@ class HostEngine:
         return loss, float(new.get(stages.PENALTY, 0.0))
 
     def gradient_graph(self, rows: int) -> Program:
-        """The graph of a batch's gradient; override it for a runtime that wants the number of rows."""
+        """The graph of a batch's gradient; override it for a runtime that needs the number of rows."""
         return self._gradient
 
     def _columns(self, batch: Batch) -> dict[Key, Array]:

@@ -1,4 +1,4 @@
-"""Which backend trains a problem: the reasons of each against it, and errors that name a plugin."""
+"""The choice of a backend for a problem, the reasons why others cannot train it, and plugin errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflex_core.runtime.installation import Runtime
 
 AUTO, FASTEST = "auto", "fastest"
 WORDS = (AUTO, FASTEST)
-"""Ways to choose a backend, by names that no backend has."""
+"""The words that choose a backend by a method; no backend has such a name."""
 _ENGINE = (*Engine.__annotations__, *(n for n in vars(Engine) if not n.startswith("_")))
 
 
@@ -44,12 +44,12 @@ def refusals(reasons: Mapping[str, Sequence[str]], head: str = "") -> list[str]:
 
 
 def is_word(spec: Any) -> bool:
-    """Whether this says how to choose a backend, and names none."""
+    """Whether this is a method of choosing a backend, not a name."""
     return isinstance(spec, str) and spec in WORDS
 
 
 def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
-    """The named backend, or all that can be loaded, those with the highest priority first."""
+    """The named backend, or all that can be loaded, ordered by decreasing priority."""
     if not is_word(spec):
         return [plugins.component("backends", spec)]
     backends: list[Backend] = []
@@ -60,8 +60,8 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
                 text = f"priority is {short_repr(backend.priority)}, expected a number"
                 raise BrokenPlugin(f"{whose(plugins, 'backends', backend)}: {text}", backend)
         except OrtflexError as error:
-            # A broken plugin must not keep the others from training.
-            warn_once(f"a backend is left out: {error}")
+            # A broken plugin must not prevent the others from training.
+            warn_once(f"a backend is skipped: {error}")
         else:
             backends.append(backend)
     if not backends:
@@ -73,7 +73,7 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
 
 
 def by_name(plugins: Plugins, backends: Sequence[Backend]) -> dict[str, Backend]:
-    """Backends in the given order; names that two distributions have are qualified."""
+    """Backends in the given order; ambiguous names are qualified."""
     registry = plugins["backends"]
     entries = [(registry.entry_of(backend), backend) for backend in backends]
     return {registry.ask_for(e) if e is not None else b.name: b for e, b in entries}
@@ -82,7 +82,7 @@ def by_name(plugins: Plugins, backends: Sequence[Backend]) -> dict[str, Backend]
 def against(
     plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
 ) -> list[str]:
-    """The reasons of a backend against a problem, or against the installed runtime.
+    """The reasons why a backend cannot train a problem, or cannot run here.
 
     Raises:
         BrokenPlugin: the backend raises, or returns something other than reasons.
@@ -99,10 +99,10 @@ def against(
 
 
 def reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
-    """A list of sentences from a plugin.
+    """The list of reasons that a plugin returns.
 
     Raises:
-        BrokenPlugin: it raises an error that is not ortflex's, or returns something else.
+        BrokenPlugin: it raises an error other than ortflex's, or returns something else.
     """
     try:
         given = ask()
@@ -124,7 +124,7 @@ def engine(
     """The engine of a backend for a problem.
 
     Raises:
-        BrokenPlugin: the backend raises an error that is not ortflex's, or returns no engine.
+        BrokenPlugin: the backend raises an error other than ortflex's, or returns no engine.
         OrtflexError: an error of ortflex that the backend raises.
     """
     failing = f"{whose(plugins, 'backends', backend)} fails in build"
@@ -156,7 +156,7 @@ def chosen(
     A backend that fails is skipped with a warning if there are others.
 
     Raises:
-        Unsupported: no backend does; the message has the reasons of each.
+        Unsupported: no backend supports it; the message has the reasons of each.
         BrokenPlugin: the only one fails.
     """
     told_of: list[str] = []
@@ -180,7 +180,7 @@ def chosen(
 
 
 def whose(plugins: Plugins, kind: str, component: Any) -> str:
-    """A component in a sentence, with the distribution that it is from."""
+    """A component and its distribution, for messages."""
     entry = plugins[kind].entry_of(component)
     if entry is not None:
         return entry.described

@@ -49,9 +49,9 @@ class DataBuffers:
 class Twins:
     """Named tensors in two versions: a graph reads one and writes the other, then they swap.
 
-    Binding an output over its own input would be smaller and is wrong: onnxruntime runs updates
-    before other readers of the old value. ``ports`` maps each name to its port in programs; None if
-    programs use the name itself.
+    Binding an output over its own input would need less memory, but is wrong: onnxruntime runs
+    updates before other readers of the old value. ``ports`` maps each name to its port in programs;
+    None if programs use the name itself.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Twins:
             {name: device.empty(array.shape, array.dtype) for name, array in initial.items()},
         )
         self.current = 0
-        # Views of both versions in host memory, if there are any: making one costs more than a copy.
+        # Views of both versions in host memory, if possible: creating a view takes longer than a
+        # copy.
         self._views: dict[int, dict[str, Array | None]] = {}
         self._kept: dict[str, Array] = {}
 
@@ -95,7 +96,7 @@ class Twins:
         return first_not_finite(seen)
 
     def keep(self) -> None:
-        """Copy the current version; allocating memory is slower than writing to it."""
+        """Copy the current version, into memory that is allocated once."""
         for name, view in self._seen().items():
             if view is None:
                 self._kept[name] = self._device.read(self.values[name])
@@ -147,7 +148,7 @@ def check_state(state: Mapping[str, Array], shapes: Mapping[str, Sequence[int]],
 
 
 class ReadLosses:
-    """Losses that are on the host already."""
+    """Losses that are already on the host."""
 
     __slots__ = ("_pairs",)
 
@@ -160,7 +161,7 @@ class ReadLosses:
 
 
 class Scalar:
-    """A tensor of one element that is read or written every step."""
+    """A tensor of one element that is read or written in every step."""
 
     __slots__ = ("_device", "_value", "_view")
 
@@ -196,7 +197,7 @@ class Scales:
 
     def set(self, denominators: Sequence[float]) -> None:
         """Set factor / denominator of a step; 0 for a batch without weight."""
-        # Whole batches of unweighted data share one list, so most steps end here.
+        # Full batches of unweighted data share one list, so most steps return here.
         if denominators is self._denominators:
             return
         self._denominators = denominators
@@ -211,6 +212,6 @@ def averaged(problem: Problem, slots: Twins) -> dict[str, Value]:
 
 
 def start_average(problem: Problem, slots: Twins, state: Mapping[str, Array]) -> None:
-    """Weights that are set start as their own average."""
+    """Weights that are set become the initial values of their averages."""
     if problem.updating.average is not None:
         slots.write({problem.average_keys[n]: array for n, array in state.items()}, "average")

@@ -1,4 +1,4 @@
-"""Inference during a training: predictions and losses with an engine's weights, without an update."""
+"""Inference during a training: predictions and losses with an engine's weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ortflex_core.types import Array
 class Evaluator:
     """Runs the model in inference mode on weights that belong to an engine.
 
-    The graphs have the parameters as inputs, so that no weight is copied; large frozen
-    initializers are put on the device once. There is no caching binder: it belongs to one thread, and
-    several threads may predict with one Trainer.
+    The parameters are inputs of the graphs, so no weight is copied; large frozen initializers are
+    copied to the device once. There is no caching binder, because a binder belongs to one thread,
+    and several threads may predict with one Trainer.
     """
 
     def __init__(self, problem: Problem, device: Device) -> None:

@@ -1,4 +1,4 @@
-"""Why a compiled step fails on data of the right names and types: sizes that only a run shows."""
+"""Diagnosis of a compiled step that fails on data with the right names and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflex_core.types import Array, shape_text
 
 
 def explained(error: GraphError, problem: Problem, engine: Engine, batch: Batch) -> Exception:
-    """The failure of a step in terms of the model and the data; ``error`` itself if neither explains it."""
+    """The failure of a step in terms of the model and the data; ``error`` if there is no explanation."""
     if isinstance(error, MissingKernel):
         return error
     try:
@@ -36,7 +36,8 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
     """Run the model on a batch and check that the tensors of the losses have a row for every label.
 
     Raises:
-        DataError: names the tensor, its shape and the batch's; a broadcast would hide it.
+        DataError: a tensor has another number of rows, which a broadcast would hide; it names both
+            shapes.
         GraphError: the model does not run on this batch.
     """
     predictions = engine.predict(batch, problem.predicted)
@@ -45,22 +46,22 @@ def check_rows(problem: Problem, engine: Engine, batch: Batch) -> None:
         got, declared = predictions[name].shape, shape_text(problem.model.value(name).shape)
         if got[:1] != (batch.size,):
             raise DataError(
-                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} for a "
-                f"batch of {batch.size} rows (the model says {declared}): its first dimension does "
-                "not follow the batch. Put the loss on a tensor with one row a sample: "
-                "loss={'name': …, 'predicted': …}"
+                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} "
+                f"for a batch of {batch.size} rows (the model says {declared}): its first "
+                "dimension is not the batch dimension. Attach the loss to a tensor with one row "
+                f"per sample: loss={{'name': …, 'predicted': …}}"
             )
         label = batch.shape(term.label.name)
         if term.label.shape == term.predicted.shape and label != got:
             raise DataError(
-                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} for "
-                f"this batch (the model says {declared}), its labels {term.label_key!r} have "
-                f"{shape_text(label)}; expected the same"
+                f"{name!r}, which the {term.loss.name} loss reads, has shape {shape_text(got)} "
+                f"for this batch (the model says {declared}), its labels {term.label_key!r} have "
+                f"{shape_text(label)}; expected equal shapes"
             )
 
 
 def broken_weight(problem: Problem, state: Mapping[str, Array]) -> str:
-    """The first weight that is not finite: trained weights first, then constants; "" without any.
+    """The first weight that is not finite: trained weights first, then constants; "" if all are finite.
 
     Constants may be infinite, as in masks, but not NaN.
     """
@@ -83,7 +84,7 @@ def _not_numbers(array: Array, good: Array) -> str:
 
 
 def batch_dim_uncertain(problem: Problem) -> bool:
-    """Whether the first dimension of a predicted tensor is not that of any input."""
+    """Whether the first dimension of a predicted tensor differs from that of all inputs."""
     batches = {i.shape[0] for i in problem.model.inputs if i.shape} | {"batch"}
     for name in problem.predicted:
         shape = problem.model.value(name).shape

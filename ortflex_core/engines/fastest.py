@@ -1,8 +1,8 @@
 """``backend="fastest"``: the backend whose steps are the shortest, measured before the training.
 
-What was measured is remembered for the process, by the structure of the problem, its batches and the
-backends. A Trainer keeps its choice, also in checkpoints and pickles, so that a training that is
-continued measures nothing.
+The process caches the measurements by the structure of the problem, its batches and the backends. A
+Trainer keeps its choice, also in checkpoints and pickles, so a resumed training does not measure
+again.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def choose(
     *,
     alone: bool = False,
 ) -> tuple[str | None, Engine | None]:
-    """The name of the quickest backend, and its engine if it was measured now.
+    """The name of the fastest backend, and its engine if it was measured now.
 
     Args:
         setting: the problem, and where it is trained.
         backends: those that may be used, by name, the preferred ones first.
         known: the backend that was chosen before, which is kept if it supports the problem.
-        trial: what steps to measure are made of; None where there are no data.
-        show: takes the rows of the measured table.
-        alone: whether the processes of a training make steps by themselves (``sync_every``).
+        trial: the inputs of the measured steps; None without data.
+        show: called with the rows of the measured table.
+        alone: whether the processes of a training make separate steps (``sync_every``).
 
     Returns:
-        (None, None) if nothing could be measured: the error is that of the backends when they are built.
+        (None, None) if nothing could be measured; building the backends then raises the error.
 
     Raises:
         Unsupported: the process of rank 0 chose a backend that is not installed here.
@@ -62,7 +62,7 @@ def choose(
         if kept is not None or trial is None:
             return kept, None
         return _measured(setting, others, trial, show)
-    # Every process gets to this place, whatever it remembers.
+    # Every process gets here, whatever it has cached.
     own = None
     if not peers.rank:
         own = _kept(setting, backends, known)
@@ -90,8 +90,8 @@ def _kept(setting: Setting, backends: Mapping[str, Backend], known: str | None) 
     if not against:
         return known
     _log.warning(
-        "the training began with the backend %s, which cannot continue it here (%s): with another one "
-        "the weights will be the same to rounding, not to the last bit",
+        "the training started on the backend %s, which cannot continue it here (%s): on another "
+        "backend the weights are equal up to rounding, but not bit for bit",
         known,
         against[0],
     )
@@ -105,7 +105,7 @@ def _measured_alone(
     trial: Trial,
     show: Callable[[list[list[str]]], None],
 ) -> str | None:
-    """The quickest backend of a process that trains with others, measured without them."""
+    """The fastest backend of one process among several, measured without the others."""
     problem = local_steps.of_one_process(setting.problem, peers)
     name, engine = _measured(attrs.evolve(setting, problem=problem), backends, trial, show)
     if engine is not None:
@@ -119,14 +119,14 @@ def _measured(
     trial: Trial,
     show: Callable[[list[list[str]]], None],
 ) -> tuple[str | None, Engine | None]:
-    """The quickest backend, and its engine if it was measured now; None if none can be measured."""
+    """The fastest backend, and its engine if it was measured now; None if no backend can be measured."""
     measured: timing.Measured | None = None
 
     def measure() -> tuple[Timing, ...]:
         nonlocal measured
         measured = timing.measure(setting, backends, trial)
         if not measured.engines:
-            raise _Nothing  # which is not remembered: other data may be all that it needs
+            raise _Nothing  # this is not cached, because it may succeed with other data
         return measured.timings
 
     try:
@@ -135,14 +135,14 @@ def _measured(
         return None, None
     name = timing.quickest(timings)
     if measured is None or name is None:
-        _log.info("backend %s was the quickest when it was measured in this process", name)
+        _log.info("backend %s was the fastest when it was measured in this process", name)
         return name, None
     show(timing.table(timings, name))
     return name, measured.take(name)
 
 
 def _key(setting: Setting, backends: Mapping[str, Backend], trial: Trial) -> tuple[object, ...]:
-    """What a time depends on; the length of an epoch counts by powers of four."""
+    """The facts that a time depends on; the length of an epoch is rounded to a power of four."""
     problem, batch = setting.problem, trial.first
     steps = problem.epoch_steps
     return (

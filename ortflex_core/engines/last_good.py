@@ -31,7 +31,7 @@ class Good:
 
     def keep(self, engine: Engine) -> str | None:
         """Keep an engine's state; returns the name of a parameter that is not finite, if there is one."""
-        # Checked once an engine: isinstance of a protocol takes as long as ten small copies.
+        # Checked once per engine: isinstance of a protocol takes as long as ten small copies.
         known = engine is self._engine
         keeper = self._keeper if known else engine if isinstance(engine, Keeping) else None
         if keeper is not None:

@@ -1,4 +1,4 @@
-"""Steps that every process makes by itself, and the mean of their weights afterwards (local SGD)."""
+"""Local SGD: every process makes separate steps, and the weights are averaged afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_core.protocols import Engine
 
 
 def of_one_process(problem: Problem, peers: Peers) -> Problem:
-    """What a process trains by itself: its batches of every step, with random masks of its own."""
+    """The problem of a single process: its batches of every step, with separate random masks."""
     seed = problem.seed
     if peers.rank:
         state = np.random.SeedSequence([seed, peers.rank]).generate_state(1, np.uint64)
@@ -27,7 +27,7 @@ def of_one_process(problem: Problem, peers: Peers) -> Problem:
 
 
 class LocalSteps:
-    """An engine of which every process has one, and whose state is averaged after every run.
+    """An engine that exists in every process and whose state is averaged after every run.
 
     Step by step, batch k is that of the process k mod N, as in a training that adds up gradients; but
     each process updates its own weights with the gradients of its own batches. After the last step of
@@ -35,7 +35,8 @@ class LocalSteps:
     processes (:class:`~ortflex_core.process_groups.weight_average.StateAverage`). Costs of a step are the
     means of those of the processes, weighted by rows.
 
-    A process without a batch in the last step of an epoch makes no step; its weights count as the others.
+    A process without a batch in the last step of an epoch makes no step; its weights enter the mean
+    with equal weight.
 
     Args:
         engine: the engine of this process.
@@ -51,7 +52,8 @@ class LocalSteps:
         self._average = StateAverage(peers)
 
     def __getattr__(self, name: str) -> Any:
-        # All but the steps is as without other processes: the state is the same in all of them.
+        # Except for the steps, nothing depends on other processes: the state is the same in all of
+        # them.
         return getattr(self._engine, name)
 
     def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:

@@ -19,7 +19,7 @@ from ortflex_core.protocols import Device, Metric, MetricState, calls
 from ortflex_core.runtime.session import run_once
 from ortflex_core.types import Array, Shape
 
-# Rows of a batch: enough to be quick, few enough for any memory.
+# Rows of a batch: enough for speed, few enough for memory.
 _CHUNK = 1024
 
 Evaluate = Callable[[Batch, Sequence[str]], tuple[list[float], dict[str, Array]]]
@@ -34,8 +34,8 @@ def chunk_size(problem: Problem, rows: int) -> int:
     fixed = [i.shape[0] for i in problem.model.inputs if i.shape and isinstance(i.shape[0], int)]
     if fixed and rows % fixed[0]:
         raise DataError(
-            f"the model has a fixed batch dimension of {fixed[0]}, and {rows} rows are not a multiple "
-            "of it; give such a number of rows, or make the Trainer with free_batch=True"
+            f"the model has a fixed batch dimension of {fixed[0]}, and {rows} rows are not a "
+            "multiple of it; pass a multiple of it, or create the Trainer with free_batch=True"
         )
     return fixed[0] if fixed else max(_CHUNK, problem.batch_size)
 
@@ -133,7 +133,7 @@ def _beside_labels(term: LossTerm, output: Array, labels: Array) -> Array:
 def per_sample(
     problem: Problem, device: Device, columns: Mapping[str, Array], state: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """The values of every loss before weights and reduction, by the tensor each one is on."""
+    """The values of every loss before weights and reduction, by its tensor."""
     model = problem.model
     feeds: dict[Key, Array] = {
         Port("frozen", of=n): state[n] if n in state else model.initializer(n)
@@ -173,7 +173,7 @@ def _single(shape: Shape | None) -> list[int]:
 
 
 def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, Array]:
-    """Tensors of consecutive batches, each given with its number of rows, as tensors of all rows.
+    """Concatenate the tensors of consecutive batches, each with its number of rows.
 
     Raises:
         ModelError: several batches, and a tensor whose first axis is not that of the rows.
@@ -184,7 +184,8 @@ def join_batches(parts: Sequence[tuple[int, Mapping[str, Array]]]) -> dict[str, 
         for name, array in tensors.items():
             if array.shape[:1] != (rows,):
                 raise ModelError(
-                    f"{name!r} has the shape {list(array.shape)} for {rows} rows: without a first axis "
-                    "of rows it cannot be predicted in several batches; give fewer rows"
+                    f"{name!r} has the shape {list(array.shape)} for {rows} rows: its first axis "
+                    "is not that of the rows, so it cannot be predicted in several batches; pass "
+                    "at most batch_size rows"
                 )
     return {name: np.concatenate([tensors[name] for _, tensors in parts]) for name in parts[0][1]}

@@ -1,4 +1,4 @@
-"""The costs of an epoch, added up as its steps come."""
+"""The costs of an epoch, added step by step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sums:
         """Add steps: their rows [n], and their losses and penalties [n, 2]."""
         self.steps += len(rows)
         self.rows += int(rows.sum())
-        # Added one by one, so that the sum does not depend on how many come in one call.
+        # Added one by one, so that the sum does not depend on the number per call.
         before = np.array([[self.loss, self.penalty]])
         sums = np.cumsum(np.concatenate([before, rows[:, None] * costs]), axis=0)
         self.loss, self.penalty = map(float, sums[-1])

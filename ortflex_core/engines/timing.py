@@ -1,4 +1,4 @@
-"""How long a step of each backend takes: some steps on copies of the state, in alternation."""
+"""The time of a step on each backend, measured in alternation on copies of the state."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ COMPILING = 30.0
 _SAMPLING = 2.0
 """Seconds after which no further round of warm runs begins."""
 _FEWEST, _MOST = 2, 15
-"""How many rounds there are."""
+"""The number of rounds."""
 _SAMPLE = 0.005
-"""The length of a sample in seconds, where a run is shorter."""
+"""The length of a sample in seconds, if a run is shorter."""
 _GROUPS = 8
-"""The number of runs whose batches are drawn beforehand."""
+"""The number of runs whose batches are drawn in advance."""
 _MARGIN = 0.95
-"""A backend has to be quicker than this share of another's time to be taken instead of it."""
+"""A backend is preferred to another only if its time is below this fraction of the other's."""
 
 
 @attrs.frozen(kw_only=True)
 class Timing:
-    """What was measured of one backend.
+    """The measurements of one backend.
 
     Attributes:
         backend: its name.
@@ -58,15 +58,14 @@ class Timing:
 
 @attrs.frozen(kw_only=True)
 class Trial:
-    """What the measured steps are made of.
+    """The inputs of the measured steps.
 
     Attributes:
         load: writes the state of the training into an engine.
         first: the first batch of the training.
-        source: the batches of the training, which draws for the training afterwards as if nothing had
-            been drawn.
+        source: the batches of the training; the training starts at the first batch afterwards.
         rate: the learning rate.
-        one_by_one: whether the training asks for every step by itself.
+        one_by_one: whether the training runs every step separately.
     """
 
     load: Callable[[Engine], None]
@@ -78,9 +77,9 @@ class Trial:
     def runs(self, steps: int, together: int) -> Iterator[Sequence[Batch]]:
         """The batches of one run after the other, repeated without end.
 
-        ``steps`` is the number of steps in a run, ``together`` that of batches in a step. Of arrays these
-        are batches of an epoch, in the order of the rows. Other sources read ahead or give their batches
-        once, so their first batch is repeated.
+        ``steps`` is the number of steps in a run, ``together`` that of batches in a step. For
+        arrays, these are batches of an epoch in the order of the rows. Other sources read ahead or
+        yield batches only once, so their first batch is repeated.
         """
         first, count = self.first, steps * together
         if isinstance(self.source, ArrayBatches):
@@ -96,7 +95,7 @@ class Trial:
 
 @attrs.frozen
 class Setting:
-    """What is measured, and where."""
+    """The problem to measure, and the device."""
 
     plugins: Plugins
     problem: Problem
@@ -104,7 +103,7 @@ class Setting:
     runtime: Runtime
 
     def against(self, backend: Backend) -> list[str]:
-        """The reasons of a backend against the problem."""
+        """The reasons why a backend cannot train the problem."""
         given = self.plugins, backend, self.problem, self.device, self.runtime
         return backend_choice.against(*given)
 
@@ -204,7 +203,7 @@ class _Runner:
         self.first_loss = sum(self._run()[0].read()[0])
 
     def warm_up(self) -> float:
-        """A second run, by which the length of a sample is chosen; its seconds."""
+        """A second run, which determines the number of runs per sample; returns its seconds."""
         seconds = self._time()
         self._repeat = max(1, min(1000, round(_SAMPLE / max(seconds, 1e-9))))
         return seconds
@@ -242,10 +241,13 @@ class _Measuring:
         self.runners: dict[str, _Runner] = {}
 
     def start(self, name: str, backend: Backend) -> None:
-        """Compile for a backend and make its first steps, unless it refuses."""
+        """Compile for a backend and make its first steps, unless it cannot train the problem."""
         started, setting = time.perf_counter(), self._setting
         if started - self.begun > COMPILING and self.runners:
-            self.drop(name, f"not measured: the others needed the {COMPILING:.0f} s there are")
+            self.drop(
+                name,
+                f"not measured: the other backends used up the time limit of {COMPILING:.0f} s",
+            )
             return
         if against := setting.against(backend):
             self.drop(name, against[0])
@@ -274,7 +276,7 @@ class _Measuring:
             runner.engine.close()
 
     def attempt(self, name: str, call: Callable[[], Any]) -> None:
-        """Call a plugin; its failure becomes the reason against it."""
+        """Call a plugin; its failure becomes the reason for dropping it."""
         try:
             call()
         except (KeyboardInterrupt, MemoryError):
@@ -284,11 +286,11 @@ class _Measuring:
             self.drop(name, str(error) if own else describe_error(error))
 
     def drop_broken(self) -> None:
-        """Leave out the backends whose loss is not finite where that of others is."""
+        """Drop the backends whose loss is not finite if that of others is finite."""
         good = [n for n, r in self.runners.items() if math.isfinite(r.first_loss)]
         for name in [n for n in self.runners if n not in good] if good else ():
             loss = self.runners[name].first_loss
-            self.drop(name, f"its first loss is {loss}, that of {good[0]} is finite")
+            self.drop(name, f"its first loss is {loss}, but that of {good[0]} is finite")
 
     def sample(self) -> None:
         """Rounds of samples, in the opposite order in every second one."""
@@ -317,9 +319,9 @@ class _Measuring:
 def measure(setting: Setting, backends: Mapping[str, Backend], trial: Trial) -> Measured:
     """Make some steps with every backend that supports a problem.
 
-    Every backend has an engine of its own with a copy of the state. The first run compiles; after it the
-    backends run in turn. A backend that fails is out, with its error as the reason. Afterwards the engines
-    have the state that they had before.
+    Every backend has a separate engine with a copy of the state. The first run compiles; after it
+    the backends run in turn. A backend that fails is dropped, with its error as the reason.
+    Afterwards the engines have the state that they had before.
     """
     measuring = _Measuring(setting, trial)
     try:

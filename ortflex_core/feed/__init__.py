@@ -2,6 +2,7 @@
 
 May import: checkpoints and the packages before it.
 
-Add here: another form of data that ``fit`` takes (:mod:`~ortflex_core.feed.opening` for all rows at once,
-:mod:`~ortflex_core.feed.feed` for batches), another form of labels (:mod:`~ortflex_core.feed.labels`).
+Add here: a new form of data for ``fit`` (:mod:`~ortflex_core.feed.opening` for all rows at once,
+:mod:`~ortflex_core.feed.feed` for batches), a new form of labels
+(:mod:`~ortflex_core.feed.labels`).
 """

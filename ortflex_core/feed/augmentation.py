@@ -17,19 +17,19 @@ from ortflex_core.types import Array
 Hook = Callable[..., Mapping[str, Array] | None]
 
 _SALT = 0xBA7C4
-"""Keeps the draws of hooks apart from those that shuffle an epoch."""
+"""Separates the draws of hooks from those that shuffle an epoch."""
 
 
 class AlteredBatches:
-    """A source whose batches are those of another after the hooks ``batch_drawn``.
+    """A source that yields the batches of another source after the hooks ``batch_drawn``.
 
-    The hooks get a generator made of the seed, the epoch, the number of the batch in it and the hook's
-    place among them, so a training that is resumed sees the same batches. Everything else is
-    asked of the source beneath.
+    The hooks get a generator that depends on the seed, the epoch, the number of the batch and the
+    position of the hook, so a resumed training sees the same batches. All other calls go to the
+    inner source.
 
     Args:
         source: draws the batches.
-        hooks: what changes them, each with its name for messages; each sees what those before it made.
+        hooks: the hooks with their names for messages; each gets the result of the hooks before it.
         seed: of the training.
         preparing: computes denominators of changed labels and weights.
     """
@@ -56,7 +56,7 @@ class AlteredBatches:
         more: Following | None = None,
     ) -> Iterator[Sequence[Batch]]:
         """The batches of the source, changed."""
-        if isinstance(self._source, RankBatches):  # before the others are told of a batch
+        if isinstance(self._source, RankBatches):  # before the batch is announced
             self._source.alter = self._altered
             yield from self._source.epoch(rng, at_once, start, number, more)
             return
@@ -108,7 +108,9 @@ def _checked(answer: Any, given: Mapping[str, Array], whose: str) -> dict[str, A
     out = {}
     for name, value in answer.items():
         if name not in given:
-            raise DataError(f"{what} returns {name!r}; the batch has {', '.join(given)}")
+            raise DataError(
+                f"{what} returns the unknown array {name!r}; the batch has {', '.join(given)}"
+            )
         array, before = np.asarray(value), given[name]
         if array.shape != before.shape:
             raise DataError(

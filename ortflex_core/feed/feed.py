@@ -29,14 +29,14 @@ from ortflex_core.protocols import DataSource
 _log = logging.getLogger("ortflex")
 
 Convert = Callable[[Any, Any, Any], Columns]
-"""Sorts X, y and sample weights into columns and encodes the labels."""
+"""Converts X, y and sample weights to columns and encodes the labels."""
 
 
 @attrs.frozen
 class Feed:
     """Data of any form, before they are prepared for a problem.
 
-    ``first`` has the rows from which the types of labels and weights are known.
+    ``first`` has the rows that define the types of labels and weights.
     """
 
     given: Columns | Pieces | IterableBatches
@@ -57,14 +57,15 @@ class Feed:
         labelled: bool = True,
         peers: Peers | None = None,
     ) -> Feed:
-        """Open what a user gave.
+        """Open the data of a user.
 
-        ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``, an
-        iterable may give X alone. With ``peers`` it makes the batches of this process, and ``limit`` are
-        those of all.
+        ``limit`` is the number of batches in an epoch of an endless iterable; without ``labelled``,
+        an iterable may yield X alone. With ``peers``, an iterable yields the batches of this
+        process, and ``limit`` counts those of all processes.
 
         Raises:
-            DataError: it is empty, cannot be read, or has other columns than the model and the losses.
+            DataError: the data are empty, cannot be read, or have other columns than the model and
+                the losses.
         """
         if limit is not None and not is_count(limit):
             raise DataError(f"steps_per_epoch: {expected_count(limit)}")
@@ -76,8 +77,8 @@ class Feed:
             X, y, sample_weight = stacked(X)
         if limit is not None and not gives_batches(X, y):
             raise DataError(
-                f"steps_per_epoch is the length of an epoch of an endless iterable, but these data have "
-                f"an end; leave it out (got {limit!r})"
+                "steps_per_epoch is the length of an epoch of an endless iterable, but these "
+                f"data are finite; leave it out (got {limit!r})"
             )
         if isinstance(X, Pieces):
             rows = min(batch_size, rows_of(X))
@@ -109,7 +110,7 @@ class Feed:
         return self.first
 
     def split(self, fraction: float, seed: int) -> tuple[Feed, Feed]:
-        """Rows to train on, and rows held out.
+        """Training rows and validation rows.
 
         Raises:
             DataError: the data are not all in memory, or one of the two would be empty.
@@ -118,7 +119,8 @@ class Feed:
             iterable = isinstance(self.given, IterableBatches)
             what = "an iterable" if iterable else "data that do not fit into the shuffle buffer"
             raise DataError(
-                f"{what} cannot be split; give validation_data=(X, y) or a separate source"
+                f"{what} cannot be split into training and validation rows; pass "
+                "validation_data=(X, y) or a separate source"
             )
         train, held = split(self.given, fraction, seed)
         rows = self.size.rows
@@ -133,12 +135,13 @@ class Feed:
         peers: Peers | None = None,
         limit: int | None = None,
     ) -> Source:
-        """Batches to train on; with ``peers``, each of them reads its own where the data allow that.
+        """Batches to train on; with ``peers``, each process reads only its own if possible.
 
-        ``shuffle`` is whether rows come in another order than the file's, ``limit`` as for :meth:`of`.
+        ``shuffle`` says whether the rows are shuffled, ``limit`` is as for :meth:`of`.
 
         Raises:
-            DataError: the data do not fit the problem, or the batches a fixed batch dimension.
+            DataError: the data do not fit the problem, or the batches do not fit a fixed batch
+                dimension.
         """
         given, together = self.given, preparing.problem.updating.accumulate
         source: Source
@@ -161,7 +164,7 @@ class Feed:
         return source
 
     def labelled(self, preparing: Preparation) -> Callable[[], Iterable[Batch]]:
-        """A function that gives consecutive batches with their labels, from the start at every call."""
+        """A function that yields consecutive batches with their labels; every call starts at the first."""
         given = self.given
         if isinstance(given, Columns):
             size = chunk_size(preparing.problem, given.rows)
@@ -215,14 +218,14 @@ def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
         fixed = spec.shape[0] if spec.shape else None
         if isinstance(fixed, int) and (size != fixed or rows % size):
             raise DataError(
-                f"the input {spec} has a fixed batch dimension, but {rows} rows would be divided into "
-                f"batches of {size}; use batch_size={fixed} and a multiple of it as rows, "
-                "free_batch=True, or export the model with a dynamic batch dimension"
+                f"the input {spec} has a fixed batch dimension, but {rows} rows would be divided "
+                f"into batches of {size}; use batch_size={fixed} with a multiple of {fixed} rows, "
+                "or free_batch=True, or export the model with a dynamic batch dimension"
             )
 
 
 def held_out(given: Any) -> tuple[Any, Any, Any]:
-    """What ``validation_data`` is as X, y and sample_weight.
+    """``validation_data`` as X, y and sample_weight.
 
     Raises:
         DataError: it has none of these forms.
@@ -240,5 +243,5 @@ def held_out(given: Any) -> tuple[Any, Any, Any]:
 
 
 def _batch_list(given: Sequence[Any]) -> bool:
-    """Whether this is a list of batches rather than one."""
+    """Whether this is a list of batches, not a single batch."""
     return isinstance(given, list) and all(isinstance(g, tuple) and len(g) in (2, 3) for g in given)

@@ -1,4 +1,4 @@
-"""Labels in the form that a loss takes: class labels as indices, one number a row as a column."""
+"""Conversion of labels for a loss: class labels to indices, one number per row to a column."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def encode_labels(
 
     Args:
         columns: the user's data.
-        requests: the losses; those on raw scores take class labels.
-        classes: the labels in the order of the scores, or None if labels are indices from 0 already.
+        requests: the losses; those on raw scores accept class labels.
+        classes: the labels in the order of the scores, or None if labels are already indices from
+            0.
 
     Raises:
         DataError: a label that is not among the classes, or strings without classes.
@@ -72,7 +73,7 @@ def _encode(array: Array, classes: Array, label: str) -> Array:
 
 
 def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Model) -> Columns:
-    """Labels [N] reshaped to [N, 1] for a prediction [N, 1], if the loss takes only the latter.
+    """Labels [N] reshaped to [N, 1] for a prediction [N, 1], if the loss accepts only the latter.
 
     Only a last axis of size 1 is added, so the meaning of the labels is unambiguous.
     """
@@ -89,7 +90,7 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
 
 
 def _takes(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:
-    """Whether a loss takes labels of this type and shape."""
+    """Whether a loss accepts labels of this type and shape."""
     try:
         wanted = request.loss.label(predicted, data.spec_of(request.label, labels))
     except DataError:

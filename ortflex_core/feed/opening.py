@@ -1,4 +1,4 @@
-"""Columns from what a user gives: arrays, mappings of arrays, a data source."""
+"""Columns from the data of a user: arrays, mappings of arrays, a data source."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def open_source(
         X = read_if_small(X)
     if isinstance(X, Pieces | Batches):
         raise DataError(
-            "these data are read in pieces and do not fit into the shuffle buffer, but all rows are needed "
-            "at once here; give arrays, or fewer rows"
+            "these data are read in pieces and do not fit into the shuffle buffer, but all rows "
+            "are needed at once here; pass arrays, or fewer rows"
         )
     if y is None and isinstance(X, Mapping):
         X, y, sample_weight = _apart(X, [r.label for r in requests], sample_weight)
@@ -55,7 +55,7 @@ def open_source(
 def _apart(
     given: Mapping[str, Any], labels: Sequence[str], sample_weight: Any
 ) -> tuple[dict[str, Any], Any, Any]:
-    """Inputs, labels and sample weights of one mapping that has them all by name."""
+    """Split one mapping with all names into inputs, labels and sample weights."""
     rest = dict(given)
     found = {name: rest.pop(name) for name in labels if name in rest}
     if not found and len(labels) == 1:
@@ -83,7 +83,7 @@ def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> 
 
 
 def load(source: DataSource) -> Any:
-    """The rows that a data source gives."""
+    """The rows of a data source."""
     with calls.calling(source, "load"):
         given = source.load()
     if not isinstance(given, Columns | Pieces | Batches):

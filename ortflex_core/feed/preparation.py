@@ -1,6 +1,6 @@
-"""Columns in the form that graphs take: types, shapes, sample weights, denominators.
+"""Conversion of columns for the graphs: types, shapes, sample weights, denominators.
 
-All of this is done once for each array, never once for each step.
+This is done once per array, not in every step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortflex_core.types import Array, TensorSpec
 
 @attrs.frozen
 class Preparation:
-    """Converts columns to the form that the graphs of a problem take."""
+    """Converts columns to the form that the graphs of a problem read."""
 
     problem: Problem
     device: Device
@@ -39,7 +39,7 @@ class Preparation:
         if ignored := sorted(set(given.weights) - used):
             raise DataError(
                 f"these data have sample weights {ignored[0]!r}, but the first batch had none; "
-                "give them with every batch or with none"
+                "pass them with every batch or with none"
             )
         for term in self.problem.terms:
             if term.label_key not in given.labels:
@@ -74,13 +74,13 @@ class Preparation:
         fitted = data.fit_to(array, spec, "sample_weight", check_finite=True)
         if fitted.size and fitted.min() < 0:
             row = int(np.argwhere(fitted < 0)[0][0])
-            raise DataError(f"sample_weight must be >= 0, row {row} has {fitted[row].min()!r}")
+            raise DataError(f"sample_weight must be >= 0, but row {row} has {fitted[row].min()!r}")
         if fitted.size and not fitted.any() and array.any():
             raise _too_small("sample_weight", float(array.max()), 0, float(array.max()))
         return fitted
 
     def denominators(self, columns: Mapping[str, Array]) -> list[float | Array]:
-        """For each loss term, what a row adds to the denominator of the mean.
+        """For each loss term, the contribution of a row to the denominator of the mean.
 
         One number if it is equal for all rows, else one per row: Σ w·mask over the row's elements.
         """
@@ -103,7 +103,7 @@ class Preparation:
         return self._invertible(term, rows * (elements / counted))
 
     def _invertible(self, term: LossTerm, rows: Array) -> Array:
-        """What rows add to a denominator; refused if its reciprocal overflows float32."""
+        """The contributions of rows to a denominator; refused if the reciprocal overflows float32."""
         positive = rows[rows > 0]
         least = float(positive.min()) if positive.size else 1.0
         if least < _LEAST and self.problem.reduction == "mean":
@@ -121,8 +121,8 @@ class Preparation:
             known = size if isinstance(size, int) else sizes.get(size)
             if known is None:
                 raise DataError(
-                    f"the size {size!r} of the {term.loss.name} loss's values is in neither the model "
-                    "nor the labels; use reduction='sum'"
+                    f"the size {size!r} of the values of the {term.loss.name} loss is known "
+                    "neither from the model nor from the labels; use reduction='sum'"
                 )
             elements *= known
         return elements

@@ -18,9 +18,9 @@ def check_source(given: Any) -> None:
     """
     if isinstance(given, IterableBatches) and not given.of_ranks:
         raise Unsupported(
-            "distributed=: an iterable of batches does not say which of them each process computes; "
-            "give a function that has rank and size among its arguments and returns the batches of that "
-            "process, or arrays, or a data source that reads a file or folder"
+            "distributed=: an iterable of batches does not define which batches each process "
+            "computes; pass a function that has rank and size among its arguments and returns "
+            "the batches of that process, or arrays, or a data source that reads a file or folder"
         )
 
 

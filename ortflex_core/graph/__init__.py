@@ -1,7 +1,7 @@
-"""Symbolic tensors, and how formulas over them become ONNX graphs.
+"""Symbolic tensors, and the conversion of formulas over them to ONNX graphs.
 
 Owns: the operators (``op.Abs(x)``), the :class:`Trace` that records them, host scalars, the
-simplification of what was recorded, and the :class:`Program`, a serialized graph whose values are
+simplification of the recorded graph, and the :class:`Program`, a serialized graph whose values are
 found by their :class:`Port`.
 
 May import: the flat modules of the core. Nothing here depends on a model, a loss or a runtime.

@@ -1,7 +1,6 @@
 """Small constants computed while the graph is built: the arithmetic of shapes that exporters write.
 
-Unless it is folded, a Concat of known sizes that Reshape or Resize reads leaves every later shape
-unknown.
+If a Concat of known sizes that Reshape or Resize reads is not folded, all later shapes are unknown.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from onnx import numpy_helper
 from ortflex_core.types import Array
 
 LARGEST = 64
-"""The most elements of a constant that is folded: shapes, axes and scales, never weights."""
+"""The largest number of elements of a folded constant: shapes, axes and scales, never weights."""
 
 _Inputs = Sequence[Array | None]
 _Attributes = Mapping[str, Any]
 
 
 def fold(op_type: str, inputs: _Inputs, attributes: _Attributes) -> Array | None:
-    """The value of an operator on small constants; None if it is not one of the few evaluated here.
+    """The value of an operator on small constants; None if the operator is not supported here.
 
     >>> fold("Concat", [np.array([1, 2]), np.array([3])], {"axis": 0})
     array([1, 2, 3])

@@ -1,8 +1,8 @@
-"""The graphs inside If, Loop and Scan: traced, typed, inlined where that is possible, written back.
+"""The graphs inside If, Loop and Scan: traced, typed, inlined if possible, and written back.
 
-A subgraph is traced in a :class:`Sub`, a trace of its own in which the outer values that it reads
-are inputs under the names they have there. What is known while the graph is built needs no
-subgraph: an If with a constant condition is replaced by its branch, a short Loop by its iterations.
+A subgraph is traced in a :class:`Sub`, a separate trace in which the outer values that it reads are
+inputs with their outer names. A subgraph is not needed if the control flow is known while the graph
+is built: an If with a constant condition is replaced by its branch, a short Loop by its iterations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ortflex_core.types import Array, Shape
 CONTROL = frozenset({"If", "Loop", "Scan"})
 Types = list[tuple[int, Shape | None]]
 MOST_ADDED = 30_000
-"""The most nodes that inlined functions may add to a graph; unrolled loops may add as many."""
+"""The largest number of nodes that inlined functions, or unrolled loops, may add to a graph."""
 # A loop is unrolled if that makes at most _MOST_NODES nodes and at most _MOST_COPIES copies of its
 # body (multiplied by those of unrolled loops around it), and if all loops together add at most
 # MOST_ADDED nodes.
@@ -42,7 +42,7 @@ class Sub:
         self.trace = Trace(trace.opsets)
         self.trace.copies, self.trace.added = trace.copies, trace.added
         self.op = self.trace.op
-        # Nested subgraphs may not use one name for different values.
+        # Nested subgraphs must not use one name for different values.
         self.prefix = f"in{len(trace.nodes)}/"
         self.outer: dict[str, Tensor] = {}
         self.values: dict[str, Tensor] = {}
@@ -51,7 +51,7 @@ class Sub:
             self.capture(tensor, name)
 
     def capture(self, tensor: Tensor, name: str = "") -> Tensor:
-        """The tensor inside that stands for an outer value; a constant stays a constant."""
+        """The inner tensor of an outer value; a constant remains a constant."""
         name = name or f"{self.prefix}outer{len(self.outer)}"
         if tensor.constant is not None:
             inner = self.trace.constant(tensor.constant, tensor.dtype)
@@ -62,7 +62,7 @@ class Sub:
         return inner
 
     def later(self, name: str, dtype: int, shape: Shape | None) -> Tensor:
-        """An outer value that is not made yet; it is given to :meth:`graph`."""
+        """An outer value that does not exist yet; it is passed to :meth:`graph`."""
         return self.trace.input(name, dtype, shape)
 
     def formal(self, dtype: int, shape: Shape | None) -> Tensor:
@@ -94,7 +94,7 @@ class Sub:
 
 
 def prefix_names(graph: GraphProto, prefix: str, keep: set[str]) -> None:
-    """Put ``prefix`` before all names but those of outer values."""
+    """Add ``prefix`` to all names except those of outer values."""
 
     def renamed(name: str) -> str:
         return name if not name or name in keep else prefix + name
@@ -123,7 +123,7 @@ def captured_names(node: NodeProto) -> list[str]:
 
 
 def constant_of(node: NodeProto) -> Array | None:
-    """The value of a Constant node, in whichever attribute it is written."""
+    """The value of a Constant node, from any of its attributes."""
     attribute = node.attribute[0]
     value = onnx.helper.get_attribute_value(attribute)
     if attribute.name == "value":
@@ -189,11 +189,12 @@ def trace_node(
             types = _TYPES[node.op_type](trace, attributes, arguments, captures)
     if any(isinstance(a, sequences.SEQUENCES) for a in (*arguments, *captures.values())):
         raise GraphError(
-            f"{node.op_type} {node.name!r} reads a sequence; sequences are resolved while the graph "
-            "is traced, which needs a number of iterations or a condition that is known by then, "
-            f"and at most {_MOST_COPIES} iterations of {_MOST_NODES_OF_SEQUENCES} nodes altogether. Ways "
-            "out: export the model again so that no loop makes a sequence, such as with a fixed number of "
-            "rows, or with torch's Embedding and a mean instead of EmbeddingBag"
+            f"{node.op_type} {node.name!r} reads a sequence; sequences are resolved while the "
+            "graph is traced, which needs a number of iterations or a condition that is known at "
+            f"that time, and at most {_MOST_COPIES} iterations of {_MOST_NODES_OF_SEQUENCES} "
+            "nodes in total. Ways out: export the model again so that no loop creates a "
+            "sequence, for example with a fixed number of rows, or with torch's Embedding and a "
+            "mean instead of EmbeddingBag"
         )
     return trace.node(
         node.op_type,
@@ -285,7 +286,7 @@ def _inline_loop(
     start = True if len(arguments) < 2 or arguments[1] is None else _known(arguments[1])
     none = start is False or (isinstance(count, int) and count <= 0)
     if none and len(body.output) == len(arguments) - 1:
-        return [state for state in arguments[2:] if state is not None]  # none is left out
+        return [state for state in arguments[2:] if state is not None]  # none is omitted
     if start is not True or not _few(count, trace, body, (*arguments, *captures.values())):
         return None
     true = trace.constant(np.array(True))
@@ -369,8 +370,8 @@ def _carried(
     after: Types,
     skip: int,
 ) -> tuple[Types, Types]:
-    """Types of the carried values over all iterations, and of what each iteration gives."""
-    for _ in range(2):  # a size that changes is unknown the second time
+    """Types of the carried values over all iterations, and of the results of each iteration."""
+    for _ in range(2):  # a size that changes is unknown in the second pass
         sub = Sub(trace, captures)
         formals = [sub.formal(*t) for t in (*before, *states, *after)]
         results = replay(sub.trace, body, formals, sub.values)[skip:]

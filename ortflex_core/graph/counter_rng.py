@@ -32,10 +32,10 @@ def dropout(
     Args:
         op: the operators of the graph.
         x: any shape.
-        ratio: what is dropped, from 0 to below 1; a number or a scalar of the graph.
-        step: int64 scalar; every step has a mask of its own.
+        ratio: the fraction that is dropped, from 0 to below 1; a number or a scalar of the graph.
+        step: int64 scalar; every step has a different mask.
         seed: of the training.
-        node: a name; every node has masks of its own.
+        node: a name; every node has different masks.
     """
     mask = op.Less(_uniform(op, x, step, f"{seed}/{node}"), _threshold(op, ratio))
     if isinstance(ratio, Tensor):
@@ -48,15 +48,16 @@ def dropout(
 def normal(op: Ops, like: Tensor, step: Host, *, seed: int, name: str) -> Tensor:
     """Return independent numbers of the standard normal distribution, of the type and shape of ``like``.
 
-    z = sqrt(−2·ln u₁)·sin(2π·u₂), computed in float64 from the two halves of one word an element, so
-    that rounding to float32 leaves the same bits wherever it is computed. Every z is between −6.8 and 6.8.
+    z = sqrt(−2·ln u₁)·sin(2π·u₂), computed in float64 from the two halves of one word per element,
+    so that after rounding to float32 the bits are the same on every device. Every z is between −6.8
+    and 6.8.
 
     Args:
         op: the operators of the graph.
         like: any float tensor.
-        step: a host scalar, an integer from 0 to 2³¹; every step has numbers of its own.
+        step: a host scalar, an integer from 0 to 2³¹; every step has different numbers.
         seed: of the training.
-        name: every name has numbers of its own.
+        name: every name has different numbers.
 
     Source: Box and Muller, "A note on the generation of random normal deviates" (1958).
     """
@@ -109,7 +110,7 @@ def _uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
     if columns == -1:
         width = op.Squeeze(op.Slice(op.Shape(x), [-1], [_END]), axes=[0])
     size = op.constant(math.prod(rows) + columns) if -1 not in known else height + width
-    # Columns first: of a longer batch the first rows have the same words.
+    # Columns first, so that the first rows of a longer batch have the same words.
     words = _squares(op, start + _count(op, size), key)
     border = op.constant([columns]) if columns != -1 else op.Reshape(width, [1])
     by_column, by_row = op.Slice(words, [0], border), op.Slice(words, border, [_END])
@@ -123,7 +124,7 @@ def _count(op: Ops, size: Tensor) -> Tensor:
 
 
 def _key(label: str) -> int:
-    """An odd 64-bit key without a pattern, as the generator requires."""
+    """An odd 64-bit key with irregular digits, as the generator requires."""
     digest = hashlib.sha256(label.encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True) | 1
 

@@ -1,4 +1,4 @@
-"""Host scalars: numbers that are symbols while a formula is traced and known when it runs.
+"""Host scalars: numbers that are symbols while a formula is traced and have values when it runs.
 
 Expressions of host scalars and constants alone are evaluated here, on the host, in float64, and
 only the result enters the graph. In float32 the Adam correction 1 - 0.999**t would be off by
@@ -30,7 +30,7 @@ OPERATORS: Mapping[str, str] = {
     "Floor": "float(floor({}))",
     "Identity": "{}",
 }
-"""The ONNX operators that have a meaning on the host, as Python says it."""
+"""The ONNX operators that can be evaluated on the host, as Python expressions."""
 _FILE = "<host scalars>"
 _NAMES = {name: getattr(math, name) for name in ("sqrt", "exp", "log", "floor", "inf", "nan")}
 
@@ -56,7 +56,7 @@ class Host:
 
     @classmethod
     def symbol(cls, name: str) -> Host:
-        """A scalar whose value is given under ``name`` when the graph runs."""
+        """A scalar whose value is passed as ``name`` when the graph runs."""
         return cls("symbol", (name,))
 
     @classmethod
@@ -148,11 +148,11 @@ class HostProgram:
         source = "def program(values):\n" + "".join(f" {line}\n" for line in body)
         names: dict[str, Any] = dict(_NAMES)
         exec(compile(source, _FILE, "exec"), names)
-        # Removed from its globals, so that no cycle keeps both alive until the collector runs.
+        # Removed from its globals, so that no reference cycle keeps both alive.
         self._program: Callable[[Mapping[str, float]], list[float]] = names.pop("program")
 
     def _place(self, value: Host | float) -> str:
-        """The name of the line that computes a value, or the number."""
+        """The name of the variable with a value, or the number."""
         if not isinstance(value, Host):
             return f"({value!r})"
         if value not in self._known:

@@ -38,7 +38,7 @@ def schema_of(trace: Trace, node: Node) -> schemas.Schema | None:
 
 
 def _arithmetic(trace: Trace, node: Node) -> list[tuple[int, Shape | None]] | None:
-    """The type of float arithmetic with known sizes, which is frequent and which onnx infers slowly."""
+    """The type of float arithmetic with known sizes, a frequent case that onnx infers slowly."""
     if _ARITY.get(node.op_type) != len(node.inputs) or node.domain or node.attributes:
         return None
     first, *others = node.inputs
@@ -73,7 +73,7 @@ def _inferred(trace: Trace, node: Node, outputs: int) -> list[tuple[int, Shape |
     for label, tensor in zip(names, node.inputs, strict=True):
         if tensor is None:
             continue
-        # The output of an undeclared operator is taken to be float32.
+        # The output of an undeclared operator is assumed to be float32.
         dtype = tensor.dtype or TensorProto.FLOAT
         types[label] = onnx.helper.make_tensor_type_proto(dtype, tensor.shape)
         if tensor.constant is not None and _decides_shapes(tensor.constant):

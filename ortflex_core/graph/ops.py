@@ -1,6 +1,6 @@
-"""Symbolic tensors: formulas are Python functions of them, and tracing one makes ONNX nodes.
+"""Symbolic tensors: formulas are Python functions of them, and tracing a formula creates ONNX nodes.
 
-This is the only place that makes nodes. A :class:`Trace` is one graph under construction; ``trace.op``
+Nodes are created only here. A :class:`Trace` is one graph under construction; ``trace.op``
 has every operator of the standard (``op.Abs(x)``), tensors have Python's arithmetic. Values have
 no names until :mod:`ortflex_core.programs.stages` builds a graph of them.
 """
@@ -24,7 +24,7 @@ from ortflex_core.graph.simplify import simplify
 from ortflex_core.types import Array, Shape, dtype_name, numpy_dtype, onnx_dtype, shape_text
 
 if TYPE_CHECKING:
-    # A stub with one method an operator; at run time they are found by name.
+    # A stub with one method per operator; at run time they are found by name.
     from ortflex_core.graph.operators import Operators
 else:
     Operators = object
@@ -37,7 +37,7 @@ Operand: TypeAlias = "Number | str | Sequence[Operand]"
 FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 )
-# Two calls of these are two different values, so they are never merged.
+# Two calls of these give different values, so they are never merged.
 RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"}
     | {"Multinomial", "Dropout"}
@@ -151,7 +151,7 @@ class Tensor:
 class Node:
     """One operator call; ``captures`` are outer values that its subgraphs read, by their name.
 
-    ``part`` is the part of a training step that it was made for (:meth:`Trace.part`).
+    ``part`` is the part of a training step that it belongs to (:meth:`Trace.part`).
     """
 
     __slots__ = ("attributes", "captures", "domain", "inputs", "name", "op_type", "outputs", "part")
@@ -187,10 +187,10 @@ class Node:
 class Ops(Operators):
     """The operators of ONNX as functions of tensors, for formulas: ``op.Abs(x)``.
 
-    Numbers take the type of the tensor operands; arrays keep theirs. An argument that is an input
-    in newer opsets and an attribute in older ones (``axes``) is given by keyword in both:
-    ``op.ReduceMax(x, axes=[1], keepdims=0)``. ``outputs=n`` asks for n outputs, ``domain=`` for an
-    operator outside the standard. Host scalars alone give a host scalar.
+    Numbers get the type of the tensor operands; arrays keep theirs. An argument that is an input in
+    newer opsets and an attribute in older ones (``axes``) is passed by keyword in both:
+    ``op.ReduceMax(x, axes=[1], keepdims=0)``. ``outputs=n`` requests n outputs, ``domain=`` an
+    operator outside the standard. If all operands are host scalars, the result is a host scalar.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -263,10 +263,8 @@ class Trace(InParts):
         self.hosts: dict[tuple[Host, int], Tensor] = {}
         self.op = Ops(self)
         self.shortcuts: Shortcuts | None = None
-        self.copies = 1  # of the body of a loop that is being written out in a row
-        self.added = [
-            0
-        ]  # nodes of all loops written out so far, shared with traces inside this one
+        self.copies = 1  # of the body of a loop that is being unrolled
+        self.added = [0]  # nodes of all loops unrolled so far, shared with traces inside this one
         # Nodes that were differentiated through their function bodies.
         self.by_body: list[Node] = []
         self._constants: dict[Any, Tensor] = {}
@@ -278,7 +276,7 @@ class Trace(InParts):
         ``key`` is the port of the input, or its required name.
         """
         if key in self.inputs:
-            raise GraphError(f"the graph has two inputs of the name {key!r}")
+            raise GraphError(f"the graph has two inputs named {key!r}")
         elem_type = dtype if isinstance(dtype, int) else onnx_dtype(dtype)
         tensor = Tensor(self, elem_type, shape, hint=key if isinstance(key, str) else key.label)
         self.inputs[key] = tensor
@@ -315,7 +313,7 @@ class Trace(InParts):
     def call(
         self, op_type: str, inputs: Sequence[Any], *, outputs: int, domain: str, **attributes: Any
     ) -> Any:
-        """Make a node from Python values; one tensor, or a tuple when ``outputs`` > 1."""
+        """Create a node from Python values; one tensor, or a tuple when ``outputs`` > 1."""
         schema = schemas.schema(op_type, self.opsets.get(domain, 0), domain)
         if schema is None:
             raise GraphError(schemas.unknown_operator(op_type, self.opsets.get(domain), domain))
@@ -337,7 +335,7 @@ class Trace(InParts):
         captures: Mapping[str, Tensor] | None = None,
         types: Sequence[tuple[int, Shape | None]] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Make a node, or return the tensors of an equal node or of a simplification.
+        """Create a node, or return the tensors of an equal node or of a simplification.
 
         ``types`` are the outputs' element types and shapes where they are known; otherwise they are
         inferred.
@@ -382,14 +380,14 @@ class Trace(InParts):
         return Mark(len(self.nodes), len(self.hosts), len(self._seen))
 
     def rewind(self, mark: Mark) -> None:
-        """Remove all nodes and host scalars made since a point; their tensors may not be used again."""
+        """Remove all nodes and host scalars created since a point; their tensors must not be used again."""
         del self.nodes[mark.nodes :]
         for table, size in ((self.hosts, mark.hosts), (self._seen, mark.seen)):
             while len(table) > size:
                 table.popitem()
 
     def _promote(self, schema: schemas.Schema, inputs: Sequence[Any]) -> list[Tensor | None]:
-        """Turn numbers, arrays and host scalars into tensors of the types that the schema requires."""
+        """Convert numbers, arrays and host scalars to tensors of the types that the schema requires."""
         formals = schema.inputs
         places = [
             formals[min(i, len(formals) - 1)] if formals else None for i in range(len(inputs))

@@ -1,8 +1,8 @@
-"""Ports: what a value of a program is for, as data.
+"""Ports: the roles of the values of a program.
 
-A program has inputs and outputs. Each is found by its :class:`Port`: its role, and what it belongs
-to. The names in the ONNX graph are made from ports for people who read the graph; they are unique
-and never parsed, so a tensor of a model may have any name.
+A program has inputs and outputs. Each is found by its :class:`Port`: its role, and the object it
+belongs to. The names in the ONNX graph are derived from ports for people who read the graph; they
+are unique and never parsed, so a tensor of a model may have any name.
 
 An output with the port of an input is its new value: the new weight, the new slot, the new sum of
 gradients.
@@ -21,8 +21,11 @@ _State = Literal["parameter", "slot", "average", "buffer", "frozen"]
 _Host = Literal["rate", "hyperparameter", "counter", "draw", "scale", "host"]
 _Made = Literal["loss", "objective", "penalty", "gradient", "output", "value"]
 Role = _Columns | _State | _Host | _Made
-"""What a value is for: ``counter`` counts updates and ``draw`` batches, for random masks; ``loss`` is the
-cost of one term, or of all, ``objective`` that and the penalty; ``host`` is any host scalar."""
+"""The role of a value.
+
+``counter`` counts updates and ``draw`` batches, for random masks; ``loss`` is the cost of one term,
+or of all, ``objective`` includes the penalty; ``host`` is any host scalar.
+"""
 
 Part = Literal["forward", "loss", "backward", "penalty", "transform", "update"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -35,7 +38,7 @@ class InParts:
 
     @contextlib.contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Nodes that are made in this context belong to this part."""
+        """Nodes that are created in this context belong to this part."""
         before, self.current_part = self.current_part, name
         try:
             yield
@@ -43,7 +46,7 @@ class InParts:
             self.current_part = before
 
 
-COLUMNS = get_args(_Columns)  # of what comes with every batch
+COLUMNS = get_args(_Columns)  # of the values that differ between batches
 _OWN_NAME = ("data", "label", "sample_weight", "parameter", "buffer", "frozen", "output", "value")
 _WORDS = {"counter": "step", "objective": "total"}
 
@@ -53,13 +56,13 @@ class Port:
     """The address of an input or output of a program.
 
     Attributes:
-        role: what the value is for.
-        of: what it belongs to: a tensor of the model, a column of the data, a loss term; None for
-            what a program has once.
-        slot: which of several, for example the name of an optimizer's slot.
+        role: the role of the value.
+        of: the object it belongs to: a tensor of the model, a column of the data, a loss term; None
+            for a value that a program has once.
+        slot: distinguishes several, for example the name of an optimizer's slot.
         step: the step, in a program of several steps.
-        batch: the batch of the step, where a step has several.
-        group: the group of parameters that share it; None for those outside of groups.
+        batch: the batch of the step, if a step has several.
+        group: the group of parameters that share it; None for those outside groups.
 
     >>> Port("slot", of="W1", slot="m").label
     'm/W1'
@@ -76,7 +79,7 @@ class Port:
 
     @property
     def label(self) -> str:
-        """The port in words: for people, for the names in a graph, and for host symbols."""
+        """The port as a string: for people, for the names in a graph, and for host symbols."""
         of = self.of
         if self.role in _OWN_NAME:
             text = str(of)
@@ -93,9 +96,9 @@ class Port:
 
 
 def ports_of(role: Role, names: Iterable[str]) -> dict[str, Port]:
-    """The ports of one role, by what they belong to."""
+    """The ports of one role, by the objects they belong to."""
     return {name: Port(role, of=name) for name in names}
 
 
 Key = Port | str
-"""How a value of a program is found: by its port, or by the name that it is required to have."""
+"""The key of a value of a program: its port, or its required name."""

@@ -1,8 +1,8 @@
-"""From a trace to an ONNX model: the one place where values get names, and graphs an opset and IR.
+"""Conversion of a trace to an ONNX model, where values get names and graphs an opset and IR version.
 
 A :class:`Program` is immutable: the model, its inputs and outputs, and the host expressions that
-feed its scalar inputs. Sessions are made of programs; weights and bindings belong to engines. Values
-are found by their ports (:mod:`~ortflex_core.graph.ports`), never by reading a name.
+feed its scalar inputs. Sessions are created from programs; weights and bindings belong to engines.
+Values are found by their ports (:mod:`~ortflex_core.graph.ports`), never by reading a name.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from ortflex_core.graph.ops import Node, Tensor, Trace
 from ortflex_core.graph.ports import Key, Port
 from ortflex_core.types import Array, TensorSpec, numpy_dtype
 
-# Above this number of nodes their order affects the time that onnxruntime takes to open a session.
+# Above this number of nodes, their order affects the time to open an onnxruntime session.
 _MANY = 5000
 # The size of an axis that is not known.
 _GUESS = 64
 Recompute: TypeAlias = bool | int | tuple[str, ...]
-"""False is nothing, True a number of segments of the forward pass that takes little memory, an integer is
-that number; names are those of the tensors to keep."""
+"""The tensors to recompute.
+
+False recomputes nothing, True chooses a number of segments of the forward pass that needs little
+memory, an integer is that number; names are those of the tensors to keep.
+"""
 _IR_OF_OPSET = ((25, 13), (23, 11), (21, 10), (19, 9), (0, 8))
 
 
 def ir_for(opset: int) -> int:
-    """An IR version that came out with (or before) the opset, so that its runtimes read both."""
+    """An IR version not newer than the opset, so that runtimes that have the opset read it."""
     return next(ir for since, ir in _IR_OF_OPSET if opset >= since)
 
 
@@ -49,13 +52,13 @@ class HostInput:
 
 @attrs.frozen
 class Program:
-    """A compiled graph: what a session is made of.
+    """A compiled graph, from which sessions are created.
 
-    ``inputs`` are the tensors to bind, ``hosts`` the scalars that the host computes, ``outputs``
-    in the order of the request; ``input_keys`` and ``output_keys`` say in the same order what
-    each is. ``nodes`` counts the operators. ``sizes`` are the bytes of computed tensors, about, for
-    decisions about memory. ``recompute`` says which tensors of the forward pass are computed again
-    for the backward pass (:mod:`ortflex_core.runtime.recompute`).
+    ``inputs`` are the tensors to bind, ``hosts`` the scalars that the host computes, ``outputs`` in
+    the order of the request; ``input_keys`` and ``output_keys`` have their keys in the same order.
+    ``nodes`` counts the operators. ``sizes`` are the approximate bytes of computed tensors, for
+    decisions about memory. ``recompute`` selects the tensors of the forward pass that are
+    recomputed for the backward pass (:mod:`ortflex_core.runtime.recompute`).
     """
 
     name: str
@@ -100,7 +103,7 @@ class Program:
 def build(
     trace: Trace, outputs: Mapping[Any, Tensor], *, name: str, rows: int | None = None
 ) -> Program:
-    """Name and serialize what ``outputs`` depend on; everything else is left out.
+    """Name and serialize the nodes that ``outputs`` depend on; all others are dropped.
 
     An output (or input) that is given by a name keeps it; a port gets a unique name. With ``rows``,
     the usual size of a batch, the program has sizes.
@@ -141,7 +144,7 @@ def build(
         if id(tensor) in produced and id(tensor) not in names:
             names[id(tensor)] = label
         else:
-            # An input, a constant, or one value under two names: only a copy can carry the name.
+            # An input, a constant, or one value with two names: only a copy can have the name.
             copies.append(NodeProto(op_type="Identity", output=[label], name=f"output/{label}"))
             copies[-1].doc_string = (tensor.node.part if tensor.node is not None else None) or ""
     copied = [(label, t) for label, t in named.items() if names.get(id(t)) != label]
@@ -156,7 +159,7 @@ def build(
     # The doc string of an input or output is its role, for people and pictures.
     graph.input.extend(s.to_proto(getattr(k, "role", "")) for k, s in inputs.items())
     graph.input.extend(host.spec.to_proto("host") for host in hosts)
-    # What is known of a value is known of its new value, however it was made.
+    # A new value has the type and shape of the old value.
     known = {labels[key]: t.shape for key, t in trace.inputs.items() if key in outputs}
     specs = tuple(
         TensorSpec(label, t.dtype, known.get(label) if t.shape is None else t.shape)
@@ -184,7 +187,7 @@ def build(
 def _sizes(
     trace: Trace, nodes: Iterable[Node], names: Mapping[int, str], rows: int
 ) -> dict[str, int]:
-    """The bytes of computed tensors; a guess where a size is not known."""
+    """The bytes of computed tensors, estimated if a size is not known."""
     data = [t.shape for k, t in trace.inputs.items() if isinstance(k, Port) and k.role == "data"]
     batches = {"batch", *(shape[0] for shape in data if shape)}
 
@@ -215,8 +218,8 @@ def _declared(
 ) -> list[ValueInfoProto]:
     """The types and shapes that cannot be inferred from the written graph.
 
-    Those of operators outside the standard and of control flow: onnxruntime does not infer them,
-    but Scan requires them.
+    These are outputs of operators outside the standard and of control flow: onnxruntime does not
+    infer them, but Scan requires them.
     """
     return [
         onnx.helper.make_tensor_value_info(
@@ -242,7 +245,7 @@ def ancestors(
 
 
 def _soonest(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes in an order that keeps few of them ready: each as soon as it can run, the newest first.
+    """The nodes in an order with few ready nodes at a time: each as soon as it can run, the newest first.
 
     onnxruntime sorts a graph several times, with a list of ready nodes that it searches at each
     node. After the forward pass half of a backward pass would be ready, and the time to open a
@@ -269,7 +272,7 @@ def _soonest(nodes: Sequence[Node]) -> list[Node]:
 
 
 def fresh_name(wanted: str, taken: set[str]) -> str:
-    """The name, numbered if it is taken; from now on it is."""
+    """The name, with a number if it is in use; the result is added to the names in use."""
     name, k = wanted, 1
     while name in taken:
         name, k = f"{wanted}.{k}", k + 1
@@ -317,7 +320,7 @@ def _node(
         proto.input.append(name)
     outer = {name: _name_of(t, names, taken, counts, graph) for name, t in node.captures.items()}
     proto.output.extend(_name_of(o, names, taken, counts, graph) for o in node.outputs)
-    # A node of the model may occur several times, once a step: its name is then numbered.
+    # A node of the model may occur several times, once per step: its name then gets a number.
     base = node.name or node.op_type
     label = node.name
     while not label or f"node {label}" in counts:

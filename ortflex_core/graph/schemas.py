@@ -1,4 +1,4 @@
-"""What the standard says about operators: their schemas, and Python values as inputs and attributes."""
+"""Schemas of operators, and the conversion of Python values to inputs and attributes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ELEMENT_TYPES = _element_types()
 def type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
     """The element type that a Python number (or a list of numbers) takes as an input.
 
-    An empty list has no type by itself: it takes the type of the input, or, where the schema allows
+    An empty list has no type of its own: it gets the type of the input, or, if the schema allows
     several, the default of the trace (see :meth:`ortflex_core.graph.Trace.constant`).
     """
     sample = np.asarray(value)
@@ -79,7 +79,7 @@ def type_of_number(op_type: str, value: Any, wanted: int | None) -> int | None:
 def arrange(
     schema: Schema, inputs: list[Any], attributes: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, AttributeProto]]:
-    """Sort keyword arguments into attributes and inputs, as this opset defines them."""
+    """Divide keyword arguments into attributes and inputs, as this opset defines them."""
     protos: dict[str, AttributeProto] = {}
     names = [formal.name for formal in schema.inputs]
     for key, value in attributes.items():

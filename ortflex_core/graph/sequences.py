@@ -1,8 +1,8 @@
-"""Sequences and optional values, resolved while a graph is traced: they never enter one.
+"""Sequences and optional values are resolved while a graph is traced; no graph contains them.
 
-A sequence of known length is a tuple of tensors, so that an exporter's SplitToSequence and
-SequenceAt are a Split, and what is put together from parts is their Concat. The equal parts of a
-tensor whose size is not known stay the tensor itself: an element is read from it by Gather.
+A sequence of known length is a tuple of tensors, so an exporter's SplitToSequence and SequenceAt
+become a Split, and joined parts a Concat. A tensor of unknown size that is split into equal parts
+is kept whole: an element is read from it by Gather.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Parts:
     keepdims: bool
 
     def length(self) -> Tensor:
-        """How many parts there are."""
+        """The number of parts."""
         return (self._rows() + (self.chunk - 1)) / self.chunk
 
     def at(self, place: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Parts:
         return op.Gather(self.whole, op.Range(start, end, 1), axis=self.axis)
 
     def joined(self, axis: int, new_axis: bool) -> Tensor:
-        """All parts side by side along ``axis``, or along a new one.
+        """All parts concatenated along ``axis``, or stacked along a new one.
 
         Raises:
             GraphError: the result is not the tensor that was split.

@@ -1,8 +1,8 @@
 """Notes by which gradient rules share intermediate results, in graphs that hold a whole step.
 
-A rule sees one node. The tensors that its gradient needs may also give the node's output at no
-further cost, or have a form that the next rule can use directly. Both are noted here; a rule that
-finds no note computes everything itself.
+A rule handles one node. The tensors that its gradient needs may also give the node's output at no
+further cost, or have a form that the next rule can use directly. Both facts are recorded here;
+without a record, a rule computes everything itself.
 """
 
 from __future__ import annotations

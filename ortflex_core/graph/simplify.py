@@ -1,7 +1,7 @@
-"""Nodes that need not be made: an existing or cheaper tensor equals their output.
+"""Nodes that are not needed: an existing or cheaper tensor equals their output.
 
-Tried while a graph is traced, before a node is made: neutral elements, casts, products of scalars,
-arithmetic of constants. Simplifications that look at more than one node are in
+Tried while a graph is traced, before a node is created: neutral elements, casts, products of
+scalars, arithmetic of constants. Simplifications of several nodes are in
 :mod:`ortflex_core.programs.rebuild`.
 """
 

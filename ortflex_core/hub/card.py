@@ -19,13 +19,13 @@ _SKIPPED = ("data", "runtime")
 
 @attrs.frozen(kw_only=True)
 class Card:
-    """What a model card says.
+    """The content of a model card.
 
     Args:
         repo_id: the repository, ``owner/name``.
         filename: the model's file in it.
         inputs: the names of the model's inputs.
-        summary: what was trained, and with what.
+        summary: what was trained, and how.
         history: the epochs of the training.
         metrics: names of the metrics.
         recipe: the arguments of the Trainer that are not the defaults, as TOML by name.
@@ -45,7 +45,7 @@ class Card:
         """The card, in Markdown.
 
         Raises:
-            ConfigError: metadata that no YAML can hold.
+            ConfigError: metadata that YAML cannot represent.
         """
         front = {
             "library_name": "ortflex",

@@ -1,4 +1,4 @@
-"""Files of a repository on the Hugging Face Hub, by its own client."""
+"""Files of a repository on the Hugging Face Hub, read and written by the Hub's client."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def open_model(
 ) -> Iterator[tuple[Path, str]]:
     """The path of a model with its data files, and its name in the repository.
 
-    The path is that of the client's cache; where there are data files, that of a temporary folder, since
-    the cache has links only and the data of a model must be next to it.
+    The path is that of the client's cache; if there are data files, it is in a temporary folder,
+    because the cache consists of links, and the data of a model must be next to it.
 
     Raises:
         ConfigError: not a name of a repository; or several models, and none is named.
@@ -74,7 +74,7 @@ def open_model(
 
 
 def _place(source: Path, target: Path) -> None:
-    """The file itself at another place: a hard link where the file system can, else a copy."""
+    """The file at another place: a hard link if the file system supports it, otherwise a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source.resolve(), target)
@@ -110,7 +110,9 @@ def _only_model(hub: Any, repo_id: str, revision: str | None) -> str:
         return models[0]
     if models:
         listed = ", ".join(map(repr, models[:10])) + ", …" * (len(models) > 10)
-        raise ConfigError(f"{repo_id} has {len(models)} models; say which by filename=: {listed}")
+        raise ConfigError(
+            f"{repo_id} has {len(models)} models; choose one with filename=: {listed}"
+        )
     others = ", ".join(sorted(files)[:10]) or "no files"
     raise ModelError(f"{repo_id} has no .onnx file; it has {others}")
 
@@ -145,7 +147,7 @@ def _unreachable(error: BaseException) -> bool:
 def _explained(
     hub: Any, repo_id: str, revision: str | None, filename: str | None = None
 ) -> Iterator[None]:
-    """Errors of the client in our words.
+    """The context that converts errors of the client.
 
     Raises:
         ConfigError: not a name of a repository.
@@ -163,9 +165,11 @@ def _explained(
                 f"repo_id: expected 'owner/name' of a repository on the Hugging Face Hub, got {repo_id!r}"
             ) from error
         if "GatedRepoError" in names:
-            text = "its owner asks for an agreement: accept it on its page, then `hf auth login`"
+            text = (
+                "access to it is restricted: request access on its page, then run `hf auth login`"
+            )
         elif "RepositoryNotFoundError" in names:
-            text = "there is no such repository, or it is private: `hf auth login`"
+            text = "there is no such repository, or it is private: run `hf auth login`"
         elif "RevisionNotFoundError" in names:
             text = f"there is no revision {revision!r}"
         elif "LocalEntryNotFoundError" in names or _unreachable(error):
@@ -173,7 +177,7 @@ def _explained(
         elif "EntryNotFoundError" in names and filename is not None:
             text = "there is no such file" + _neighbours(hub, repo_id, revision, filename)
         else:
-            text = f"the Hub says {type(error).__name__}: {error}"
+            text = f"the Hub responded with {type(error).__name__}: {error}"
         raise ModelError(f"{what}: {text}") from error
 
 
@@ -187,13 +191,13 @@ def _neighbours(hub: Any, repo_id: str, revision: str | None, filename: str) -> 
 def push(
     repo_id: str, folder: Path, message: str, revision: str | None, private: bool | None, api: Any
 ) -> str:
-    """Upload a folder to a repository, which is made if it does not exist; returns its address.
+    """Upload a folder to a repository, which is created if it does not exist; returns its address.
 
-    A card that somebody has edited, which has no line of ours, is left as it is.
+    A card that a user has edited, without ortflex's line, is not replaced.
 
     Raises:
         ConfigError: not a name of a repository, or huggingface_hub is not installed.
-        OutputError: the Hub refuses it or cannot be reached.
+        OutputError: the Hub refuses the upload or cannot be reached.
     """
     hub = client(api)
     try:
@@ -210,7 +214,7 @@ def push(
 
 
 def _may_write_card(hub: Any, repo_id: str, revision: str | None) -> bool:
-    """Whether the repository has no card but one of ours; the one that the Hub makes is empty."""
+    """Whether the repository has no card, an empty one of the Hub, or one that ortflex wrote."""
     if not hub.file_exists(repo_id, _README, revision=revision):
         return True
     text = Path(hub.hf_hub_download(repo_id, _README, revision=revision)).read_text("utf-8")

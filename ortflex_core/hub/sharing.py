@@ -1,4 +1,4 @@
-"""The methods of a Trainer that get a model from the Hugging Face Hub and put one there."""
+"""The methods of a Trainer that download a model from the Hugging Face Hub and upload one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortflex_core.hub.card import Card
 from ortflex_core.model.model import Model
 from ortflex_core.views.tracebacks import short_tracebacks
 
-# How one process trained here, which says nothing about the model.
+# Arguments about this process only, which do not describe the model.
 _LOCAL = frozenset(
     {"callbacks", "progress", "distributed", "device", "backend", "threads", "prefer"}
 )
@@ -26,7 +26,7 @@ _LOCAL = frozenset(
 
 @short_tracebacks
 class SharesModels:
-    """What a Trainer has for the Hugging Face Hub."""
+    """The methods of a Trainer for the Hugging Face Hub."""
 
     @classmethod
     def from_hub(
@@ -40,13 +40,14 @@ class SharesModels:
     ) -> Self:
         """A Trainer of a model on the Hugging Face Hub, with the data files that belong to the model.
 
-        Files are kept in the cache of ``huggingface_hub`` (extra ``hub``); what is there needs no network.
+        Files are kept in the cache of ``huggingface_hub`` (extra ``hub``); files in the cache need
+        no network.
 
         Args:
             repo_id: the repository, ``owner/name``.
             filename: the model in it, such as ``onnx/model.onnx``; not needed if there is only one.
             revision: a branch, a tag or a commit; by default the main branch.
-            api: a ``huggingface_hub.HfApi``, for a token or an address of your own.
+            api: a ``huggingface_hub.HfApi``, for your own token or address.
             arguments: those of the Trainer.
 
         Raises:
@@ -76,18 +77,20 @@ class SharesModels:
         metadata: Mapping[str, Any] | None = None,
         api: Any = None,
     ) -> str:
-        """Upload the model with its present weights, ``history.csv`` and a model card; returns the address.
+        """Upload the model with its current weights, ``history.csv`` and a model card; returns the address.
 
-        The card says what was trained, the figures of the last epoch, and how to run the model and to train
-        it further. A card that you edited, without the line that marks it as written by ortflex, stays.
+        The card says what was trained, the figures of the last epoch, and how to run the model and
+        to train it further. A card that you edited, without the line that marks it as written by
+        ortflex, is not replaced.
 
         Args:
-            repo_id: the repository, ``owner/name``, which is made if it does not exist.
+            repo_id: the repository, ``owner/name``, which is created if it does not exist.
             filename: the name of the model in it.
             revision: a branch that exists; by default the main branch.
             private: make a new repository private.
             message: of the commit.
-            metadata: further front matter of the card: ``{"license": "mit", "datasets": ["mnist"]}``.
+            metadata: further front matter of the card: ``{"license": "mit", "datasets":
+                ["mnist"]}``.
             api: as for :meth:`from_hub`.
 
         Raises:
@@ -122,7 +125,7 @@ class SharesModels:
 
 
 def _recipe(arguments: Mapping[str, Any], parts: Parts) -> dict[str, str]:
-    """The arguments that are not the defaults, as TOML; without those that no file can hold."""
+    """The arguments that are not the defaults, as TOML, without those that cannot be written to a file."""
     out = {}
     for field in attrs.fields(Arguments):
         value = arguments[field.name]

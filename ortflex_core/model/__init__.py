@@ -1,7 +1,7 @@
-"""What a user's file means: its tensors, modes and shapes, and the graphs that are made of it.
+"""The model of a user's file: its tensors, modes and shapes, and the graphs built from it.
 
-Owns: the analysed model, its training mode and its inference mode, the shapes that the file does not
-say, the tensors that losses read.
+Owns: the analysed model, its training mode and its inference mode, the shapes that the file does
+not define, the tensors that losses read.
 
 May import: the packages before it in the order of the core: graph, protocols, runtime, opsets, autodiff,
 onnx_files.

@@ -34,16 +34,16 @@ def free_batch(
     large: Mapping[str, Array],
     as_computed: Callable[[ModelProto], ModelProto],
 ) -> ModelProto:
-    """The model with a symbolic first dimension of its inputs; itself if no input has a fixed one.
+    """The model with a symbolic first dimension of its inputs; the same model if no input has a fixed one.
 
     Args:
-        model: functions are inlined already.
-        label: what messages call it.
+        model: functions are already inlined.
+        label: its name in messages.
         large: tensors that are inputs because they do not fit into the graph.
-        as_computed: gives the form of a graph that the runtime computes.
+        as_computed: converts a graph to the form that the runtime computes.
 
     Raises:
-        ModelError: the inputs disagree about the batch, or the graph depends on its size.
+        ModelError: the inputs have different batch sizes, or the graph depends on the size.
     """
     sizes = batch_sizes(model, label, large)
     if not sizes:
@@ -94,7 +94,7 @@ def _rows(model: ModelProto) -> dict[str, int]:
 
 
 def _reshape(model: ModelProto, inputs: Sequence[str], batch: int, rows: Mapping[str, int]) -> None:
-    """Let constant targets that begin with the batch follow it: 0 copies the size, −1 infers it."""
+    """Make constant targets that begin with the batch size dynamic: 0 copies the size, −1 infers it."""
     graph = model.graph
     constants = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if t.dims}
     constants.update(
@@ -117,7 +117,7 @@ def _reshape(model: ModelProto, inputs: Sequence[str], batch: int, rows: Mapping
         if fresh is not None:
             name = f"{node.output[0]}/free_batch.{k}"
             graph.initializer.append(onnx.numpy_helper.from_array(fresh, name))
-            if model.ir_version < 4:  # older files list every initializer as an input, too
+            if model.ir_version < 4:  # older files also list every initializer as an input
                 shape = [len(fresh)]
                 graph.input.append(
                     helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)

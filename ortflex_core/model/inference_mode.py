@@ -1,4 +1,4 @@
-"""A file that was exported in training mode, written for inference."""
+"""Conversion of a file that was exported in training mode to inference mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortflex_core.graph.subgraphs import subgraphs_of
 
 
 def in_training(model: ModelProto) -> list[str]:
-    """The nodes that normalize by the batch, or drop elements, whenever the file is run."""
+    """The nodes that normalize by the batch, or drop elements, in every run of the file."""
     nodes = []
     for graph, true in _graphs(model):
         nodes += [f"{n.op_type} {n.name or n.output[0]!r}" for n in graph.node if _trains(n, true)]
@@ -22,7 +22,7 @@ def inferring(model: ModelProto) -> None:
     """Switch those nodes to inference, in place.
 
     BatchNormalization uses its running statistics, and returns them unchanged; Dropout passes
-    everything. Mode inputs that no node reads any more are removed.
+    everything. Mode inputs that are no longer read by a node are removed.
     """
     for graph, true in list(_graphs(model)):
         nodes: list[NodeProto] = []
@@ -69,7 +69,7 @@ def _graphs(model: ModelProto) -> Iterator[tuple[GraphProto | FunctionProto, fro
 
 
 def _true(graph: GraphProto | FunctionProto) -> set[str]:
-    """A mode that is an input, or computed, is left to the program that runs the file."""
+    """Whether a mode is a constant true; an input or a computed mode is not changed."""
     tensors = {t.name: t for t in graph.initializer} if isinstance(graph, GraphProto) else {}
     for node in graph.node:
         if node.op_type == "Constant" and node.attribute[0].name == "value":

@@ -1,4 +1,4 @@
-"""A user's .onnx file: read, analysed, replayed into graphs, written back with other weights.
+"""A user's .onnx file: reading, analysis, replay into graphs, and export with new weights.
 
 The file itself is never edited in place. Everything here works on an internal copy with functions
 inlined; the export is the user's own model with only the trained tensors changed.
@@ -59,7 +59,7 @@ class Model:
             :mod:`ortflex_core.model.free_batch`).
         raise_half: compute float16 and bfloat16 tensors as float32 (see
             :mod:`ortflex_core.opsets.half_floats`); exports keep the file's types.
-        plugins: where decompositions of operators are looked for; None for what is installed.
+        plugins: the plugins with decompositions of operators; None for the installed ones.
 
     Raises:
         ModelError: missing, truncated, not ONNX, invalid, of an opset that cannot be converted, or
@@ -84,9 +84,9 @@ class Model:
         """The types of the file that are raised to float32."""
         self._raise_half = raise_half
         self.adapter_values: Mapping[str, Array] = {}
-        """Of a training that continues: the values that adapters get, by the names of their tensors."""
+        """The values of adapters in a resumed training, by the names of their tensors."""
         self.unlearned = ""
-        """Why a run of the model did not show the shapes that inference lacks (see ``shape_probe``)."""
+        """The reason why a run of the model did not determine missing shapes (see ``shape_probe``)."""
         self.proto, self.files = model_file.load(source, self.label)
         model_file.import_standard(self.proto, OLDEST_OPSET)
         self.opsets = {plain_domain(o.domain): o.version for o in self.proto.opset_import}
@@ -142,7 +142,7 @@ class Model:
             internal = upgrade.upgrade_opset(internal, self.label, self.opset, values)
         internal, self.apart = kernels.inlined(internal)
         internal, self.unreadable = downgrade.readable(internal, self.label)
-        # Operators of a body may have no kernel either.
+        # Operators of a body may also lack kernels.
         self.internal, within = kernels.inlined(internal) if self.apart else (internal, {})
         self.apart |= within
         internal = self.internal
@@ -175,7 +175,7 @@ class Model:
         return loop_bounds.bounded(internal, values, self._most(internal, values)[0])
 
     def _most(self, proto: ModelProto, values: Mapping[str, TensorSpec]) -> tuple[int, int]:
-        """The most bytes that a tensor may have, and those of all weights and inputs."""
+        """The largest number of bytes of a tensor, and the bytes of all weights and inputs."""
         weights = sum(map(model_file.size_of, self._initializers.values()))
         inputs = [values[i.name] for i in proto.graph.input if i.name in values]
         weights += sum(vetting.spec_bytes(i) for i in inputs if i.name not in self._initializers)
@@ -203,12 +203,12 @@ class Model:
 
     @property
     def stamp(self) -> str:
-        """What differs between the file and the graphs, opset or types, in one line; else ""."""
+        """The differences in opset and types between the file and the graphs, in one line, or ""."""
         notes = (upgrade.note(self.opset, self.opsets[""]), half_floats.note(self.half))
         return "; ".join(filter(None, notes))
 
     def holding(self, values: Mapping[str, Array]) -> Model:
-        """The same model with other values of some initializers; :meth:`export` keeps the file's."""
+        """The same model with new values of some initializers; :meth:`export` keeps the file's values."""
         twin = copy.copy(self)
         twin._arrays = {**self._arrays, **values}
         return twin
@@ -294,8 +294,8 @@ class Model:
                 raise
             except MALFORMED as error:
                 raise GraphError(
-                    f"{self.label}: the {node.op_type} {node.name!r} does not fit its operator's "
-                    f"definition: {type(error).__name__}: {error}"
+                    f"{self.label}: the {node.op_type} {node.name!r} does not match the "
+                    f"definition of its operator: {type(error).__name__}: {error}"
                 ) from error
             for name, tensor in zip(node.output, outputs_made, strict=False):
                 if name:
@@ -319,7 +319,7 @@ class Model:
             return None
         if name not in values:
             if name not in self._initializers:
-                raise ModelError(f"{self.label}: nothing computes the tensor {name!r}")
+                raise ModelError(f"{self.label}: no node computes the tensor {name!r}")
             spec = self.initializers[name]
             size = math.prod(self._initializers[name].dims)
             port = Port("frozen", of=name)
@@ -363,7 +363,7 @@ class Model:
         captures: Mapping[str, Tensor],
         specs: Sequence[TensorSpec | None],
     ) -> tuple[Tensor, ...]:
-        """A node whose sizes are unknown in the file, but perhaps known in the trace.
+        """A node whose sizes are unknown in the file, but may be known in the trace.
 
         Nodes often compute sizes, and the trace has folded such nodes.
         """
@@ -397,8 +397,8 @@ class Model:
         that are in training mode; ``edit`` changes the copy before it is written.
 
         Raises:
-            ModelError: ``free_batch`` and the model was not made with it, or has functions; or a file
-                with its tensors was changed in place since it was read.
+            ModelError: ``free_batch`` for a model that was created without it, or has functions; or
+                a file with its tensors was changed in place since it was read.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
         out = ModelProto()
@@ -418,8 +418,8 @@ class Model:
     def _dynamic(self) -> ModelProto:
         if not self.free_batch:
             raise ModelError(
-                f"{self.label}: the batch dimension was not freed for the training; make the Trainer "
-                "with free_batch=True to export it freed"
+                f"{self.label}: the batch dimension was not freed for the training; create the "
+                "Trainer with free_batch=True to export a dynamic batch dimension"
             )
         if self.proto.functions:
             raise ModelError(
@@ -431,13 +431,13 @@ class Model:
 
 
 def as_model(source: Source | Model, free_batch: bool, plugins: Plugins | None = None) -> Model:
-    """A Model from any source; a Model is returned as it is.
+    """A Model from any source; a Model is returned unchanged.
 
     Raises:
-        ModelError: as :class:`Model`; or a Model that was made without ``free_batch``.
+        ModelError: as :class:`Model`; or a Model that was created without ``free_batch``.
     """
     if not isinstance(source, Model):
         return Model(source, free_batch=free_batch, plugins=plugins)
     if free_batch and not source.free_batch:
-        raise ModelError(f"{source.label}: make it with Model(…, free_batch=True)")
+        raise ModelError(f"{source.label}: create it with Model(…, free_batch=True)")
     return source

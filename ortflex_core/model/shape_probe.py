@@ -49,11 +49,11 @@ _STEERING: Mapping[str, Sequence[int]] = {
     "STFT": (1, 3),
     "Slice": (1, 2, 3, 4),
 }
-# Sizes for other symbolic dimensions in the two runs: large enough for most kernels, and hardly a size
-# of a layer.
+# Sizes for other symbolic dimensions in the two runs: large enough for most kernels, and unlikely
+# to be the size of a layer.
 _PRIMES = ((17, 37), (19, 41), (23, 43), (29, 47), (31, 53))
 _ANONYMOUS = (5, 7)
-# The one size for all of them that is tried if the model fails with those.
+# A single size for all of them, which is tried if the model fails with the others.
 _TOGETHER = ((8, 16), (16, 32), (32, 64), (8, 8), (16, 16), (32, 32), (64, 64), (1, 1))
 # numpy has these types, but onnxruntime does not accept arrays of them.
 _NOT_FED = frozenset(
@@ -77,7 +77,7 @@ class _Symbols:
     anonymous: Sizes
 
     def meaning(self, seen: Sizes) -> int | str | None:
-        """What a dimension is: the batch, a symbol, a fixed size, or unknown."""
+        """The meaning of a dimension: the batch, a symbol, a fixed size, or unknown."""
         if seen == _BATCHES:
             return "batch"
         names = [name for name, sizes in self.named.items() if sizes == seen]
@@ -107,7 +107,7 @@ def complete_shapes(model: Model) -> None:
 
 
 def explanation(model: Model) -> str:
-    """The tensors that a failed run leaves unknown, and why it failed; empty if it did not fail."""
+    """The tensors that are unknown after a failed run, and the reason; empty without a failure."""
     if not model.unlearned:
         return ""
     names = model.unknown()
@@ -120,7 +120,7 @@ def explanation(model: Model) -> str:
 
 @contextlib.contextmanager
 def explain_unknown(model: Model) -> Iterator[None]:
-    """The context whose errors also say what is unknown of the model and what could not be decomposed."""
+    """The context that adds unknown shapes and operators without a decomposition to errors."""
     try:
         yield
     except OrtflexError as error:
@@ -157,7 +157,7 @@ def _learned(model: Model, unknown: Sequence[str]) -> list[TensorSpec]:
 def _specs(
     model: Model, unknown: Sequence[str], found: Sequence[Mapping[str, Any]], symbols: _Symbols
 ) -> list[TensorSpec]:
-    """Types and shapes on which all runs agree; the third run has other integers than the second."""
+    """Types and shapes on which all runs agree; the integers of the third run differ from the second."""
     fixed = not any(node.op_type in _BY_VALUE for node in model.internal.graph.node)
     steered = _steered(model)
     specs = []
@@ -210,8 +210,8 @@ class _Run:
         copied = [n for n in large if n not in given]
         if sum(model.initializer(n).nbytes for n in copied) > model_file.HUGE:
             raise GraphError(
-                f"{copied[0]!r} is {dtype_name(large[copied[0]].dtype)}, which onnxruntime takes only "
-                "inside a model, and such tensors are too large for that"
+                f"{copied[0]!r} is {dtype_name(large[copied[0]].dtype)}, which onnxruntime "
+                "accepts only inside a model, and these tensors are too large for that"
             )
         part.graph.initializer.extend(
             onnx.numpy_helper.from_array(model.initializer(n), n) for n in copied

@@ -51,10 +51,10 @@ def check_tensor(model: Model, name: str) -> str:
 
 
 def raw_scores(model: Model, name: str) -> tuple[str, str | None]:
-    """The scores that a Softmax or Sigmoid turned into ``name``, and that operator.
+    """The scores from which a Softmax or Sigmoid computes ``name``, and that operator.
 
-    ``(name, None)`` without such an operator: the tensor is taken for raw scores. The two columns
-    [1 - p, p] at the end of scikit-learn's binary classifiers are traced back to p.
+    ``(name, None)`` without such an operator: the tensor is assumed to have raw scores. The two
+    columns [1 - p, p] at the end of scikit-learn's binary classifiers are traced back to p.
     """
     at = name
     while (node := model.producers.get(at)) is not None:

@@ -35,7 +35,7 @@ class Settings(Protocol):
 
     @property
     def dropout(self) -> Literal["file", "off"] | float:
-        """The ratio that Dropout drops, or where it comes from."""
+        """The ratio of Dropout, or its source."""
 
     @property
     def seed(self) -> int:
@@ -169,10 +169,11 @@ class Modes:
 
 
 def statistics_moves(settings: Settings, predicted: Sequence[str]) -> list[tuple[str, float]]:
-    """Each running statistic that a batch moves, and how much of it the batch leaves, in their order.
+    """Each running statistic that a batch updates, and its momentum, in order.
 
-    A statistic of a layer that is used twice is there twice. running ← momentum · running + share, with
-    the shares of :class:`Modes`, gives the bits of the graph that has both.
+    A statistic of a layer that is used twice occurs twice. running ← momentum · running + share,
+    with
+    the shares of :class:`Modes`, gives the same bits as the graph with both.
     """
     out: list[tuple[str, float]] = []
     for node in settings.model.ancestors(predicted):
@@ -185,7 +186,7 @@ def statistics_moves(settings: Settings, predicted: Sequence[str]) -> list[tuple
 
 
 def share_port(index: int, name: str) -> Port:
-    """The port of what a batch adds to a running statistic, of the move of that number."""
+    """The port of the contribution of a batch to a running statistic, by the number of the update."""
     return Port("gradient", of=name, slot=f"share{index}")
 
 
@@ -234,12 +235,12 @@ def buffer_spec(problem: Settings, name: str) -> TensorSpec:
 
 
 def buffer_value(problem: Settings, name: str) -> Array:
-    """The first value of a buffer (shared, do not write to it)."""
+    """The initial value of a buffer (shared, do not write to it)."""
     return problem.model.initializer(_origin(problem.model, name))
 
 
 def inactive_dropout(problem: Settings, node: NodeProto) -> bool:
-    """Whether a Dropout passes everything: it is switched off, or in inference mode in the file."""
+    """Whether a Dropout is inactive: switched off, or in inference mode in the file."""
     if problem.dropout == "off" or problem.dropout == 0:
         return True
     if not isinstance(problem.dropout, str):
@@ -267,7 +268,7 @@ def _number(array: Array) -> float | None:
 def rewrite_for_inference(
     trace: Trace, node: NodeProto, inputs: Sequence[Tensor | None]
 ) -> Sequence[Tensor] | None:
-    """Rewrite for evaluation: whatever the file says, nothing is dropped or updated."""
+    """Rewrite for evaluation: nothing is dropped or updated, whatever the mode in the file."""
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Dropout":

@@ -1,6 +1,6 @@
-"""Attribute values that the standard forbids and that shape inference does not refuse.
+"""Attribute values that the standard forbids but shape inference accepts.
 
-No runtime accepts some of them, others end the process during inference (a group of 0), and
+Runtimes refuse some of them, others crash the process during inference (a group of 0), and
 duplicate axes would change a gradient. They are refused when a file is read.
 """
 
@@ -54,11 +54,11 @@ AXES: Mapping[str, tuple[str, str, int]] = {
     "Slice": ("input", "axes", 3),
     "Unsqueeze": ("output", "axes", 1),
 }
-"""Operators with axes: whether these are of the first input or output, the attribute, the input."""
+"""Operators with axes: whether the axes belong to the first input or output, the attribute, the input."""
 
 
 def check(node: NodeProto, label: str) -> None:
-    """Check the attributes of a node that need no knowledge of its inputs.
+    """Check the attributes of a node that do not depend on its inputs.
 
     Raises:
         ModelError: names the attribute, the node and the allowed values.
@@ -95,7 +95,7 @@ def check_axes(graph: GraphProto, values: Mapping[str, TensorSpec], label: str) 
     Args:
         graph: the graph, functions inlined.
         values: types and shapes that were inferred.
-        label: what messages call it.
+        label: its name in messages.
 
     Raises:
         ModelError: an axis does not exist, or is given twice.

@@ -1,8 +1,8 @@
-"""Models written to files, completely or not at all, including those with data in a second file.
+"""Atomic writing of models to files, including those with data in a second file.
 
 A model and its data are two files, which no system replaces in one step. So data that a model
 refers to are never replaced: new data get an unused name, then the model is replaced, then the old
-data are removed. Whenever the process is killed, the model refers to the data that belong to it.
+data are removed. So the model refers to its own data, even if the process is killed in between.
 Exports to the same path wait for one another.
 """
 
@@ -122,7 +122,7 @@ def _write_pair(
     if os.path.lexists(data) or old:
         data = path.with_name(f"{path.name}.{digest.hexdigest()}.data")
     for tensor, start, length in places:
-        tensor.raw_data = b""  # a tensor without values cannot refer to any
+        tensor.raw_data = b""  # a tensor without values cannot refer to data
         external_data_helper.set_external_data(tensor, data.name, start, length)
         tensor.ClearField("raw_data")
     write_flushed(folder / "model", model.SerializeToString())

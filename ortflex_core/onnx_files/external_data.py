@@ -41,7 +41,7 @@ class DataFiles:
             model: it has been vetted.
             folder: where the model is.
             huge: above this number of bytes the larger initializers stay external.
-            small: the most elements of a tensor that is read in any case.
+            small: the largest number of elements of a tensor that is read in any case.
 
         Raises:
             ModelError: data that are missing, too short, or outside of the folder.
@@ -53,7 +53,8 @@ class DataFiles:
         attributes = sum(map(vetting.bytes_of, inner))
         if attributes > huge:
             raise ModelError(
-                f"attributes refer to {attributes} bytes in other files; make them initializers"
+                f"attributes refer to {attributes} bytes in other files; convert these attributes "
+                "to initializers"
             )
         stays = [everything > huge and math.prod(t.dims) > small for t in own]
         for tensor, left in zip((*own, *inner), (*stays, *(False for _ in inner)), strict=True):
@@ -112,7 +113,7 @@ class _File:
             os.close(handle)
 
     def need(self, size: int) -> None:
-        """Refuse a file that became shorter before it was opened.
+        """Refuse a file that was truncated before it was opened.
 
         Raises:
             ModelError: it has fewer bytes.
@@ -168,12 +169,16 @@ def _place(tensor: TensorProto, folder: Path) -> tuple[Path, int, int]:
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
-        raise ModelError(f"{info.location!r}, where {tensor.name!r} is: {error}") from error
+        raise ModelError(
+            f"{info.location!r}, which has the data of {tensor.name!r}: {error}"
+        ) from error
     if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
-        raise ModelError(f"{info.location!r}, where {tensor.name!r} is, is not a regular file")
+        raise ModelError(
+            f"{info.location!r}, which has the data of {tensor.name!r}, is not a regular file"
+        )
     if offset < 0 or offset + wanted > found.st_size or (length is not None and length < wanted):
         raise ModelError(
-            f"{info.location!r} has {found.st_size} bytes, {tensor.name!r} needs {wanted} from "
-            f"{offset} on" + ("" if length is None else f", of which it claims {length}")
+            f"{info.location!r} has {found.st_size} bytes, but {tensor.name!r} needs {wanted} "
+            f"from offset {offset}" + ("" if length is None else f", and declares {length}")
         )
     return path, offset, wanted

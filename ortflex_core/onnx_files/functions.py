@@ -1,7 +1,7 @@
-"""Calls of a model's functions inlined, including functions of another opset than the model's.
+"""Inlining of a model's functions, including functions with a different opset than the model's.
 
-onnx's inliner leaves the calls of a function of another opset as they are, without an error. Where
-every operator of a function means the same in both opsets, the function gets the model's opset.
+onnx's inliner silently skips the calls of a function with another opset. If every operator of a
+function has the same meaning in both opsets, the function gets the model's opset.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def inlined(proto: ModelProto, label: str) -> ModelProto:
 
 
 def _in_order(proto: ModelProto) -> ModelProto:
-    """The model with the nodes of its graph sorted; itself if they are, or if there is a circle."""
+    """The model with sorted nodes; the same object if they are sorted, or if there is a cycle."""
     nodes = list(proto.graph.node)
     makers = {o: k for k, node in enumerate(nodes) for o in node.output if o}
     sources = [[makers[n] for n in reads(node) if n in makers] for node in nodes]
     if all(source < k for k, before in enumerate(sources) for source in before):
         return proto
-    # Each node as soon as its sources are there, otherwise in the order of the file.
+    # Each node as soon as its inputs are computed, otherwise in the order of the file.
     missing = [len(before) for before in sources]
     readers: list[list[int]] = [[] for _ in nodes]
     for k, before in enumerate(sources):

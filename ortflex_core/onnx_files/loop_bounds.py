@@ -21,14 +21,14 @@ from ortflex_core.onnx_files.vetting import spec_bytes
 from ortflex_core.types import TensorSpec
 
 MOST_ITERATIONS = 100_000
-"""The most iterations of a loop, multiplied by those of the loops around it."""
+"""The largest number of iterations of a loop, multiplied by those of the loops around it."""
 KEPT = 2**30
-"""Bytes that a training may keep for a loop: the states and results of all iterations."""
+"""The largest number of bytes for a loop in a training: the states and results of all iterations."""
 _OURS = "ortflex.bound/"
 
 
 def within(model: ModelProto) -> bool:
-    """Whether a model has loops at all."""
+    """Whether a model has loops."""
     return any(node.op_type in ("Loop", "Scan") for node in all_nodes(model.graph.node))
 
 
@@ -38,7 +38,7 @@ def bounded(model: ModelProto, values: Mapping[str, TensorSpec], most: int) -> M
     Args:
         model: the graph, functions inlined.
         values: types and shapes that were inferred.
-        most: bytes that a training may keep of a loop, where that is more than 1 GiB.
+        most: bytes for a loop in a training, if more than 1 GiB.
     """
     out = ModelProto()
     out.CopyFrom(model)
@@ -115,8 +115,9 @@ class _Bounds:
     def _bound(self, node: NodeProto, body: GraphProto, room: int) -> None:
         """Make the first iteration beyond the bound fail.
 
-        Two elements are reshaped to two, and from iteration ``room`` on to one, which fails in
-        every runtime. (An index out of range would fail too, but CUDA's kernels do not check it.)
+        Two elements are reshaped to two elements, and from iteration ``room`` on to one, which
+        fails in every runtime. (An index out of range would fail too, but CUDA's kernels do not
+        check it.)
         """
         if len(body.input) < 2 or not body.output:
             return  # the check of the model, or the runtime, reports the error

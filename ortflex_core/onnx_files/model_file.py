@@ -1,4 +1,4 @@
-"""Model files: read and checked, whatever their size, and their tensors replaced.
+"""Model files of any size: reading, checks, and replacement of tensors.
 
 A ModelProto of more than 2 GB cannot be serialized, which checking, inlining and shape inference
 require. Tensors of such a model stay in their file and are mapped into memory when they are needed;
@@ -30,9 +30,9 @@ from ortflex_core.types import Array, Shape
 HUGE = 2**30
 """Total bytes above which tensors stay outside the ModelProto."""
 _SMALL = 1024
-"""The most elements of a tensor that is in the ModelProto in any case: shape inference reads it."""
+"""The largest number of elements of a tensor that always stays in the ModelProto, for shape inference."""
 _TRIES = 3
-"""How often reading is tried if another process replaces the model meanwhile."""
+"""The number of attempts to read a model that another process replaces meanwhile."""
 
 
 def read_model(source: Any, label: str) -> ModelProto:
@@ -74,7 +74,7 @@ def import_standard(model: ModelProto, oldest: int) -> None:
 
 
 def _version(source: Any) -> Any:
-    """A stamp that changes when the file is replaced; None for anything but a file."""
+    """A stamp that changes when the file is replaced; None if it is not a file."""
     if isinstance(source, bytes | ModelProto):
         return None
     try:
@@ -145,7 +145,7 @@ def size_of(tensor: TensorProto) -> int:
 
 
 def is_small(tensor: TensorProto) -> bool:
-    """Whether a tensor is kept in the graph in any case."""
+    """Whether a tensor always stays in the graph."""
     return bool(math.prod(tensor.dims) <= _SMALL)
 
 
@@ -160,8 +160,8 @@ def array_of(tensor: TensorProto, files: DataFiles | None = None) -> Array:
             array = onnx.numpy_helper.to_array(tensor)
         except (ValueError, KeyError, TypeError) as error:
             raise ModelError(
-                f"the initializer {tensor.name!r} declares the shape {list(tensor.dims)} and "
-                f"the type {tensor.data_type}, but its data do not fit: {error}"
+                f"the initializer {tensor.name!r} declares the shape {list(tensor.dims)} and the "
+                f"type {tensor.data_type}, but its data do not match: {error}"
             ) from error
         array.setflags(write=False)
         return array
@@ -186,7 +186,7 @@ def structure(model: ModelProto) -> str:
 
 
 def skeleton(model: ModelProto) -> ModelProto:
-    """A model without its large tensors, or the model itself where it has none.
+    """A model without its large tensors, or the model itself if it has none.
 
     They become inputs of the same name, type and shape: the analysis serializes the graph several
     times.
@@ -234,7 +234,7 @@ def _copy_fields(source: Any, target: Any, but: str) -> None:
 
 
 def replace(tensor: TensorProto, array: Array) -> None:
-    """New values in the encoding the tensor had, so that nothing else of the file changes.
+    """Replace values in the encoding of the tensor, so that nothing else of the file changes.
 
     Raises:
         ModelError: the shapes differ.
@@ -260,7 +260,7 @@ def replace(tensor: TensorProto, array: Array) -> None:
 
 
 def own_values(model: ModelProto, state: Mapping[str, Array]) -> None:
-    """Replace Identity nodes whose outputs were trained separately by initializers."""
+    """Replace Identity nodes by initializers if their outputs were trained separately."""
     types = {t.name: t.data_type for t in model.graph.initializer}
     for node in [n for n in model.graph.node if n.op_type == "Identity" and n.output[0] in state]:
         name = node.output[0]

@@ -1,8 +1,8 @@
-"""Whether a model file is what it claims, before anything is computed or much memory is allocated.
+"""Checks of the claims of a model file, before anything is computed or much memory is allocated.
 
-A file may be broken or hostile: a tensor that claims more elements than it brings, functions that
-call each other a billion times, subgraphs inside subgraphs. Such files would otherwise cost memory
-and time out of all proportion to their size.
+A file may be broken or hostile: a tensor may claim more elements than it has, functions may call
+each other a billion times, subgraphs may be nested deeply. Without checks, small files could use
+huge amounts of memory and time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ortflex_core.onnx_files import attributes
 from ortflex_core.types import TensorSpec, numpy_dtype
 
 MOST_NODES = 100_000
-"""The most nodes in a file, with subgraphs and functions: each one costs bytes."""
+"""The largest number of nodes in a file, with subgraphs and functions."""
 MOST_LEVELS = 8
-"""The most levels of nested subgraphs: the work of differentiation doubles with each level."""
+"""The largest depth of nested subgraphs: the work of differentiation doubles with each level."""
 UNKNOWN = 64
-"""The number of rows, and any other open size of an input, in estimates of memory."""
+"""The assumed number of rows, and of any other unknown size of an input, in estimates of memory."""
 MADE = 2**28
-"""Bytes that any tensor may have; a larger one may have TIMES those of all weights and inputs."""
+"""The bytes that any tensor may have; beyond that, TIMES the bytes of all weights and inputs."""
 TIMES = 1000
 
 _BITS: Mapping[int, int] = {
@@ -145,7 +145,7 @@ def _check_values(graph: GraphProto, label: str) -> None:
 
 
 def _check_texts(texts: Iterable[object], label: str, what: str) -> None:
-    """Refuse a name that is not UTF-8: it is read as bytes, and would fail later."""
+    """Refuse a name that is not UTF-8, which would fail later."""
     for text in texts:
         if not isinstance(text, str):
             raise ModelError(f"{label}: a name of {what} is not UTF-8: {text!r}")
@@ -260,12 +260,12 @@ def _check_expanded(model: ModelProto, label: str, written: int) -> None:
 
     if functions and (count := nodes_of(model.graph.node, 0)) > written + MOST_ADDED:
         raise ModelError(
-            f"{label}, with its functions inlined, has {count} nodes; the file has {written}, for which "
-            f"{written + MOST_ADDED} can be trained"
+            f"{label}, with its functions inlined, has {count} nodes; for a file of {written} "
+            f"nodes, at most {written + MOST_ADDED} are accepted"
         )
 
 
-# ---------------------------------------------------------------------- what running it takes
+# ---------------------------------------------------------------------- memory of a run
 
 
 def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str) -> None:
@@ -278,7 +278,7 @@ def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str
         label: what messages call it.
 
     Raises:
-        ModelError: a tensor, or all large ones together, would be out of all proportion.
+        ModelError: a tensor, or all large ones together, would need too much memory.
     """
     total = 0
     for spec in values:
@@ -286,19 +286,19 @@ def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str
             raise ModelError(f"{label}: the tensor {spec.name!r} has a negative size: {spec}")
         if (size := spec_bytes(spec)) > most:
             raise ModelError(
-                f"{label}: the tensor {spec.name!r} would take {_amount(size)} bytes; all weights and "
-                f"inputs together have {weights}, for which no tensor may have more than {most}"
+                f"{label}: the tensor {spec.name!r} would take {_amount(size)} bytes; with "
+                f"{weights} bytes of weights and inputs, a tensor may have at most {most}"
             )
         total += size if size > max(_LARGE, 10 * weights) else 0
     if total > 2 * most:
         raise ModelError(
-            f"{label}: its large tensors would take {_amount(total)} bytes together; all weights and "
-            f"inputs have {weights}, for which they may have {2 * most}"
+            f"{label}: its large tensors would take {_amount(total)} bytes together; with "
+            f"{weights} bytes of weights and inputs, at most {2 * most} are accepted"
         )
 
 
 def most_bytes(weights: int) -> int:
-    """Bytes that a tensor may have in a graph with the given bytes of weights and inputs."""
+    """The largest number of bytes of a tensor in a graph with the given bytes of weights and inputs."""
     return max(MADE, TIMES * weights)
 
 

@@ -1,7 +1,7 @@
-"""Operators outside the standard, computed by standard ones: the decompositions of installed plugins.
+"""Decompositions of installed plugins: operators outside the standard, computed by standard ones.
 
-The nodes are replaced in the internal graph before anything else is known of it, so that shapes,
-parameters, gradient rules and backends see standard operators alone. The exported file keeps them.
+The nodes are replaced in the internal graph before it is analysed, so shapes, parameters, gradient
+rules and backends only see standard operators. The exported file keeps them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Formulas = Mapping[Key, Sequence[tuple[Entry, Decomposition]]]
 
 @attrs.frozen
 class Decomposed:
-    """What became of the nodes of a file that are outside the standard."""
+    """The result of decomposing the nodes of a file that are outside the standard."""
 
     reasons: dict[str, str] = attrs.field(factory=dict)
     """Sentences about nodes that were decomposed, by the name of their first output."""
@@ -53,7 +53,7 @@ class Decomposed:
     frozen: dict[str, str] = attrs.field(factory=dict)
     """The initializers that are not trained by default, and why."""
     typed: set[str] = attrs.field(factory=set)
-    """The outputs of nodes that stay, whose types only the decomposition knows."""
+    """The outputs of nodes that are kept and whose types only the decomposition defines."""
 
     def explanations(self) -> list[str]:
         """Sentences for an error: one for each operator and reason that is refused, five at most."""
@@ -69,9 +69,9 @@ def decompose(
     """The model with standard operators in place of others.
 
     Args:
-        model: local functions are inlined already.
-        plugins: the installed plugins, looked for if it is None and there is something to decompose.
-        ruled: whether an operator has a gradient rule and is to stay.
+        model: local functions are already inlined.
+        plugins: the plugins; None loads the installed ones if there is something to decompose.
+        ruled: whether an operator has a gradient rule and is to be kept.
         formulas: the decompositions; None for those of ``plugins``.
 
     Returns:
@@ -91,10 +91,10 @@ def decompose(
 
 
 def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
-    """The model with a domain for operators that onnxruntime has put into the standard's by itself.
+    """The model with a domain for operators that onnxruntime adds to the standard domain.
 
     onnxruntime's optimizer writes LayerNormalization into files of any opset, and operators such as
-    SimplifiedLayerNormalization that no opset has. Without a domain of their own such files are
+    SimplifiedLayerNormalization that no opset has. Without a separate domain, such files are
     invalid for onnx. :func:`decompose` replaces the nodes.
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
@@ -117,7 +117,7 @@ def mark(model: ModelProto, plugins: Plugins | Formulas | None) -> ModelProto:
 
 
 def unmark(model: ModelProto) -> ModelProto:
-    """A copy of a model without what :func:`mark` has put into it."""
+    """A copy of a model without the changes of :func:`mark`."""
     out = ModelProto()
     out.CopyFrom(model)
     for node in all_nodes(out.graph.node):
@@ -130,10 +130,10 @@ def unmark(model: ModelProto) -> ModelProto:
 
 
 def load(plugins: Plugins, broken: list[str] | None = None) -> Formulas:
-    """The decompositions of all families, by operator; a family that cannot be loaded is left out.
+    """The decompositions of all families, by operator; a family that cannot be loaded is skipped.
 
-    Those of distributions that ``plugins`` prefers are first. ``broken`` collects the errors of
-    families that are left out.
+    Those of distributions that ``plugins`` prefers come first. ``broken`` collects the errors of
+    skipped families.
     """
     registry = plugins["decompositions"]
     order = [e for owner in plugins.prefer for e in registry if e.owner == owner]
@@ -142,7 +142,7 @@ def load(plugins: Plugins, broken: list[str] | None = None) -> Formulas:
         try:
             family = registry.loaded(entry)
         except PluginError as error:
-            warn_once(f"the decompositions of {registry.ask_for(entry)!r} are left out: {error}")
+            warn_once(f"the decompositions of {registry.ask_for(entry)!r} are skipped: {error}")
             if broken is not None:
                 broken.append(str(error))
             continue
@@ -242,7 +242,7 @@ class _Work:
     def _decomposed(
         self, node: NodeProto, values: Mapping[str, Tensor], constants: Mapping[str, Array]
     ) -> tuple[list[NodeProto], list[tuple[int, Shape | None]]]:
-        """The nodes in place of one, and the types of its outputs; no nodes if it stays."""
+        """The nodes that replace a node, and the types of its outputs; no nodes if it is kept."""
         key = ("" if node.domain in ("ai.onnx", APART) else node.domain, node.op_type)
         if not _outside(node, self.opsets.get("", 0)):
             return [], []
@@ -256,7 +256,7 @@ class _Work:
             elif self.broken:
                 self._refuse(
                     node,
-                    "has no decomposition; it may be in a family that is not installed: "
+                    "has no decomposition; a family that was not loaded may have it: "
                     f"{'; '.join(self.broken)}",
                 )
             return [], []
@@ -288,20 +288,20 @@ class _Work:
         values: Mapping[str, Tensor],
         constants: Mapping[str, Array],
     ) -> list[tuple[int, Shape | None]]:
-        """The types of the outputs of a node that stays, as its decomposition has them.
+        """The types of the outputs of a kept node, from its decomposition.
 
-        onnx infers no types of operators outside the standard, and a rule says nothing of them.
+        onnx infers no types for operators outside the standard, and a rule does not define them.
         """
         if key not in self.formulas:
             return []
         try:
             _, outputs = self._traced(node, values, constants, *self._formula(key))
-        except Exception:  # the rule is what computes this node
+        except Exception:  # the rule handles this node
             return []
         return _types_of(node, outputs)
 
     def _declare(self, graph: GraphProto, name: str, dtype: int, shape: Shape | None) -> None:
-        """Write the type of a value into the graph, for the inference of the types after it."""
+        """Write the type of a value into the graph, for the inference of later types."""
         if dtype:
             graph.value_info.append(helper.make_tensor_value_info(name, dtype, shape))
             self.result.typed.add(name)
@@ -327,7 +327,7 @@ class _Work:
         entry: Entry,
         formula: Decomposition,
     ) -> tuple[Call, dict[str, Tensor]]:
-        """The call that a formula got, and the outputs of the node by their names."""
+        """The traced call of a formula, and the outputs of the node by their names."""
         trace = Trace(self.opsets)
         given: dict[str, Tensor] = {}
         for name in filter(None, node.input):
@@ -381,7 +381,7 @@ class _Work:
     def _named(
         self, node: NodeProto, trace: Trace, outputs: Mapping[str, Tensor]
     ) -> list[NodeProto]:
-        """The nodes of a formula, with names that no other node of the model has."""
+        """The nodes of a formula, with unique names in the model."""
         self.count += 1
         graph = build(trace, outputs, name="decomposition").proto().graph
         keep = {*filter(None, node.input), *outputs}
@@ -419,7 +419,7 @@ def _type_of(value: onnx.ValueInfoProto) -> tuple[int, Shape | None]:
 
 
 def _retraced(trace: Trace, node: NodeProto, values: Mapping[str, Tensor]) -> Sequence[Any]:
-    """The outputs of a node that stays, with the types that can be inferred; empty if none can."""
+    """The outputs of a kept node, with the types that can be inferred; empty if none can."""
     arguments = [values.get(name) if name else None for name in node.input]
     known = all(a is not None or not n for a, n in zip(arguments, node.input, strict=True))
     if not known or subgraphs_of(node):

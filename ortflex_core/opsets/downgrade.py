@@ -1,8 +1,8 @@
-"""Models of a newer opset than the runtime reads, converted to the newest that it reads.
+"""Conversion of models with a newer opset than the runtime reads to the newest that it reads.
 
-Most operators of a new opset mean what they meant before: types were added, or an attribute whose
-default is the old behaviour. If that holds for every node, the internal graph gets the older opset;
-an operator that is new, or used in a new way, is written as its function body where the standard has
+Most operators of a new opset keep their meaning: types were added, or an attribute whose default is
+the old behaviour. If that holds for every node, the internal graph gets the older opset; an
+operator that is new, or used in a new way, is replaced by its function body if the standard has
 one. The file and its export are not changed.
 """
 
@@ -31,10 +31,10 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.types import TensorSpec
 
 READ_BY_ALL = 17
-"""Every runtime that ortflex runs on reads it."""
+"""All supported runtimes read this opset."""
 _DOMAIN = "ortflex.bodies"
 _DEEPEST = 8
-"""Bodies within bodies."""
+"""The depth of bodies within bodies."""
 _UNSET = AttributeProto.UNDEFINED
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _NAMES = {code: name for name, code in ELEMENT_TYPES.items()}
@@ -47,12 +47,12 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
     """The model at an older opset, or why that is impossible.
 
     Args:
-        model: of a newer opset; model-local functions are inlined already.
-        label: what messages call it.
-        newest: the opset to write it at.
+        model: with a newer opset; model-local functions are already inlined.
+        label: its name in messages.
+        newest: the opset to convert it to.
 
     Returns:
-        The model and "", or None and the first node with another meaning there.
+        The model and "", or None and the first node with a different meaning there.
     """
     known, opset = onnx.defs.onnx_opset_version(), _opset(model)
     if opset > known:
@@ -84,8 +84,8 @@ def readable(model: ModelProto, label: str) -> tuple[ModelProto, str]:
     """The model at an opset that the installed runtime reads.
 
     Returns:
-        The model and "", or the model as it is and why the runtime cannot read it. Without a
-        runtime, and where it reads the model, the model as it is and "".
+        The model and "", or the unchanged model and the reason why the runtime cannot read it.
+        Without a runtime, or if it reads the model, the unchanged model and "".
     """
     if _opset(model) <= READ_BY_ALL and model.ir_version <= ir_for(READ_BY_ALL):
         return model, ""
@@ -113,7 +113,7 @@ def _opset(model: ModelProto) -> int:
 def _specs(model: ModelProto, label: str) -> dict[str, TensorSpec]:
     try:
         return shape_inference.inferred(model, label)
-    except ModelError:  # the error comes where shapes are needed
+    except ModelError:  # the error is raised where shapes are needed
         return {}
 
 
@@ -133,7 +133,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 def _differing(
     graph: GraphProto, opset: int, newest: int, types: Types
 ) -> list[tuple[NodeProto, str]]:
-    """The nodes that have another meaning, or none, at the older opset, and why."""
+    """The nodes that have a different meaning, or none, at the older opset, and the reasons."""
     return [
         (node, reason)
         for node in _nodes(graph)
@@ -144,7 +144,7 @@ def _differing(
 def _difference(node: NodeProto, opset: int, newest: int, types: Types) -> str:
     new, old = schema(node.op_type, opset, ""), schema(node.op_type, newest, "")
     if new is None:
-        return ""  # the error comes when it is traced
+        return ""  # the error is raised when it is traced
     if old is None or old.deprecated:
         return f"opset {newest} has no operator {node.op_type}"
     if new.since_version == old.since_version:
@@ -199,7 +199,7 @@ def _in_places(
     new: Sequence[Schema.FormalParameter],
     old: Sequence[Schema.FormalParameter],
 ) -> str:
-    """Whether inputs, or outputs, have other names in the older operator."""
+    """Why inputs or outputs do not fit the older operator."""
     for k, name in enumerate(names):
         if not name:
             continue
@@ -211,7 +211,7 @@ def _in_places(
 
 
 def _in_types(node: NodeProto, old: Schema, types: Types) -> str:
-    """Whether the older operator does not accept the types of the tensors, or not together."""
+    """Why the older operator does not accept the types of the tensors."""
     bound: dict[str, int] = {}
     for names, formals in ((node.input, old.inputs), (node.output, old.outputs)):
         for k, name in enumerate(names):
@@ -279,7 +279,7 @@ def _always(node: NodeProto, types: Types) -> bool:
     return True
 
 
-# Operators whose meaning changed with an opset while inputs, outputs and attributes did not.
+# Operators whose meaning changed in an opset, with the same inputs, outputs and attributes.
 _CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
     "AveragePool": (22, _rounds_up),
     "GroupNormalization": (21, _always),
@@ -288,7 +288,7 @@ _CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
     "Mod": (28, _floored),
 }
 
-# Function bodies of operators that the standard defines in words only.
+# Function bodies of operators that the standard defines only in text.
 _BODIES: Mapping[str, str] = {
     # The remainder of truncation, plus B where its sign is not that of B.
     "Mod": """

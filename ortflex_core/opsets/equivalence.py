@@ -1,4 +1,4 @@
-"""Whether two models compute the same: both are run on the same random inputs."""
+"""A test whether two models compute the same: both are run on the same random inputs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ortflex_core.opsets import downgrade
 from ortflex_core.runtime.session import error_reason, session_options
 from ortflex_core.types import Array, TensorSpec, shape_text
 
-# Sizes for symbolic dimensions, tried in turn: not every graph takes every size.
+# Sizes for symbolic dimensions, tried in turn, because a graph may not accept every size.
 _SIZES = (5, 8, 16, 32, 64, 1)
 _MOST = 2**26
-"""The most elements that are generated for all inputs together."""
+"""The largest number of elements generated for all inputs together."""
 
 
 def random_inputs(

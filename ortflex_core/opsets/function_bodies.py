@@ -1,4 +1,4 @@
-"""Operators in terms of simpler ones: the function bodies of the standard, and layouts without a kernel.
+"""Operators as simpler ones: function bodies of the standard, and replacements of layouts without a kernel.
 
 A body replaces its operator if the installed runtime has no kernel for it, so that every backend
 can train it, or if no gradient rule fits. The exported file keeps the node.
@@ -28,12 +28,12 @@ DOMAINS = frozenset({"", "ai.onnx", _PREVIEW})
 
 
 def body_of(node: NodeProto, opset: int, types: Sequence[TypeProto | None]) -> FunctionProto | None:
-    """The operators that compute a standard node, or None if the standard does not give them.
+    """The operators that compute a standard node, or None if the standard does not define them.
 
     Args:
         node: the node to expand.
         opset: the version of the standard operators of its graph.
-        types: the types of its inputs, None for one that is left out.
+        types: the types of its inputs, None for omitted ones.
 
     Returns:
         A function of that opset, with the attributes of the node put in their places.

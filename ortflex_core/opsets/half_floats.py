@@ -1,9 +1,9 @@
 """Models with float16 or bfloat16 tensors, raised internally to float32.
 
-The gradient of a float16 weight is smaller than float16 can hold sooner than the weight stops to learn, and
-no runtime on a CPU has bfloat16 arithmetic. So such a file is trained in float32: its weights are read
-into float32 masters, its arithmetic is done in float32, and the export rounds the masters to the type of
-the file. What is computed in a shorter type on purpose is the argument ``precision``.
+The gradient of a float16 weight underflows before the training has converged, and no runtime has
+bfloat16 arithmetic on a CPU. So such a file is trained in float32: its weights are converted to
+float32 master weights, its arithmetic is done in float32, and the export rounds the master weights
+to the type of the file. The argument ``precision`` selects computation in a shorter type.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _TYPE_ATTRIBUTES = frozenset(
 
 
 def half_types(model: ModelProto) -> list[int]:
-    """The types among float16 and bfloat16 that initializers, constants and Casts have.
+    """The types among float16 and bfloat16 of initializers, constants and Casts.
 
-    A Cast of a float32 file that only rounds, since all that read it cast it back, does not count.
+    A Cast of a float32 file that only rounds, because all its readers cast it back, does not count.
     """
     found: set[int] = set()
     for graph in _graphs(model.graph):
@@ -43,9 +43,10 @@ def half_types(model: ModelProto) -> list[int]:
 
 
 def raise_to_float32(model: ModelProto, types: Sequence[int]) -> ModelProto:
-    """A copy with float32 in the place of half types: tensors, Casts, inputs, outputs; itself without any.
+    """A copy with float32 in place of half types: tensors, Casts, inputs and outputs.
 
-    Functions are inlined already. Values of a half type are float32 values, so that no weight changes.
+    It is the same object if there are no such types. Functions are already inlined. Values of a
+    half type are float32 values, so no weight changes.
     """
     if not types:
         return model
@@ -86,7 +87,7 @@ def raised_array(array: Array, dtype: int, types: Sequence[int]) -> Array:
 
 
 def rounded(array: Array, dtype: int, name: str) -> Array:
-    """Values in the type that a file has for them, rounded to nearest.
+    """Values in their type in the file, rounded to nearest.
 
     Raises:
         ModelError: a finite value is larger than the type can hold.
@@ -114,7 +115,7 @@ def in_file_type(model: ModelProto, types: Sequence[int], name: str, array: Arra
 
 
 def note(types: Iterable[int]) -> str:
-    """What is done with a file that has such types, in one line; "" for none."""
+    """A line about the conversion of a file with such types; "" for other files."""
     names = " and ".join(dtype_name(t) for t in types)
     if not names:
         return ""
@@ -124,8 +125,8 @@ def note(types: Iterable[int]) -> str:
 def _roundings(model: ModelProto) -> set[str]:
     """The outputs of Casts to a half type in a float32 file that only Casts to other types read.
 
-    Such a pair of Casts is there to round. In a file of a half type a converter puts them at the
-    borders of operators that it leaves in float32.
+    Such a pair of Casts serves to round. In a file of a half type, a converter inserts them at the
+    borders of operators that it keeps in float32.
     """
     graphs = list(_graphs(model.graph))
     readers: dict[str, list[NodeProto]] = {}

@@ -1,4 +1,4 @@
-"""Which operators the installed onnxruntime computes, and what replaces the others."""
+"""The operators that the installed onnxruntime computes, and replacements of the others."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import error_reason, session_options
 
 _NEW = 18
-"""Operators that are older than this opset have a kernel in every runtime that ortflex runs on."""
+"""Operators that are older than this opset have a kernel in all supported runtimes."""
 _DOMAIN = "ortflex.body"
 _LAYOUT = frozenset({"RNN", "GRU", "LSTM"})
 
 
 def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
-    """The model with simpler operators in place of those that the installed runtime has no kernel for.
+    """The model with simpler operators in place of those without a kernel in the installed runtime.
 
     Args:
-        model: local functions are inlined already.
+        model: local functions are already inlined.
 
     Returns:
         The model (the given one if nothing has to be replaced), and for each replaced node, by the
@@ -121,7 +121,7 @@ def _type_of(tensor: onnx.TensorProto) -> TypeProto:
 
 
 def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> str:
-    """Why the installed runtime does not compute a node; empty if it does."""
+    """The reason why the installed runtime cannot compute a node; empty if it can."""
     preview = node.domain not in ("", "ai.onnx")
     if not preview and schema(node.op_type, written, "") is None:
         return f"the installed onnxruntime reads opset {written}, which does not have it yet"
@@ -151,8 +151,8 @@ def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> st
 def _otherwise(node: NodeProto) -> bool:
     """Forms that runtimes up to 1.31.1 are known to compute differently.
 
-    They start a causal mask after past keys at the first of these, they refuse a mask shorter than
-    the keys together with nonpad_kv_seqlen, and 1.23 adds the mask before the softcap.
+    They start a causal mask after past keys at the first of these keys, they refuse a mask shorter
+    than the keys together with nonpad_kv_seqlen, and 1.23 adds the mask before the softcap.
     """
     if node.op_type != "Attention":
         return False
@@ -193,7 +193,7 @@ def deviations(model: ModelProto) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _trial(model: bytes) -> str:
-    """Why onnxruntime does not open a model; empty if it does."""
+    """The reason why onnxruntime cannot open a model; empty if it can."""
     import onnxruntime
 
     options = session_options(1)

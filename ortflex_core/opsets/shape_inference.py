@@ -1,4 +1,4 @@
-"""Types and shapes of a file's tensors, as onnx infers them."""
+"""Inference of the types and shapes of a file's tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflex_core.types import Shape, TensorSpec
 def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
     """Types and shapes of all values; the name of the batch dimension is propagated if possible.
 
-    An unnamed first dimension of an input is taken for the batch; declared output shapes are
+    An unnamed first dimension of an input is assumed to be the batch; declared output shapes are
     ignored, because an anonymous dimension there would hide the name.
 
     Raises:
@@ -49,7 +49,7 @@ def inferred(proto: ModelProto, label: str) -> dict[str, TensorSpec]:
 
 
 def sized(proto: ModelProto, size: int) -> list[TensorSpec]:
-    """Types and shapes of all values, subgraphs included, with every open size set to ``size``.
+    """Types and shapes of all values, subgraphs included, with every unknown size set to ``size``.
 
     Empty if the model cannot have that size.
     """
@@ -85,7 +85,7 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _infer_strictly(bare: ModelProto) -> ModelProto:
-    """Shape inference that refuses inconsistent shapes, over which older runtimes end the process.
+    """Shape inference that refuses inconsistent shapes, which crash older runtimes.
 
     It accepts unknown types after undeclared operators, and ignores the file's annotations of inner
     tensors, which may be wrong.

@@ -1,4 +1,4 @@
-"""Models of old opsets, converted internally to one that the gradient rules cover."""
+"""Internal conversion of models with old opsets to one that the gradient rules cover."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def upgrade_opset(
     """The model at opset 17, tested on random inputs to compute the same.
 
     Args:
-        model: functions are inlined already.
-        label: what messages call it.
-        opset: the model's own, less than 13.
+        model: functions are already inlined.
+        label: its name in messages.
+        opset: that of the model, less than 13.
         large: tensors that are inputs because they do not fit into the graph.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which initializers are trained, and why; their first values.
+"""Which initializers are trained, and why; their initial values.
 
 Owns: the choice of parameters from evidence, and the reason of every choice.
 

@@ -17,10 +17,10 @@ _NEIGHBOURS = frozenset({"Scan", "TopK", "CDist"})
 
 
 def ways_out(nodes: Sequence[NodeProto]) -> str:
-    """Which operators hold the fitted numbers of a model without parameters, and what can be done.
+    """The operators with the fitted numbers of a model without parameters, and advice.
 
     Args:
-        nodes: those that lead to what the loss sees.
+        nodes: those before the tensors of the loss.
 
     Returns:
         Part of a sentence; empty if no such operator is among the nodes.
@@ -30,9 +30,10 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
     plain = [n for n in nodes if n.op_type == "LinearClassifier" and not _transformed(n)]
     if plain:
         return (
-            "the weights of LinearClassifier are attributes, which cannot be trained, and skl2onnx has "
-            "no other form of it (such as LinearSVC, RidgeClassifier): fit LogisticRegression, "
-            "or SGDClassifier, which has the loss of LinearSVC"
+            "the weights of LinearClassifier are attributes, which cannot be trained, and "
+            "skl2onnx cannot convert models such as LinearSVC and RidgeClassifier to other "
+            "operators: fit LogisticRegression, or SGDClassifier, which has the same loss as "
+            "LinearSVC"
         )
     if linear := sorted(own & _LINEAR):
         return (
@@ -41,8 +42,8 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
         )
     if trees := sorted(own & _TREES):
         return (
-            f"the thresholds and leaves of {', '.join(trees)} are attributes, and no gradient leads to "
-            f"them: {_NETWORK}"
+            f"the thresholds and leaves of {', '.join(trees)} are attributes, which no gradient "
+            f"reaches: {_NETWORK}"
         )
     if vectors := sorted(own & _VECTORS):
         return (
@@ -58,7 +59,7 @@ def ways_out(nodes: Sequence[NodeProto]) -> str:
 
 
 def _transformed(node: NodeProto) -> bool:
-    """Whether the scores of a linear model become probabilities."""
+    """Whether a linear model converts its scores to probabilities."""
     kinds = [a.s for a in node.attribute if a.name == "post_transform"]
     return bool(kinds) and kinds[0] not in (b"", b"NONE")
 

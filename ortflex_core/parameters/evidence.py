@@ -1,6 +1,6 @@
 """The evidence that an initializer is a weight or a constant: one table of points, which are summed.
 
-An initializer is trained where the sum is above 0. Each piece of evidence has a name, its points and
+An initializer is trained if the sum is above 0. Each piece of evidence has a name, its points and
 the words that ``ortflex check`` prints for it.
 """
 
@@ -17,7 +17,7 @@ from onnx import ModelProto
 from ortflex_core.types import Array
 
 POINTS: Mapping[str, int] = {
-    # The file says so: torch's newer exporter records the kind of each tensor.
+    # From the file: torch's newer exporter records the kind of each tensor.
     "parameter": 12,
     "buffer": -12,
     "frozen": -12,
@@ -48,7 +48,7 @@ POINTS: Mapping[str, int] = {
     "sines": -20,
     "mask": -20,
 }
-"""The points of each piece of evidence; positive ones speak for a weight."""
+"""The points of each piece of evidence; positive ones indicate a weight."""
 
 Kind = Literal["parameter", "buffer", "state", "frozen", "made up", ""]
 
@@ -93,7 +93,7 @@ class Fact:
 
 
 def kinds(proto: ModelProto) -> dict[str, Kind]:
-    """The kind of each initializer, where the exporter recorded it.
+    """The kind of each initializer, if the exporter recorded it.
 
     torch's newer exporter writes the kind of every tensor; its older one names parameters and
     buffers after their modules, and computed tensors by a number.
@@ -124,7 +124,7 @@ def kinds(proto: ModelProto) -> dict[str, Kind]:
 def frozen(kinds: Mapping[str, Kind], moving: Collection[str]) -> dict[str, Kind]:
     """Scale and bias of normalizations with constant running statistics, computed by Add and Mul.
 
-    Such as torchvision's FrozenBatchNorm2d: all four tensors are buffers there.
+    An example is torchvision's FrozenBatchNorm2d, where all four tensors are buffers.
     """
     still = [n for n in kinds if n.endswith(".running_mean") and n not in moving]
     prefixes = {n.removesuffix("running_mean") for n in still}
@@ -153,7 +153,7 @@ def of_values(array: Array) -> Iterator[Fact]:
     """The evidence of values: masks, tables of sines, steps and repetitions are rarely weights."""
     low, high = array.min(), array.max()
     if np.isnan(low):
-        return  # a broken weight, which the training reports; masks are infinite
+        return  # a broken weight, which the training reports; masks may be infinite
     if np.isinf(low) or np.isinf(high) or (low <= _MASKED and high <= 0):
         yield Fact("mask", "its values are those of a mask")
         return
@@ -193,7 +193,8 @@ def _regular(values: Array) -> bool:
 def _sines(array: Array) -> bool:
     """Whether each row consists of pairs sin, cos, in any order: Σ x² is half its length.
 
-    Or of sines or cosines alone: those of rotary positions occur twice, cosines begin with a row of 1.
+    Rows of only sines or only cosines also count: those of rotary positions occur twice, cosines
+    begin with a row of 1.
     """
     if array.ndim < 2 or array.shape[-1] < 4 or array.size // array.shape[-1] < 2:
         return False

@@ -38,14 +38,14 @@ def reinitialize(
         seed: of the random generator; a parameter's values do not depend on the other parameters.
 
     Raises:
-        ModelError: a pattern fits no trained parameter.
+        ModelError: a pattern matches no trained parameter.
 
     Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural
     networks" (2010), eq. 16.
     """
     if which is False or which is None:
         return {}
-    # The tensors of adapters have first values of their own.
+    # The tensors of adapters have their own initial values.
     trained = [c for c in choices if c.trained and c.name not in model.attached]
     names = [c.name for c in trained]
     patterns = ["*"] if which is True else [which] if isinstance(which, str) else list(which)

@@ -1,4 +1,4 @@
-"""Which axes of a weight belong to its outputs, by the products that read it."""
+"""The axes of a weight that belong to its outputs, from the products that read it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def output_axes(model: Model, names: Iterable[str]) -> dict[str, Axes]:
     """The axes of outputs of the weights of matrix products, convolutions and recurrent layers.
 
     Sums run over the other axes. Axes of a stack of matrices, and of the directions of a recurrent
-    layer, count as axes of outputs. A weight that is read otherwise, or in two ways, is left out.
+    layer, count as axes of outputs. A weight that other operators read, or that is read in two
+    ways, is omitted.
     """
     ranks = {name: len(model.initializers[name].shape or ()) for name in names}
-    # Tensors that are weights in another order of axes: which axis of the weight each one is.
+    # Tensors that are weights in another order of axes: the axis of the weight for each of their
+    # axes.
     origins = {name: (name, tuple(range(rank))) for name, rank in ranks.items() if rank > 1}
     found: dict[str, set[Axes]] = {}
     for node in model.internal.graph.node:
@@ -43,7 +45,7 @@ def output_axes(model: Model, names: Iterable[str]) -> dict[str, Axes]:
 
 
 def _kept(node: NodeProto, place: int, rank: int) -> Iterator[Axes]:
-    """The axes that a node's output has, of the weight at a place of its inputs; none if unknown."""
+    """The axes of a weight that a node's output keeps, by the weight's input position; none if unknown."""
     operator = node.op_type
     if operator == "MatMul" and place < 2:
         summed = rank - 1 if place == 0 else rank - 2

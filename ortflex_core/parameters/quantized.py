@@ -22,8 +22,8 @@ _STANDARD = ("", "ai.onnx")
 def quantized(model: Model, nodes: Iterable[NodeProto]) -> dict[str, str]:
     """The float initializers that are scales or zero points of quantized weights, and the reason.
 
-    Those of DequantizeLinear after an initializer of whole numbers, those that decompositions name, and
-    the scales that are multiplied with a scale of DynamicQuantizeLinear.
+    These are: those of a DequantizeLinear after an integer initializer, those that decompositions
+    name, and the scales that are multiplied by a scale of DynamicQuantizeLinear.
     """
     out = dict(model.decomposed.frozen)
     scales: set[str] = set()
@@ -41,13 +41,13 @@ def quantized(model: Model, nodes: Iterable[NodeProto]) -> dict[str, str]:
 
 
 def is_weight(model: Model, name: str) -> bool:
-    """Whether an initializer has the whole numbers of a quantized weight."""
+    """Whether an initializer has the integers of a quantized weight."""
     spec = model.initializers.get(name)
     return spec is not None and spec.dtype in WHOLE and spec.shape not in ((), (1,))
 
 
 def way_out(model: Model, nodes: Iterable[NodeProto]) -> str:
-    """What to do where every weight is quantized; empty where none is."""
+    """Advice for a model whose weights are all quantized; empty if none is."""
     nodes = list(nodes)
     if not any(is_weight(model, name) for node in nodes for name in node.input):
         return ""

@@ -1,4 +1,4 @@
-"""Which initializers of a model are parameters, and which of them the user wants to train."""
+"""The initializers of a model that are parameters, and the user's selection among them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Choice:
     operator: str = ""
     place: int = -1
     sort: str = "constant"
-    """What it is if it is not trained, in a few words, for counting."""
+    """The sort of a tensor that is not trained, for counting."""
 
 
 def choose_parameters(
@@ -64,7 +64,8 @@ def choose_parameters(
             and ``"!glob"`` to leave out; a list of exclusions only starts from all.
 
     Raises:
-        ModelError: a name fits nothing or is not a float initializer; no parameter is left to train.
+        ModelError: a name matches nothing or is not a float initializer; no parameter is left to
+            train.
     """
     nodes = model.ancestors(outputs)
     found = _by_evidence(model, nodes, outputs)
@@ -82,10 +83,10 @@ def choose_parameters(
 
 
 def shared(readers: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, ...]]:
-    """The parameters that several nodes read, and which: each trains as one.
+    """The parameters that several nodes read, with these nodes; each is trained as one parameter.
 
-    Exporters merge tensors of equal values, such as the ones and zeros that the scales and biases of a
-    new network begin with.
+    Exporters merge tensors with equal values, such as the initial ones and zeros of scales and
+    biases.
 
     Args:
         readers: each node's label and the parameters that it reads.
@@ -146,7 +147,7 @@ def _judge(
         why = "running statistics, which training updates without a gradient"
         return Choice(name, False, why, sort="running statistic")
     if not uses.found:
-        return Choice(name, False, "no gradient comes to it", sort="without a gradient")
+        return Choice(name, False, "no gradient reaches it", sort="without a gradient")
     best = max(uses.found, key=lambda use: POINTS[use.kind])
     facts = [Fact(best.kind, _PLACES[best.kind].format(best.where))]
     facts += evidence.of_name(name, kind)
@@ -156,7 +157,7 @@ def _judge(
         facts.append(Fact("single", f"a single number in {best.where}"))
     facts += values
     if uses.turned:
-        facts.append(Fact("turned", "a sine or cosine is taken of it"))
+        facts.append(Fact("turned", "it is the argument of a sine or cosine"))
     if kind == "state" and any(f.name == "regular" for f in values):  # such as a kernel that blurs
         facts.append(Fact("state of steps", "its values are steps or repeat"))
     if uses.computed and not kind:  # as in the formulas of scikit-learn's estimators
@@ -164,7 +165,7 @@ def _judge(
     if kind == "made up" and best.operator in _FILLED and any(f.name == "equal" for f in values):
         facts.append(Fact("filler", f"{best.operator} requires one"))
     trained = sum(fact.points for fact in facts) > 0
-    # Of the evidence for the decision: the place, and the strongest other piece.
+    # The evidence for the decision: the place, and the strongest other piece.
     place, *others = facts
     reasons = [place, *sorted(others, key=lambda f: -abs(f.points))]
     reasons = [f for f in reasons if (f.points > 0) == trained]
@@ -174,7 +175,7 @@ def _judge(
 
 
 def _may_be_single(model: Model, use: Use, rank: int) -> bool:
-    """Whether one number can be a weight in this place: the bias of one channel, a 1×1 matrix."""
+    """Whether a single number can be a weight here: the bias of one channel, a 1×1 matrix."""
     if use.kind == "product":
         of_one = use.operator in BIASED and (use.place == 2 or rank > 1)
         return bool(rank) and (of_one or use.operator == "PRelu")
@@ -219,7 +220,7 @@ def _by_name(
                 )
             matches = [pattern]
         else:
-            # A glob matches what is trained by default; a constant is chosen by its full name only.
+            # A glob matches tensors that are trained by default; a constant needs its full name.
             pool = [n for n, c in found.items() if c.trained]
             matches = fnmatch.filter(pool, pattern)
         if not matches:
@@ -249,7 +250,7 @@ def _with_adapters(
     found: dict[str, Choice],
     params: str | Iterable[str] | None,
 ) -> list[Choice]:
-    """Of a model with adapters these alone are trained, and what ``params`` names besides."""
+    """In a model with adapters, only these are trained, and the tensors that ``params`` names."""
     trained = dict(model.attached)
     others = {
         n: attrs.evolve(
@@ -289,20 +290,20 @@ def matching(
     what: str,
     apart: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Which pattern each name falls under; a full name wins over a glob, an earlier over a later.
+    """The pattern that each name matches; a full name precedes a glob, an earlier pattern a later one.
 
-    Without any name the caller raises another error. ``apart`` has the reasons why parameters are
+    Without names the caller raises another error. ``apart`` has the reasons why parameters are
     not among the names.
 
     Raises:
-        ModelError: a pattern fits no name.
+        ModelError: a pattern matches no name.
     """
     out: dict[str, str] = {}
     for pattern in () if not names else sorted(patterns, key=lambda p: p not in names):
         hits = [pattern] if pattern in names else fnmatch.filter(names, pattern)
         others = [] if hits else fnmatch.filter(apart or (), pattern)
         if apart and others:
-            raise ModelError(f"{what}: {pattern!r} fits {others[0]!r}, which {apart[others[0]]}")
+            raise ModelError(f"{what}: {pattern!r} matches {others[0]!r}, which {apart[others[0]]}")
         if not hits:
             raise ModelError(
                 f"{what}: no trained parameter matches {pattern!r}; {suggest(pattern, names)}"

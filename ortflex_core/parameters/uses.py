@@ -1,8 +1,8 @@
-"""Where the initializers of a model are used: the operators at which each one meets the data.
+"""The uses of a model's initializers: the operators at which each one is combined with the data.
 
-Values computed from initializers alone are followed: reshapes and slices, the ``1 + w`` of a scale,
-normalized and standardized weights, tokens that are expanded to a batch. A use is the node at which
-such a value meets something that depends on the data; sizes of tensors do not count as data.
+Values computed only from initializers are followed: reshapes and slices, the ``1 + w`` of a scale,
+normalized and standardized weights, tokens that are expanded to a batch. A use is a node that
+combines such a value with a value that depends on the data; sizes of tensors do not count as data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ortflex_core.parameters import quantized
 
 FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
-# Input places of weights: such a place alone makes an initializer a parameter.
+# Input positions of weights: an initializer at such a position is a parameter.
 PRODUCT: Mapping[str, tuple[int, ...]] = {
     "MatMul": (0, 1),
     "Gemm": (0, 1, 2),
@@ -40,11 +40,12 @@ PRODUCT: Mapping[str, tuple[int, ...]] = {
     "RMSNormalization": (1,),
     "PRelu": (1,),
 }
-# Products whose input 2 is a bias, and after which an added vector of channels is a bias.
+# Products whose input 2 is a bias; a vector of channels that is added to their output is a bias,
+# too.
 BIASED = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
 _PICKED = frozenset({"Gather", "GatherElements", "GatherND"})
 _JOINED = frozenset({"Concat", "Where", "Expand", "Tile", "ScatterND", "ScatterElements"})
-# Input places of settings: an epsilon, bounds, sizes, statistics.
+# Input positions of settings: an epsilon, bounds, sizes, statistics.
 _SETTINGS: Mapping[str, tuple[int, ...]] = {
     "BatchNormalization": (3, 4),
     "Clip": (1, 2),
@@ -63,9 +64,9 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
     "TopK": (1,),
 }
 _SIZES = frozenset({"Shape", "Size"})
-# Integers that stand for real numbers: a gradient passes straight through.
+# Integers that represent real numbers: a gradient passes straight through.
 _ROUNDED = frozenset({"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
-# Products of whole numbers, and the places of their weights.
+# Products of integers, and the input positions of their weights.
 _INTEGER: Mapping[str, tuple[int, ...]] = {"MatMulInteger": (0, 1), "ConvInteger": (1,)}
 _ANGLES = frozenset({"Sin", "Cos"})
 # Operators that move or convert values.
@@ -78,7 +79,7 @@ _MOVES = frozenset(
 
 @attrs.frozen
 class Use:
-    """One place where an initializer, or what is computed from it, meets the data.
+    """A node that combines an initializer, or a value computed from it, with the data.
 
     ``kind`` is "product", "bias" (an addend or factor after a product), "early" (one before any
     product), "joined" (concatenated with data), "shift" (Sub or Div), "setting", or "other".
@@ -93,7 +94,7 @@ class Use:
 
     @property
     def where(self) -> str:
-        """The node, in words."""
+        """The node, for messages."""
         name = self.node.name
         return f"{self.operator} {name!r}" if name else self.operator
 
@@ -104,11 +105,11 @@ class Uses:
 
     found: list[Use] = attrs.field(factory=list)
     turned: bool = False
-    """Whether a sine or cosine is taken of it before it meets the data."""
+    """Whether it is the argument of a sine or cosine before it is combined with the data."""
     computed: bool = False
-    """Whether arithmetic of constants alone stands before the data."""
+    """Whether it passes through arithmetic of constants before the data."""
     moves: bool = False
-    """Whether the running statistics of a BatchNormalization are kept in it."""
+    """Whether it has the running statistics of a BatchNormalization."""
 
 
 def find_uses(
@@ -124,9 +125,9 @@ def find_uses(
     Args:
         model: the model.
         nodes: those before the outputs.
-        outputs: what the losses see.
-        learns: whether an initializer of a product is a weight by the uses found so far: what is
-            added to that product is a bias then.
+        outputs: the tensors of the losses.
+        learns: whether an initializer of a product is a weight by the uses found so far; a vector
+            added to that product is then a bias.
     """
     flat = list(_with_subgraphs(nodes))
     return _Walk(model, flat, _differentiable(model, flat, outputs), learns).run()
@@ -180,10 +181,11 @@ class _Walk:
     ) -> None:
         self.model, self.flat, self.leading, self.learns = model, flat, leading, learns
         floats = [n for n, s in model.initializers.items() if s.dtype in FLOATS]
-        # What each tensor without data in it is computed from.
+        # The initializers from which each tensor without data is computed.
         self.sources: dict[str, tuple[str, ...]] = {n: (n,) for n in floats}
         self.still: set[str] = set(model.initializers)
-        # What is computed from quantized weights alone: a product with it is one with a weight.
+        # Values computed only from quantized weights: a product with such a value is a product with
+        # a weight.
         self.whole = {n for n in model.initializers if quantized.is_weight(model, n)}
         self.learned: set[str] = set()
         self.uses = {n: Uses() for n in floats}
@@ -202,7 +204,7 @@ class _Walk:
         return {n: u for n, u in self.uses.items() if n in self.read}
 
     def _follow(self, node: NodeProto) -> None:
-        """A node of constants alone."""
+        """A node whose inputs are all constants."""
         self.still.update(o for o in node.output if o)
         if self.whole.intersection(node.input):
             self.whole.update(o for o in node.output if o)

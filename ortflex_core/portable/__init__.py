@@ -1,11 +1,12 @@
-"""A training step as files that any onnxruntime runs, and the way back of what was trained there.
+"""A training step as files that any onnxruntime runs, and the application of its state to a model.
 
 Owns: the portable step (graphs without host scalars, manifest, state file) and the application of a
 state to a model.
 
 May import: feed and the packages before it.
 
-Add here: another form of the same step. What a step computes is in :mod:`ortflex_core.programs`.
+Add here: another form of the same step. The computation of a step is in
+:mod:`ortflex_core.programs`.
 """
 
 from ortflex_core.portable.export import export_step

@@ -1,7 +1,7 @@
-"""One ONNX graph made of several programs, whose values are joined by name.
+"""Assembly of several programs into one ONNX graph, connected by names.
 
-The nodes of a program are copied as they are: what :mod:`ortflex_core.programs` built and optimized
-keeps its operators, their order and so its bits.
+The nodes of a program are copied unchanged, so the optimized programs keep their operators, their
+order and the bits of their results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ortflex_core.types import Shape, TensorSpec
 class Entry:
     """An input, an output or both, of a graph: a tensor of state has the names of its old and new value.
 
-    ``default`` is the value of an input that need not be given.
+    ``default`` is the value of an optional input.
     """
 
     port: Port
@@ -57,7 +57,7 @@ class Assembly:
         return self.inputs[port].name
 
     def name(self, wanted: str) -> str:
-        """A name that nothing else has, from now on."""
+        """Reserve a unique name."""
         return fresh_name(wanted, self._taken)
 
     def constant(self, value: Any, dtype: Any = np.float64) -> str:
@@ -118,9 +118,9 @@ class Assembly:
         *,
         reserved: bool = False,
     ) -> str:
-        """Make a tensor an output; returns its name, which is ``wanted`` where nothing else has it.
+        """Make a tensor an output; returns its name, which is ``wanted`` if it is free.
 
-        With ``reserved`` the name is one that :meth:`name` has given.
+        With ``reserved`` the name is one that :meth:`name` has returned.
         """
         name = tensor
         known = {o.name for o in self.graph.output} | {i.name for i in self.graph.input}
@@ -137,7 +137,7 @@ class Assembly:
 
         Args:
             order: the names of the inputs.
-            defaults: the value of each input that need not be given, for all of its elements.
+            defaults: the value of each optional input, for all of its elements.
         """
         graph = GraphProto()
         graph.CopyFrom(self.graph)

@@ -1,4 +1,4 @@
-"""The folder of a portable step, written at once or not at all."""
+"""Atomic writing of the folder of a portable step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OF_SYSTEMS = (".DS_Store", "Thumbs.db", "desktop.ini")
 
 @attrs.frozen(kw_only=True)
 class Content:
-    """What an export needs of a training.
+    """The content of an export.
 
     Attributes:
         problem: what is trained.
@@ -47,7 +47,7 @@ class Content:
         rate: the learning rate of the next step.
         schedule: the settings of the schedule.
         classes: the names of classes; None if labels are indices.
-        missing: what the files cannot have.
+        missing: parts of the training that the files do not have.
     """
 
     problem: Problem
@@ -78,7 +78,7 @@ def export_step(
         optional_inputs: whether the graph has defaults of the rate and the hyperparameters.
 
     Raises:
-        ConfigError: a number of rows or steps that is none.
+        ConfigError: the number of rows or steps is invalid.
         GraphError: the step needs a fixed number of rows.
         OutputError: the folder has other files, or cannot be written to; nothing was changed.
     """
@@ -134,8 +134,8 @@ def _step_graph(
         if rows is not None:
             raise
         raise type(error)(
-            f"{error}. The graph was to take any number of rows; with a fixed number (rows=) all sizes "
-            "are known"
+            f"{error}. The graph was requested for any number of rows; with a fixed number "
+            "(rows=) all sizes are known"
         ) from error
 
 
@@ -170,11 +170,14 @@ def _manifest(
 
 
 def _too_large(arrays: Mapping[str, Array]) -> tuple[Missing, ...]:
-    """That the training information is left out, where the one message that it is would be too large."""
+    """The note that the training information is left out because it would exceed the size of a message."""
     size = sum(array.nbytes for array in arrays.values())
     if size <= model_file.HUGE:
         return ()
-    why = f"its tensors have {size / 2**30:.2f} GB, and a file with them inside holds 2 GB at most"
+    why = (
+        f"its tensors have {size / 2**30:.2f} GB, but a file that contains them can have at most "
+        "2 GB"
+    )
     instead = f"{STEP} with {state_file.NAME} is the same step"
     return (Missing(what="file", name=TRAINING, why=why, instead=instead),)
 
@@ -182,7 +185,7 @@ def _too_large(arrays: Mapping[str, Array]) -> tuple[Missing, ...]:
 def _write_graphs(
     folder: Path, graphs: Mapping[str, PortableGraph], arrays: Mapping[str, Array]
 ) -> None:
-    """Write the graphs; tensors of the model that both read are in one file where they are large."""
+    """Write the graphs; large tensors of the model that both read are in one file."""
     outside: dict[str, tuple[int, int]] = {}
     if sum(array.nbytes for array in arrays.values()) > model_file.HUGE:
         with open(folder / FROZEN, "wb") as out:
@@ -209,7 +212,7 @@ def _tensor(name: str, array: Array, place: tuple[int, int] | None) -> TensorPro
 
 
 def _foreign(folder: Path, partial: bool) -> str | None:
-    """What in a folder is not part of a portable step; None for a missing or empty folder."""
+    """The content of a folder that is not part of a portable step; None for a missing or empty folder."""
     try:
         if not stat.S_ISDIR(os.lstat(folder).st_mode):
             return "a file has that name"

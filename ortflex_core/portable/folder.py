@@ -1,4 +1,4 @@
-"""The folder of a portable step: its files, and what must hold between them."""
+"""The folder of a portable step: its files, and checks that they belong together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = (STEP, PREDICT, TRAINING, FROZEN, manifests.NAME, state_file.NAME)
 
 @attrs.frozen(kw_only=True)
 class PortableStep:
-    """A portable step that was read and whose files fit one another.
+    """A portable step that was read and whose files belong together.
 
     Attributes:
         folder: where its files are.
@@ -81,7 +81,7 @@ def _graph(path: Path) -> ModelProto:
 
 
 def check_state(state: State, manifest: Manifest) -> None:
-    """Compare the tensors of a state with those that a step takes.
+    """Compare the tensors of a state with the inputs of a step.
 
     Raises:
         CheckpointError: one is missing or unknown, or has another type or shape.
@@ -92,14 +92,14 @@ def check_state(state: State, manifest: Manifest) -> None:
             if name in state.tensors and state.tensors[name].role == "frozen":
                 continue
             raise CheckpointError(
-                f"{state.label!r} has the tensor {name!r}, which the step does not take; "
+                f"{state.label!r} has the tensor {name!r}, which is not an input of the step; "
                 f"{suggest(name, wanted)}"
             )
         item = wanted[name]
         if (array.dtype.name, tuple(array.shape)) != (item.dtype, item.shape):
             raise CheckpointError(
-                f"{state.label!r}: {name!r} is {array.dtype}{list(array.shape)}, the step takes "
-                f"{_text(item)}"
+                f"{state.label!r}: {name!r} is {array.dtype}{list(array.shape)}, but the step "
+                f"expects {_text(item)}"
             )
     if missing := [name for name in wanted if name not in state.arrays]:
         raise CheckpointError(
@@ -107,7 +107,7 @@ def check_state(state: State, manifest: Manifest) -> None:
             f"{suggest(missing[0], state.arrays)}"
         )
     if state.model != manifest.model:
-        raise CheckpointError(f"{state.label!r} belongs to another model than the manifest")
+        raise CheckpointError(f"{state.label!r} belongs to a different model than the manifest")
 
 
 def _text(item: Item) -> str:

@@ -1,7 +1,7 @@
 """``manifest.json``: the inputs and outputs of a portable step, for the program that runs it.
 
-Every entry is an input (``in``), an output (``out``), or a tensor of state with both names; ``role``
-and ``of`` say what it is for, as :class:`~ortflex_core.graph.ports.Port` does.
+Every entry is an input (``in``), an output (``out``), or a tensor of state with both names;
+``role`` and ``of`` have the meaning that they have in :class:`~ortflex_core.graph.ports.Port`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Item:
             rate, hyperparameter, loss, penalty or output.
         of: the column of the data, the parameter or the hyperparameter that it belongs to.
         slot: which of several, for example the name of an optimizer's slot.
-        batch: the number of its batch in the run, from 0; None for what is no column of the data.
+        batch: the number of its batch in the run, from 0; None if it is not a column of the data.
         dtype: the element type, as numpy names it.
-        shape: the sizes; a string where any size is possible.
-        default: the value of a rate or hyperparameter, a list where there is one for each step; it need
-            not be given where the graph has it as well. "inf" and "nan" are strings.
+        shape: the sizes; a string if any size is possible.
+        default: the value of a rate or hyperparameter, a list with one value per step if there are
+            several; it may be omitted if the graph has the default, too. "inf" and "nan" are
+            strings.
     """
 
     name: str | None
@@ -80,7 +81,7 @@ def _in_json(entry: Entry) -> float | str | tuple[float | str, ...] | None:
 
 @attrs.frozen(kw_only=True)
 class Missing:
-    """A part of the training that the step does not have: what, its name, why, and what to do."""
+    """A part of the training that the step does not have: its kind, its name, the reason, and advice."""
 
     what: str
     name: str
@@ -101,9 +102,9 @@ class Manifest:
         batches_per_run: the batches of one run.
         step: the inputs and outputs of ``step.onnx``.
         predict: those of ``predict.onnx``; its inputs of state have the names that they have in the step.
-        classes: the names of classes, whose places in this list are the labels of the graph.
+        classes: the names of classes; their positions in this list are the labels of the graph.
         schedule: of the training in Python, as its settings; the rate is an input of the step.
-        not_portable: what the step does not have.
+        not_portable: parts of the training that the step does not have.
     """
 
     format: Literal[1]
@@ -154,8 +155,8 @@ def read(path: Path) -> Manifest:
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         written = table.get("format") if isinstance(table, dict) else None
         raise CheckpointError(
-            f"{str(path)!r} has the format {written!r}, this version reads format {FORMAT}; it is "
-            "not the manifest of a portable step, or a newer ortflex wrote it"
+            f"{str(path)!r} has the format {written!r}, but this version reads format {FORMAT}; "
+            "it is not the manifest of a portable step, or a newer ortflex wrote it"
         )
     try:
         for part in ("step", "predict"):

@@ -1,8 +1,8 @@
 """Host scalars as nodes of a graph: the same arithmetic in float64, from inputs of rank 0.
 
-A program takes the values of host expressions from the host. In a portable step there is none: the
-rate, the hyperparameters and the number of finished steps are inputs, denominators are computed from
-the labels and weights of the batch, and the expressions are nodes.
+The host computes the host expressions of a program. A portable step has no host: the rate, the
+hyperparameters and the number of finished steps are inputs, denominators are computed from the
+labels and weights of the batch, and the expressions are nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Scalars:
     def _operator(self, expression: Host) -> str:
         places = [self.value(a) for a in expression.args]
         if expression.op == "Div" and expression.args[0] == 1.0:
-            # onnxruntime makes b/a of a product (1/a)·b, which has another last bit.
+            # onnxruntime replaces a product (1/a)·b by b/a, which differs in the last bit.
             return self._assembly.node("Reciprocal", places[1])
         return self._assembly.node(expression.op, *places)
 

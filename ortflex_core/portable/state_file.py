@@ -1,7 +1,7 @@
 """``state.safetensors``: the tensors that a step replaces, under the names of its inputs.
 
-The header's metadata say what each tensor is, so that the file alone can be applied to a model; a
-runner that writes the header back as it was keeps them.
+The metadata in the header describe each tensor, so the file alone can be applied to a model; a
+runner that writes the header back unchanged keeps them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY = "ortflex"
 
 @attrs.frozen(kw_only=True)
 class Tensor:
-    """What a tensor of state is: its role, and the tensor of the model that it belongs to."""
+    """The role of a tensor of state, and the tensor of the model that it belongs to."""
 
     role: str
     of: str | None = None
@@ -37,8 +37,8 @@ class State:
 
     Attributes:
         label: the file, for messages.
-        model: a hash of what the model computes; None if the file does not say it.
-        tensors: what each tensor is, by its name.
+        model: a hash of what the model computes; None if the file does not have it.
+        tensors: the roles of the tensors, by their names.
         arrays: the values.
         adapters: the settings of the adapters whose tensors are in the state.
         seed: of the training.
@@ -84,7 +84,8 @@ def read(path: Path) -> State:
     """Read a state file that this module or a runner wrote.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or its header has lost what its tensors are.
+        CheckpointError: the file is missing or damaged, or its header does not describe its
+            tensors.
     """
     from safetensors import safe_open
 
@@ -105,9 +106,9 @@ def read(path: Path) -> State:
         adapters, seed = list(table.get("adapters", ())), int(table.get("seed", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{str(path)!r} does not say what its tensors are: the metadata of its header lack "
-            f"{_KEY!r}. A runner has to write the header that it read back unchanged, as those "
-            "under docs/examples/portable do"
+            f"{str(path)!r} does not describe its tensors: the metadata of its header lack "
+            f"{_KEY!r}. A runner has to write back the header that it read, unchanged, as the "
+            "runners under docs/examples/portable do"
         ) from error
     return State(
         label=str(path),

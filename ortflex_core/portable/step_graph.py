@@ -1,8 +1,9 @@
-"""The graphs of a portable step: what the fused backend runs, with nothing left for the host to compute.
+"""The graphs of a portable step: those of the fused backend, without computations on the host.
 
 The tensors of a step are those of :func:`~ortflex_core.programs.step_program`, or, for a step of
-several batches, of the three programs that the fused backend runs one after the other. Here they get
-what the host gives them there: denominators, the number of the step, the rate and the hyperparameters.
+several batches, of the three programs that the fused backend runs one after the other. Here the
+graph also computes or reads the values that the host computes there: denominators, the number of
+the step, the rate and the hyperparameters.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ortflex_core.types import Shape, TensorSpec
 
 DOUBLE, INT64 = TensorProto.DOUBLE, TensorProto.INT64
 STATE: tuple[Role, ...] = ("parameter", "buffer", "slot", "average", "counter")
-"""The roles of what a step replaces by new values."""
+"""The roles of the values that a step updates."""
 COUNTER, RATE, LOSS, PENALTY = Port("counter"), Port("rate"), Port("loss"), Port("penalty")
 _ORDER = [*COLUMNS, *STATE, "rate", "hyperparameter"]
 
@@ -53,7 +54,7 @@ def step_graph(
         problem: what is trained.
         rate: the default of the learning rate.
         rows: of every batch; None for any number.
-        steps: how many.
+        steps: the number of steps.
         optional: whether the graph has defaults of the rate and the hyperparameters.
     """
     graph = _StepGraph(problem, rate, rows, steps)
@@ -88,7 +89,7 @@ def predict_graph(
 
 
 class _Graph:
-    """What both graphs need: programs whose inputs are found by their ports."""
+    """The base of both graphs: programs whose inputs are found by their ports."""
 
     def __init__(self, problem: Problem, name: str, rows: int | None) -> None:
         self.problem, self.rows = problem, rows
@@ -143,7 +144,7 @@ class _Graph:
         return self.assembly.node("Reshape", name, self.assembly.constant(shape, "int64"))
 
     def column(self, port: Port, spec: TensorSpec) -> str:
-        """The input for a column of a batch; the symbols of its sizes are its own."""
+        """The input for a column of a batch; its sizes have separate symbols."""
         place = f"@{port.step}.{port.batch}" if port.step or port.batch else ""
         shape: Shape = tuple(f"{d}{place}" if isinstance(d, str) else d for d in spec.shape or ())
         return self.assembly.input(port, port.label, spec.dtype, shape)
@@ -250,7 +251,7 @@ class _StepGraph(_Graph):
         return {**results, **buffers}, [self._added(losses)]
 
     def _sum(self, before: str, gradient: str) -> str:
-        """A sum that onnxruntime does not make a part of the matrix product that gives the gradient."""
+        """A sum that onnxruntime does not merge with the matrix product of the gradient."""
         negative = self.assembly.node("Neg", gradient, label="add")
         return self.assembly.node("Sub", before, negative, label="add")
 
@@ -287,7 +288,7 @@ class _StepGraph(_Graph):
         out = self.assembly.output(name, DOUBLE, shape, port.role, self._names[port], reserved=True)
         return Entry(port=port, name="", new=out, spec=TensorSpec(out, DOUBLE, shape))
 
-    # ------------------------------------------------------------------ what the host gives
+    # ------------------------------------------------------------------ values of the host
 
     def _counter(self) -> str:
         return self.assembly.input(COUNTER, "step", INT64, ())
@@ -350,14 +351,14 @@ class _StepGraph(_Graph):
         return self.assembly.input(port, str(port.of), DOUBLE, ())
 
     def _fixed(self, term: LossTerm) -> float | None:
-        """The denominator of a batch whose rows count alike, if all sizes are known."""
+        """The denominator of a batch whose rows have equal weights, if all sizes are known."""
         sizes = [size for size in term.samples[1:] if isinstance(size, int)]
         if self.rows is None or len(sizes) < len(term.samples) - 1:
             return None
         return float(self.rows * math.prod(sizes))
 
     def _denominator(self, k: int, j: int, term: LossTerm) -> str:
-        """Σ of what the rows of a batch add to the denominator."""
+        """The sum of the contributions of a batch's rows to the denominator."""
         node = self.assembly.node
         mask = self._masks[term.index]
         if mask is not None:
@@ -390,8 +391,8 @@ class _StepGraph(_Graph):
                 known = self._size(label, axes[size])
             else:
                 raise GraphError(
-                    f"the size {size!r} of the {term.loss.name} loss's values is in neither the model "
-                    "nor the labels; use reduction='sum'"
+                    f"the size {size!r} of the values of the {term.loss.name} loss is known "
+                    "neither from the model nor from the labels; use reduction='sum'"
                 )
             number = self.assembly.node("Mul", number, known)
         return number

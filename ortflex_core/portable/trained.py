@@ -1,4 +1,4 @@
-"""The way back: a model with the weights of a portable step's state."""
+"""Application of a portable step's state to a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ortflex_core.types import Array, TensorSpec, dtype_name, shape_text
 from ortflex_core.views.tracebacks import short_traceback
 
 _WEIGHTS = ("frozen", "parameter", "buffer", "average")
-"""The roles of what an export has; an average takes the place of its weight."""
+"""The roles of exported tensors; an average replaces its weight."""
 
 
 @short_traceback
@@ -35,14 +35,14 @@ def apply_state(
 
     Args:
         model: the file that was trained, or another with the same graph.
-        state: the ``state.safetensors`` that a runner wrote, or the folder of a portable step, whose
-            other files are checked, too.
+        state: the ``state.safetensors`` that a runner wrote, or the folder of a portable step,
+            whose other files are checked, too.
         path: where the model is written to, completely or not at all; by default nowhere.
-        strict: refuse a model that computes something else than the one that was exported.
-        plugins: where the adapters of the training are found; by default all plugins that are installed.
+        strict: refuse a model that computes something else than the exported one.
+        plugins: the plugins with the adapters of the training; by default the installed ones.
 
     Raises:
-        CheckpointError: the state is damaged, or is that of another model; names the tensor.
+        CheckpointError: the state is damaged, or belongs to a different model; names the tensor.
         ModelError: the model cannot be read.
         OutputError: the file cannot be written; an old one of that name is untouched.
 
@@ -59,9 +59,9 @@ def apply_state(
     weights = _weights(target, found)
     if strict and found.model != model_file.structure(target.proto):
         raise CheckpointError(
-            f"{found.label!r} was exported from another model than {target.label}: the names and shapes "
-            f"of its {len(weights)} tensors fit, but the graphs differ. Give the model that "
-            f"`ortflex export-step` read ({manifest.NAME} has its hash), or strict=False "
+            f"{found.label!r} was exported from a different model than {target.label}: the names "
+            f"and shapes of its {len(weights)} tensors fit, but the graphs differ. Give the model "
+            f"that `ortflex export-step` read ({manifest.NAME} has its hash), or strict=False "
             "(--no-strict) if you know that both compute the same"
         )
     return target.export(weights, path)
@@ -100,12 +100,12 @@ def _weights(model: Model, state: State) -> dict[str, Array]:
             spec = _spec(model, name)
             if spec is None:
                 raise CheckpointError(
-                    f"{state.label!r} is the state of another model: {model.label} has no tensor {name!r}; "
-                    f"{suggest(name, model.initializers)}"
+                    f"{state.label!r} is the state of a different model: {model.label} has no "
+                    f"tensor {name!r}; {suggest(name, model.initializers)}"
                 )
             if (dtype_name(spec.dtype), spec.shape) != (array.dtype.name, tuple(array.shape)):
                 raise CheckpointError(
-                    f"{state.label!r} is the state of another model: {name!r} is "
+                    f"{state.label!r} is the state of a different model: {name!r} is "
                     f"{array.dtype}{list(array.shape)}, in {model.label} it is "
                     f"{dtype_name(spec.dtype)}{shape_text(spec.shape)}"
                 )

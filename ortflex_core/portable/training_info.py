@@ -1,4 +1,4 @@
-"""The same step as ONNX's own ``TrainingInfoProto``: a model that carries how it is trained.
+"""The same step as ONNX's own ``TrainingInfoProto``: a model that contains its training step.
 
 By the standard, a training step is the graph of the model and the graph ``algorithm`` taken together;
 ``update_binding`` says which output replaces which initializer. So the algorithm shares the data and the
@@ -40,7 +40,7 @@ def training_info(
         graph.initializer.append(_tensor(value.name, arrays[value.name]))
     known = {name: inside for inside, name in predict.frozen.items()}
     graph.initializer.extend(_tensor(inside, arrays[name]) for name, inside in known.items())
-    # Of the values of a step only inputs and frozen weights are those of the model.
+    # Only the inputs and frozen weights of a step are shared with the model.
     names = {name: name for name in shared}
     names |= {inside: known[name] for inside, name in step.frozen.items() if name in known}
     own = _own_names(graph)
@@ -88,7 +88,7 @@ def _fill(
 
 
 def _own_names(graph: GraphProto) -> set[str]:
-    """The names of what a graph computes or has, and of its inputs."""
+    """The names of the values and inputs of a graph."""
     made = {output for node in graph.node for output in node.output if output}
     return made | {t.name for t in graph.initializer} | {v.name for v in graph.input}
 

@@ -1,4 +1,4 @@
-"""What is trained, symbolically: losses, penalties, groups of parameters and how they are updated.
+"""The training problem in symbolic form: losses, penalties, groups of parameters, and updates.
 
 Owns: the :class:`Problem`, which backends get.
 

@@ -99,7 +99,7 @@ def read(
         given: the tables of ``groups=``, already checked by :func:`table_problems`.
         choices: the parameters that are trained without groups.
         optimizer: the Trainer's optimizer, for parameters whose group has none.
-        plugins: where components are found.
+        plugins: the plugins with the components.
         penalty: the Trainer's penalty, for parameters whose group has none.
         constraint: one for all parameters, or ``{parameter glob: constraint}``.
         averaging: the mean of the weights during the training.
@@ -114,7 +114,7 @@ def read(
     frozen = {n for n, k in owner.items() if tables[k].get("frozen")}
     trained = [n for n in names if n not in frozen]
     if names and not trained:
-        found.extend(["groups: every parameter is frozen, so that nothing is left to train"])
+        found.extend(["groups: every parameter is frozen, so nothing is left to train"])
     first = min((_start(tables[owner[n]]) if n in owner else 0 for n in trained), default=0)
     if first:
         line = f"groups: no parameter is trained before epoch {first + 1}"
@@ -203,7 +203,7 @@ def _owners(
         for name in hits or ():
             owner.setdefault(name, k)
         if hits and k not in owner.values():
-            line = f"groups[{k}].params: an earlier group has {', '.join(hits)} already"
+            line = f"groups[{k}].params: an earlier group already has {', '.join(hits)}"
             found.extend([f"{line}; a parameter belongs to the first group that matches it"])
     return owner
 

@@ -1,4 +1,4 @@
-"""The hyperparameters of a component in a graph: host scalars that stand for them, and their values."""
+"""The hyperparameters of a component in a graph: host scalars that represent them, and their values."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ C = TypeVar("C", bound=Component)
 def symbolic(component: C, prefix: str = "") -> C:
     """Return a copy of a component whose hyperparameters are host scalars.
 
-    The formulas of the copy then compute with symbols, which :func:`hypers` gives values to. Validators
-    are not called, because a symbol has no value yet.
+    The formulas of the copy then compute with symbols, whose values :func:`hypers` returns.
+    Validators are not called, because a symbol has no value yet.
     """
     twin = object.__new__(type(component))
     symbols = {name: Host.symbol(_key(prefix, name)) for name in component.hyper_names()}

@@ -30,7 +30,7 @@ _LABEL = "label"
 
 @attrs.frozen(kw_only=True)
 class LossRequest:
-    """A loss as the user gave it, before the data are known."""
+    """A loss as the user specified it, before the data are known."""
 
     loss: Loss
     output: str
@@ -45,7 +45,7 @@ def loss_requests(model: Model, spec: Any, plugins: Plugins) -> list[LossRequest
     """Read ``loss=``: one component, ``{tensor: loss}``, or a list of tables.
 
     Raises:
-        ConfigError, PluginError, ModelError: with the path of what is wrong.
+        ConfigError, PluginError, ModelError: with the path of the wrong value.
     """
     items = loss_tables(spec)
     several = len(items) > 1
@@ -111,8 +111,9 @@ def _loss_request(
         seen, operator = where, None
     elif loss.scores == "raw" and operator is None and targets.are_shares(model, where):
         raise ModelError(
-            f"{path}: {loss.name} takes raw scores, but {where!r} has normalized scores, x / Σ x. For "
-            "two classes use a loss with on='probabilities'; for more, a loss on the tensor of the scores"
+            f"{path}: {loss.name} expects raw scores, but {where!r} has normalized scores, x / Σ "
+            "x. For two classes use a loss with on='probabilities'; for more, attach the loss to "
+            "the tensor of the scores"
         )
     return LossRequest(
         loss=loss,
@@ -169,7 +170,7 @@ def bind_terms(
     labels: Mapping[str, TensorSpec],
     weights: Mapping[str, TensorSpec],
 ) -> tuple[LossTerm, ...]:
-    """Fix types and shapes of labels and weights, now that data are known.
+    """Determine types and shapes of labels and weights, once data are known.
 
     Raises:
         DataError: labels are missing, of other names, or do not fit the loss.
@@ -206,7 +207,7 @@ def bind_terms(
             weight = TensorSpec(columns.name("weights", name), predicted.dtype, shape)
         elif request.weight is not None:
             raise DataError(
-                f"the {request.loss.name} loss asks for sample weights {name!r}, got none"
+                f"the {request.loss.name} loss expects sample weights {name!r}, got none"
             )
         terms.append(
             LossTerm(
@@ -227,7 +228,7 @@ def bind_terms(
 
 
 def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
-    """Losses with values of different ranks that share sample weights: one weight a row, [batch].
+    """Losses with values of different ranks that share sample weights: one weight per row, [batch].
 
     Raises:
         DataError: the weights have more dimensions, and fit each loss differently.
@@ -243,8 +244,9 @@ def _one_weight(terms: Sequence[LossTerm]) -> Iterator[LossTerm]:
         first, *rest = term.weight.shape or ()
         if any(size != 1 for size in rest):
             raise DataError(
-                f"the sample weights {term.weight_key!r} are shared by losses of different shapes; give "
-                "one weight a row, or each loss its own: weight='name'"
+                f"the sample weights {term.weight_key!r} are shared by losses of different "
+                "shapes; pass one weight per row, or separate weights for each loss: "
+                "weight='name'"
             )
         yield attrs.evolve(term, weight=attrs.evolve(term.weight, shape=(first,)))
 
@@ -279,7 +281,7 @@ def sample_shape(model: Model, loss: Loss, predicted: TensorSpec, label: TensorS
     if values.shape is None or not values.shape:
         raise DataError(
             f"the {loss.name} loss returns values of shape {shape_text(values.shape)}, expected "
-            "[batch, …]: one value a sample at least"
+            "[batch, …]: at least one value per sample"
         )
     return values.shape
 
@@ -295,8 +297,8 @@ def _weight_shape(given: TensorSpec, samples: Shape) -> Shape:
     )
     if not fits:
         raise DataError(
-            f"sample weights of shape {shape_text(shape)} do not broadcast to the values of the loss, "
-            f"{shape_text(samples)}; give one weight a row: [{samples[0]}]"
+            f"sample weights of shape {shape_text(shape)} do not broadcast to the values of the "
+            f"loss, {shape_text(samples)}; pass one weight per row: [{samples[0]}]"
         )
     return (samples[0], *(s if w != 1 else 1 for w, s in zip(shape[1:], samples[1:], strict=True)))
 
@@ -308,7 +310,7 @@ def penalty_terms(
     apart: Mapping[str, str] | None = None,
     path: str = "penalty",
 ) -> tuple[PenaltyTerm, ...]:
-    """Read ``penalty=``: None, one component for all, or one a parameter (globs allowed).
+    """Read ``penalty=``: None, one component for all, or one per parameter (globs allowed).
 
     ``{"by_parameter": {pattern: penalty}}``, or short ``{pattern: penalty}`` while no key is
     ``name`` or a penalty's name; a penalty may be ``{"l1": 0.1, "l2": 0.01}`` without a name.
@@ -322,8 +324,8 @@ def penalty_terms(
             clash := sorted(key for key in spec if key in plugins["penalties"])
         ):
             raise ConfigError(
-                f"{path}.{clash[0]}: is that the penalty or a parameter's name? Write "
-                f"{{name = {clash[0]!r}, …}} or {{by_parameter = {{{clash[0]} = …}}}}"
+                f"{path}.{clash[0]} may be a penalty or the name of a parameter; write {{name = "
+                f"{clash[0]!r}, …}} or {{by_parameter = {{{clash[0]} = …}}}}"
             )
         if not isinstance(table, Mapping) or (table is not spec and len(spec) > 1):
             raise ConfigError(f"{path}.by_parameter: expected a table of penalties, got {spec!r}")
@@ -364,8 +366,9 @@ def check_inputs(model: Model) -> None:
     for spec in model.inputs:
         if spec.dtype == TensorProto.STRING:
             raise ModelError(
-                f"the input {spec} is a string tensor, which cannot be used in training. Convert "
-                "the part that reads strings separately, and train the network that follows on its numbers"
+                f"the input {spec} is a string tensor, which cannot be used in training. Export "
+                "the part that reads strings as a separate model, and train the rest on the "
+                "numbers that it returns"
             )
 
 

@@ -156,16 +156,16 @@ class Problem:
     plugins: Plugins
     threads: int = 1
     precision: Precision | None = None
-    """Where the passes compute in a shorter type; None is nowhere, as float32."""
+    """The places where the passes compute in a shorter type; None means nowhere, as in float32."""
     batch_norm: Literal["train", "freeze"] = "train"
     dropout: Literal["file", "off"] | float = "file"
     seed: int = 0
     batch_size: int = 1
-    """Rows of a whole batch, for cost models."""
+    """Rows of a full batch, for cost models."""
     epoch_steps: int | None = None
-    """Whole batches in an epoch, for cost models; None if unknown."""
+    """Full batches per epoch, for cost models; None if unknown."""
     recompute: Recompute = False
-    """Which tensors of the forward pass the backward pass computes again."""
+    """The tensors of the forward pass that the backward pass recomputes."""
     peers: Peers | None = attrs.field(default=None, eq=False, repr=False)
     """The processes that compute the batches of a step together; batch k is that of rank k mod size."""
 
@@ -230,7 +230,8 @@ class Problem:
         """Every tensor of optimizer state: the name that it has in a checkpoint, type and shape."""
         own, types = self._slot_shapes, self.model.initializers
         names = dict.fromkeys(s for shapes in own.values() for s in shapes)
-        # A slot is called as a variable is, without "/" and "#": no two of these names are equal.
+        # The name of a slot is an identifier, without "/" and "#", so no two of these names are
+        # equal.
         specs = {
             slot_port(s, p): TensorSpec(f"{s}/{p}", types[p].dtype, own[p][s])
             for s in names

@@ -14,7 +14,7 @@ from ortflex_core.protocols import Average, Constraint, Optimizer, Transform
 from ortflex_core.types import Array
 
 AVERAGE = "average"
-"""The slot that an averaged weight is in."""
+"""The slot of an averaged weight."""
 
 
 PRECISION = "precision"
@@ -23,7 +23,7 @@ LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS = (
     Port("slot", slot=f"{PRECISION}/{name}")
     for name in ("loss_scale", "finite_steps", "skipped_steps")
 )
-"""The state of a loss scale that changes: its value, steps since it changed, steps that were skipped."""
+"""The state of a dynamic loss scale: its value, steps since its last change, skipped steps."""
 
 
 def slot_port(slot: str, of: str) -> Port:
@@ -63,13 +63,13 @@ class Group:
         return self.key("step")
 
     def key(self, slot: str) -> str:
-        """What a checkpoint calls a number that this group's parameters share."""
+        """The name in a checkpoint of a number that this group's parameters share."""
         return f"{slot}#{self.prefix}"
 
 
 @attrs.frozen(kw_only=True)
 class TransformTerm:
-    """One transform of the gradients, in its place among the others."""
+    """One transform of the gradients, with its position among the others."""
 
     index: int
     transform: Transform

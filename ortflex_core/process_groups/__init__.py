@@ -1,11 +1,11 @@
-"""Several processes that make one training: what they say to one another, and in which order they add.
+"""Several processes in one training: their messages, and the order of their sums.
 
-Owns: messages between the processes of a group, what they decide together, and the sum of gradients in the
+Owns: messages between the processes of a group, common decisions, and the sum of gradients in the
 order of the batches.
 
 May import: protocols and the packages before it.
 
-Add here: what all process groups share. A group itself is a plugin
+Add here: code for all process groups. A group itself is a plugin
 (:class:`ortflex_core.protocols.ProcessGroup`).
 """
 

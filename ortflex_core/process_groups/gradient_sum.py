@@ -23,19 +23,19 @@ class GradientExchange:
 
     Batch number k of a step is that of rank k mod size. One packet has a batch's gradients and the
     costs that belong to it. ``own`` are the arrays that this process writes its gradients to, by
-    parameter; ``costs`` the float64 numbers that travel with them; both are others after each :meth:`add`.
-    ``sums`` is what :meth:`add` makes; other arrays of the same shapes may be put in its place.
-
-    The running statistics of BatchNormalization travel, too: ``shares`` are (1 − momentum) · batch of this
-    process's batch, by the number of the move, and every process moves its ``statistics`` by those of all
-    batches in their order: statistics ← momentum · statistics + share.
+    parameter; ``costs`` the float64 numbers that are sent with them; both are different arrays
+    after each :meth:`add`. ``sums`` is the result of :meth:`add`; it may be replaced by other
+    arrays of the same shapes. The running statistics of BatchNormalization are exchanged, too:
+    ``shares`` are (1 − momentum) · batch of this process's batch, by the number of the update, and
+    every process updates its ``statistics`` with those of all batches in their order: statistics ←
+    momentum · statistics + share.
 
     Args:
         peers: the processes.
         like: an array of the shape and type of each gradient.
-        costs: how many numbers travel with them.
+        costs: how many numbers are sent with them.
         statistics: the running statistics.
-        moves: the statistic and the momentum of each move by a batch, in their order.
+        moves: the statistic and the momentum of each update by a batch, in their order.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class GradientExchange:
 
     @property
     def mailbox(self) -> Mailbox:
-        """The packets; made at the first step, when it is known that all processes train the same."""
+        """The packets, created at the first step, after the processes have compared their trainings."""
         # Not a cached_property: before Python 3.12 all instances share its lock, so that ranks in
         # threads would wait for one another here.
         if self._mailbox is None:
@@ -75,17 +75,17 @@ class GradientExchange:
 
     @property
     def costs(self) -> Array:
-        """The numbers that travel next."""
+        """The numbers of the next packet."""
         return self._mine[self.mailbox.turn].costs
 
     @property
     def own(self) -> Mapping[str, Array]:
-        """The gradients that travel next, by parameter."""
+        """The gradients of the next packet, by parameter."""
         return self._mine[self.mailbox.turn].gradients
 
     @property
     def shares(self) -> Mapping[int, Array]:
-        """What this process's batch adds to running statistics."""
+        """The contribution of this process's batch to running statistics."""
         return self._mine[self.mailbox.turn].shares
 
     def add(self, first: int, present: int) -> list[list[float]]:
@@ -115,7 +115,7 @@ class GradientExchange:
         return [part.costs.tolist() for part in parts]
 
     def _part(self, packet: Array) -> Part:
-        """The arrays in a packet; of memory that is always the same, made once."""
+        """The arrays in a packet; cached for memory that does not change."""
         if not self.mailbox.shared:
             return self._split.of(packet)
         address = packet.ctypes.data
@@ -126,7 +126,7 @@ class GradientExchange:
 
 @attrs.frozen
 class Part:
-    """What is in the packet of a process."""
+    """The content of a process's packet."""
 
     costs: Array
     gradients: Mapping[str, Array]
@@ -135,7 +135,7 @@ class Part:
 
 @attrs.frozen
 class _Split:
-    """Where costs, gradients and shares are in a packet."""
+    """The positions of costs, gradients and shares in a packet."""
 
     costs: int
     gradients: Places[str]
@@ -152,7 +152,7 @@ Places = Mapping[Name, tuple[int, Array]]
 
 
 def places_of(like: Mapping[Name, Array], end: int) -> tuple[Places[Name], int]:
-    """Where in a packet arrays begin that come after its first bytes, and where they end."""
+    """The first byte of each array in a packet, after ``start`` bytes, and the end of the last."""
     out: dict[Name, tuple[int, Array]] = {}
     for name, array in like.items():
         start = -(-end // _ALIGNED) * _ALIGNED

@@ -13,9 +13,9 @@ from ortflex_core.process_groups.peers import Peers
 class Interrupts:
     """Delays Ctrl-C while ``held`` is true; :meth:`check` then raises it.
 
-    A second Ctrl-C takes effect at once, for steps and hooks that hang. In threads other than the main
-    one, and if the program ignores the signal, nothing is changed. With ``peers`` all processes stop
-    after the same step, in which all of them heard of it, and a second Ctrl-C is a failure.
+    A second Ctrl-C takes effect at once, for steps and hooks that hang. In threads other than the
+    main one, and if the program ignores the signal, nothing is changed. With ``peers`` all
+    processes stop after the same step, and a second Ctrl-C is a failure.
     """
 
     def __init__(self, peers: Peers | None = None) -> None:
@@ -61,6 +61,6 @@ class Interrupts:
             self.came = True
             return
         if self._peers is not None:
-            raise SystemExit(130)  # which the others hear of, as of any failure
+            raise SystemExit(130)  # reported to the other processes like any failure
         self.held = self.came = False
         self._before(number, frame)

@@ -1,4 +1,4 @@
-"""Which process group a training is in: the one that is named, or that of the launcher."""
+"""The process group of a training: the named one, or that of the launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def join(plugins: Plugins, spec: Any) -> Peers | None:
     """Join the group of a spec; None for a training in one process.
 
     Raises:
-        ConfigError: no launcher started this process, or it did not set all that it has to.
+        ConfigError: no launcher started this process, or it did not set all required variables.
         OrtflexError: the group cannot be joined.
     """
     if spec is None:
@@ -69,7 +69,7 @@ def _command(group: Any) -> str:
 
 
 def share(total: int, peers: Peers | None) -> int:
-    """The batches a step of each process, of those that a step has in all.
+    """The batches per step of each process, from the number of all processes together.
 
     Raises:
         Unsupported: they cannot be divided among the processes.

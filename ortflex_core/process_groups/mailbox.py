@@ -1,4 +1,4 @@
-"""Packets that processes exchange at every step: in memory that all of them see, if there is any."""
+"""Packets that processes exchange at every step, in shared memory if possible."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ortflex_core.types import Array
 
 _TOKEN = 32
 _ALIGNED = 4096
-_FOLDERS = ("/dev/shm",)  # files there are in memory; elsewhere the system writes them to a disk
+_FOLDERS = ("/dev/shm",)  # files there are in memory; elsewhere the system may write them to a disk
 
 
 class Mailbox:
     """A packet of every process, of the same size each time.
 
-    Where all processes run on one machine, the packets are in a file that all of them map into their
-    memory: a message then has no more than a frame, and nothing is copied. There are two packets of each
-    process, in turn: one may be written while others still read the one before.
+    Where all processes run on one machine, the packets are in a file that all of them map into
+    their memory: a message is then only a frame, and nothing is copied. Each process has two
+    packets, used in turn: one may be written while others still read the previous one.
 
     Args:
         peers: the processes.
         size: bytes of a packet.
-        shared: whether to look for common memory; by default where packets do not fit into a frame.
+        shared: whether to use shared memory; by default if packets do not fit into a frame.
     """
 
     def __init__(self, peers: Peers, size: int, *, shared: bool | None = None) -> None:
@@ -48,7 +48,7 @@ class Mailbox:
 
     @property
     def shared(self) -> bool:
-        """Whether the packets are in memory that all processes see."""
+        """Whether the packets are in shared memory."""
         return bool(self._all)
 
     @property
@@ -57,10 +57,10 @@ class Mailbox:
         return self._own
 
     def exchange(self, place: str) -> list[Array]:
-        """The packets of all processes by rank, this process's the one at ``turn``; then the other's turn.
+        """The packets of all processes by rank; this process sends the one at ``turn``.
 
-        They stay as they are until this process calls the next exchange; its next packet may be written
-        before that.
+        Then ``turn`` switches. The packets do not change until this process calls the next
+        exchange; its next packet may be written before that.
         """
         turn = self.turn
         if not self._all:
@@ -71,13 +71,14 @@ class Mailbox:
 
 
 def _common(peers: Peers, size: int) -> Array | None:
-    """Memory that all processes see, as bytes; None if there is none."""
+    """Shared memory of all processes, as bytes; None if that is impossible."""
     with contextlib.ExitStack() as stack:
         path = stack.enter_context(_file(size)) if not peers.rank else None
         given = [path, _token(path)] if path else None
         place = peers.values("memory", given)[0]
         memory = _mapped(place[0], size, place[1]) if place else None
-        # The file may have its name no longer once all have it: none is left of a process that is killed.
+        # The file is unlinked once all processes have opened it, so a killed process leaves no
+        # file.
         if peers.any("memory", memory is None):
             return None
     return memory
@@ -117,7 +118,7 @@ def _token(path: str) -> str:
 
 
 def _mapped(path: str, size: int, token: str) -> Array | None:
-    """The file's memory, if it is the file that was meant: machines may have the same name."""
+    """The file's memory, if its token matches: several machines may have the same name."""
     try:
         with Path(path).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), size + _TOKEN)

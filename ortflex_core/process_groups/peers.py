@@ -1,7 +1,7 @@
-"""The processes of a training as each of them sees the others.
+"""Communication between the processes of a training.
 
-Every message begins with a frame of a fixed size, so that a process that fails can say so wherever the
-others wait: it sends such a frame in place of its next message.
+Every message begins with a frame of a fixed size, so a failing process can report the failure
+wherever the others wait: it sends such a frame instead of its next message.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ortflex_core.protocols.process_group import Communicator
 from ortflex_core.types import Array
 
 _FRAME = 1024
-# Whether the process failed, whether it was interrupted, how many bytes it gives, the place.
+# Whether the process failed, whether it was interrupted, the number of bytes, the place.
 _HEAD = struct.Struct("<??Q24s")
 _ROOM = _FRAME - _HEAD.size
 
 
 class RankFailed(OrtflexError):
-    """Another process of the training failed or ended; this one ends, too."""
+    """Another process of the training failed or ended, so this one ends, too."""
 
 
 class RanksDiffer(OrtflexError):
-    """The processes of a training are not alike: another model, recipe, version or data."""
+    """The processes of a training differ in model, recipe, version or data."""
 
 
 class Peers:
-    """What a process says to the others of its group, and hears from them.
+    """The communication of a process with the others of its group.
 
-    Every method is called by all processes at the same place of the training.
+    Every method is called by all processes at the same point of the training.
 
     Attributes:
-        rank: which of them this is, from 0.
-        size: how many they are.
-        wishes: whether this process was interrupted; it is asked with every message.
-        interrupted: whether any of them had been interrupted by the last message.
+        rank: the number of this process, from 0.
+        size: the number of processes.
+        wishes: whether this process was interrupted; it is sent with every message.
+        interrupted: whether any process was interrupted before the last message.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -63,10 +63,10 @@ class Peers:
         return self._neighbours
 
     def gather(self, place: str, payload: Array) -> list[Array]:
-        """The bytes (uint8, one axis) that each process gives, by rank; sizes may differ.
+        """The bytes (uint8, one axis) of each process, by rank; sizes may differ.
 
         Raises:
-            RankFailed: another process failed, ended, or is at another place of the training.
+            RankFailed: another process failed, ended, or is at another point of the training.
         """
         frames = [np.array(f) for f in self._all_gather(_frame(place, payload, self.wishes()))]
         heads = [_HEAD.unpack(bytes(frame[: _HEAD.size])) for frame in frames]
@@ -83,8 +83,9 @@ class Peers:
             self._ended = True
             other = next(k for k, name in enumerate(names) if name != names[0])
             raise RankFailed(
-                f"the processes are not at the same place of the training: rank 0 at {names[0]!r}, rank "
-                f"{other} at {names[other]!r}; start all of them with the same command"
+                "the processes are not at the same point of the training: rank 0 at "
+                f"{names[0]!r}, rank {other} at {names[other]!r}; start all of them with the same "
+                "command"
             )
         if max(sizes) <= _ROOM:
             return inside
@@ -96,28 +97,28 @@ class Peers:
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def rounds(self, batches: int) -> Iterator[tuple[int, int | None, int]]:
-        """Batches dealt to the processes in turn: the first of a round, this one's, and how many.
+        """Batches distributed to the processes in turn: the first of a round, this one's, and their number.
 
-        This process's is None where the last round has none for it.
+        This process's is None if the last round has none for it.
         """
         for start in range(0, batches, self.size):
             own, present = start + self.rank, min(self.size, batches - start)
             yield start, own if own < batches else None, present
 
     def values(self, place: str, value: Any) -> list[Any]:
-        """What each process gives, by rank: anything that JSON has."""
+        """The JSON value of each process, by rank."""
         text = json.dumps(value).encode()
         return [json.loads(bytes(part)) for part in self.gather(place, _bytes(text))]
 
     def any(self, place: str, flag: bool) -> bool:
-        """Whether it is so for any process."""
+        """Whether the argument is true in any process."""
         return any(self.values(place, bool(flag)))
 
     def agree(self, place: str, facts: Mapping[str, str], hint: str = "") -> None:
-        """Go on if all processes give the same.
+        """Check that all processes have the same facts.
 
         Raises:
-            RanksDiffer: the first fact that differs, with what two of them have.
+            RanksDiffer: the first fact that differs, with two of its values.
         """
         given = self.values(place, dict(facts))
         for rank, other in enumerate(given):
@@ -131,7 +132,7 @@ class Peers:
                     )
 
     def agree_on_weights(self, state: Mapping[str, Array], epoch: int) -> None:
-        """Go on if all processes have the same weights.
+        """Check that all processes have the same weights.
 
         Raises:
             RanksDiffer: they do not.
@@ -145,7 +146,7 @@ class Peers:
 
     @contextlib.contextmanager
     def sharing_errors(self) -> Iterator[None]:
-        """Have the others end with the error that is raised inside."""
+        """Send an error that is raised inside to the other processes, so that they end, too."""
         try:
             yield
         except BaseException as error:
@@ -153,7 +154,7 @@ class Peers:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Say at the next message that this process has failed; nothing, if there is no next one."""
+        """Report the failure of this process in place of its next message, if there is one."""
         if self._ended:
             return
         self._ended = True
@@ -179,7 +180,7 @@ class Peers:
 
 
 def _frame(place: str, payload: Array, wish: bool = False, *, failed: bool = False) -> Array:
-    """A frame, with the payload in it where it is small."""
+    """A frame, including the payload if that is small."""
     head = _HEAD.pack(failed, wish, len(payload), place.encode()[:24])
     inside = bytes(payload) if len(payload) <= _ROOM else b""
     return _bytes((head + inside).ljust(_FRAME, b"\0"))

@@ -12,7 +12,7 @@ from ortflex_core.types import Array
 
 
 class StateAverage:
-    """Means over the processes of a group, the same bits in all of them.
+    """Means over the processes of a group, with equal bits in all of them.
 
     The mean of a tensor is ((a₀ + a₁) + a₂) … / N over the N processes in the order of their ranks,
     computed in float64 and rounded once to the tensor's type. Integers and booleans, such as the number
@@ -32,7 +32,7 @@ class StateAverage:
 
         Args:
             state: the arrays of this process; in all processes of the same names, shapes and types.
-            costs: pairs of numbers that go along; in all processes as many.
+            costs: pairs of numbers that are sent along; the same number of pairs in all processes.
         """
         table = np.asarray(costs, np.float64).reshape(-1, 2)
         places, end = places_of(state, table.nbytes)

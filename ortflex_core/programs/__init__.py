@@ -1,6 +1,6 @@
 """A problem as programs: loss, gradient, update, evaluation, or a whole step in one graph.
 
-Owns: what is compiled. Every backend runs these programs or parts of them.
+Owns: the graphs to compile. Every backend runs these programs or parts of them.
 
 May import: problem and the packages before it.
 

@@ -1,4 +1,4 @@
-"""A key of what a compiled step depends on: problems with equal keys share programs.
+"""A cache key for compiled steps: problems with equal keys share programs.
 
 Hyperparameters are bound when a graph runs, so their values are not in the key. Classes and families
 of rules are compared by identity: one that was defined again is different.

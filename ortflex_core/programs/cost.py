@@ -11,8 +11,8 @@ from ortflex_core.model.training_mode import Modes
 from ortflex_core.problem.problem import Problem
 from ortflex_core.programs import stages
 
-# Below this number of operations a step, a second thread costs more than it saves, and much more if
-# other processes need the processor. Measured on networks of 0.3 to 2,500 Mflop a step.
+# Below this number of operations per step, a second thread costs more than it saves, and much more
+# if other processes need the processor. Measured on networks with 0.3 to 2,500 Mflop per step.
 _WORTH = 50e6
 
 
@@ -28,8 +28,8 @@ def threads(problem: Problem) -> int:
 def step_flops(problem: Problem) -> float:
     """Operations of a step's matrix products and convolutions: three times those of the model.
 
-    A multiplication and an addition count as two. What has sizes that only a run can tell is left
-    out.
+    A multiplication and an addition count as two. Operators with sizes that are only known at run
+    time are not counted.
     """
     trace = problem.trace()
     buffers = stages.buffer_inputs(trace, problem)

@@ -1,8 +1,8 @@
-"""Parameters updated as one vector: if updates are elementwise, many small ones cost as much as one.
+"""Update of many small parameters as one vector, if the updates are elementwise.
 
-A network of small layers spends its time on starting operators, not on arithmetic. Its gradients are
-put together in one vector, and so are its weights and the optimizer's slots, which stay together
-from step to step of a graph; the forward pass reads parts of the vector.
+A network of small layers spends its time on starting operators, not on arithmetic. Its gradients
+are concatenated to one vector, and so are its weights and the optimizer's slots, which remain
+concatenated between the steps of a graph; the forward pass reads parts of the vector.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VECTOR = (7,)
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """The parameters in the vector, in their order."""
+    """The parameters in the vector, in order."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -44,7 +44,7 @@ class Layout:
         return next(iter(self.shapes))
 
     def joined(self, trace: Trace, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The vector of tensors that are given by parameter."""
+        """The concatenation of tensors that are given by parameter."""
         op = trace.op
         parts = [
             tensors[name] if len(shape) == 1 else op.Reshape(tensors[name], [-1])
@@ -66,7 +66,7 @@ class Layout:
 def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
     """The vector for graphs of so many steps; None if updating parameters one by one is faster.
 
-    ``scaled``: the gradients have the rate already, which saves a product for each.
+    ``scaled``: the gradients already include the rate, which saves a product for each.
     """
     if steps > 1 and updates.average_shares(problem, 1) is not None:
         # Running means are taken after the last step.
@@ -94,7 +94,8 @@ def layout(problem: Problem, steps: int, scaled: bool) -> Layout | None:
     elements = sum(prod(shape) for shape in shapes.values())
     if elements * (1 + tensors / steps) >= _COPIED * saved:
         return None
-    # A formula may ask for a weight's shape, biases without decay, say: the vector has one of its own.
+    # A formula may depend on a weight's shape (biases without decay), but the vector has another
+    # shape.
     alike = all(_formula(problem, shape) == formula for shape in set(shapes.values()))
     return Layout(shapes=shapes) if alike else None
 
@@ -104,12 +105,12 @@ def _shaped_alike(problem: Problem) -> bool:
     return not problem.sharing and all(
         spec.shape == problem.shape_of(port.of)
         for port, spec in problem.slot_specs.items()
-        if port.of is not None  # the loss scale stays by itself
+        if port.of is not None  # the loss scale stays separate
     )
 
 
 def _transform_nodes(problem: Problem) -> int:
-    """How many nodes each more gradient takes in transforms that see one vector as well."""
+    """The number of nodes per additional gradient in transforms that also accept one vector."""
     counts = []
     for count in (2, 3):
         trace = problem.trace()

@@ -39,23 +39,23 @@ def gradient_model(
         model: a path, the file's bytes, a ModelProto, or a :class:`Model`.
         wrt: names of float inputs and initializers to differentiate by.
         outputs: names of float outputs to differentiate; None for all of them.
-        families: families of gradient rules that come first where two define an operator.
-        plugins: where gradient rules are found; None for all that are installed.
+        families: families of gradient rules that take precedence if two define an operator.
+        plugins: the plugins with the gradient rules; None for the installed ones.
 
     Returns:
         A model with the inputs of ``model``, the initializers named in ``wrt``, and one input
         ``cotangent/<output>`` of the shape of each of ``outputs``; its outputs are those of
-        ``model``, then one ``gradient/<name>`` of the shape of each of ``wrt``. Where the model has
-        a tensor of such a name already, the new one gets a number (``gradient/x.1``); inputs and
-        outputs have the order of this sentence, so that they are found by their place. Functions are
-        inlined; dropout and normalization are as the file has them. A model of a newer opset than
-        the installed runtime reads is written at the newest that it reads, where every operator
-        means the same there; the ``doc_string`` then says so.
+        ``model``, then one ``gradient/<name>`` of the shape of each of ``wrt``. If the model
+        already has a tensor of such a name, the new one gets a number (``gradient/x.1``); inputs
+        and outputs are in the order above, so they can be found by position. Functions are inlined;
+        dropout and normalization are as the file has them. A model of a newer opset than the
+        installed runtime reads is written at the newest that it reads, where every operator means
+        the same there; the ``doc_string`` then says so.
 
     Raises:
         ModelError: a name is unknown, given twice or not that of a float tensor.
-        NoGradientRule: an operator on the way has no gradient rule.
-        NotDifferentiable: every way from one of ``wrt`` ends in an operator without a gradient.
+        NoGradientRule: an operator on the path has no gradient rule.
+        NotDifferentiable: every path from one of ``wrt`` ends at an operator without a gradient.
         GraphError: one of ``wrt`` reaches none of ``outputs``.
 
     Example:
@@ -109,7 +109,7 @@ def _names(given: str | Iterable[str], what: str) -> list[str]:
         raise ModelError(f"{what}: expected at least one name, got none")
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ModelError(f"{what}: {twice[0]!r} is given twice")
+        raise ModelError(f"{what}: {twice[0]!r} is listed twice")
     return names
 
 
@@ -129,7 +129,7 @@ def _check(
 
 def _inputs(model: Model, asked: Sequence[str]) -> dict[str, TensorSpec]:
     weights = model.initializers
-    # With the batch by the name that it has in other tensors' shapes: as equal sizes they need no sum.
+    # The batch has the same name as in other tensors' shapes, so equal sizes need no sum.
     named = {spec.name: model.value(spec.name) for spec in model.inputs}
     return named | {name: weights[name] for name in asked if name in weights}
 

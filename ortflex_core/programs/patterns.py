@@ -1,7 +1,7 @@
 """Patterns of :func:`ortflex_core.programs.optimize`: the replacements of nodes.
 
-A pattern gets the walk, the old node and its new inputs; it returns the new tensor that stands for
-the node's output, or None to leave the node as it is. Nodes that are no longer needed are removed later.
+A pattern gets the walk, the old node and its new inputs; it returns the new tensor that replaces
+the node's output, or None to keep the node. Nodes that are no longer needed are removed later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pattern = Callable[["Rebuild", Node, Sequence[Tensor | None]], Tensor | None]
 # Up to this number of elements, starting a kernel takes longer than its work.
 _SMALL = 4096
 _BINARY = frozenset({"Add", "Div", "Mul", "Sub"})
-# The largest constant of ones: a file may claim any size.
+# The largest number of elements of a constant of ones, since a file may claim any size.
 _MOST_ROWS = 2**20
 
 

@@ -1,8 +1,9 @@
 """Mixed precision: forward and backward pass in bfloat16 or float16, weights in float32.
 
-A step is traced in float32, differentiated, and then traced again with Casts where operators of different
-places meet: no gradient rule knows of it, and the gradient of a Cast is a Cast back. The loss scale is
-a factor of the seeds of the reverse walk; the gradients, in float32 again, are divided by it.
+A step is traced in float32, differentiated, and then traced again with Casts where operators of
+different places meet: gradient rules do not depend on it, and the gradient of a Cast is a Cast
+back. The loss scale is a factor of the seeds of the reverse walk; the gradients, in float32 again,
+are divided by it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 STATE = (LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS)
-"""What a loss scale that changes keeps from step to step."""
+"""The state of a dynamic loss scale."""
 K = TypeVar("K")
 
 
@@ -41,18 +42,18 @@ def lower(
     weights: Iterable[Tensor],
     buffers: Iterable[Tensor],
 ) -> dict[Tensor, Tensor]:
-    """Trace what some tensors depend on again, in the types of the problem's precision.
+    """Trace the nodes before some tensors again, in the types of the problem's precision.
 
     Args:
         trace: the graph; new nodes are added to it.
         problem: its precision says where an operator computes.
         wanted: the tensors to replace.
-        weights: where the pass begins; they may be cast next to a tensor of the short type, as
-            constants are.
-        buffers: where the pass begins, too.
+        weights: inputs of the pass; they may be cast next to a tensor of the short type, like
+            constants.
+        buffers: further inputs of the pass.
 
     Returns:
-        For each wanted tensor one of the same type, computed by the new nodes.
+        For each wanted tensor a tensor of the same type, computed by the new nodes.
     """
     wanted, weights = list(wanted), list(weights)
     assert problem.precision is not None
@@ -92,7 +93,7 @@ class _Lowering:
         return tensor if tensor.dtype == dtype else self._trace.op.Cast(tensor, to=dtype)
 
     def add(self, node: Node) -> None:
-        """Trace a node again where its type or what it reads has changed."""
+        """Trace a node again if its type or its inputs have changed."""
         inputs = [None if t is None else self.new(t) for t in node.inputs]
         captures = {name: self.cast(self.new(t), t.dtype) for name, t in node.captures.items()}
         short = self._is_short(node, inputs)
@@ -159,7 +160,7 @@ class _Lowering:
         )
 
     def _holds(self, tensor: Tensor) -> bool:
-        """Whether a constant keeps its values, up to rounding: none becomes infinite or zero."""
+        """Whether a constant keeps its values up to rounding, so that none becomes infinite or zero."""
         if tensor.host is not None:
             return False  # the value is not known yet
         if tensor.constant is None:
@@ -171,7 +172,7 @@ class _Lowering:
 
 
 def loss_scale(problem: Problem, state: Mapping[Port, Tensor]) -> Host | Tensor | None:
-    """The factor of the losses in the backward pass: of the state, a host scalar, or None."""
+    """The factor of the losses in the backward pass: from the state, a host scalar, or None."""
     if LOSS_SCALE in state:
         return state[LOSS_SCALE]
     if not problem.is_lowered or problem.precision is None:
@@ -223,7 +224,7 @@ def grow(
 def keep_unless(
     trace: Trace, finite: Tensor, after: Mapping[K, Tensor], before: Mapping[K, Tensor]
 ) -> dict[K, Tensor]:
-    """State after a step, or that before it where a gradient was not finite."""
+    """The state after a step, or the state before it if a gradient was not finite."""
     op = trace.op
     with trace.part("update"):
         return {

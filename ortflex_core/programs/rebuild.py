@@ -1,6 +1,7 @@
-"""Smaller graphs with the same results: patterns are applied while a graph is traced again.
+"""Optimization of graphs: patterns are applied while a graph is traced again.
 
-Differentiate first, optimize after: no gradient rule has to handle the operators made here. Every pattern
+Optimization comes after differentiation, so no gradient rule has to handle the operators created
+here. Every pattern
 (:mod:`ortflex_core.programs.patterns`) keeps values to float32 rounding, and each is tested for that.
 """
 
@@ -20,7 +21,7 @@ from ortflex_core.types import Shape
 
 K = TypeVar("K", bound=Key)
 _SHORT = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-"""Patterns are not applied in these types: some have numbers that only float32 can hold."""
+"""Patterns are not applied in these types, because some have numbers out of their range."""
 
 
 def optimize(
@@ -36,10 +37,10 @@ def optimize(
         trace: the graph.
         outputs: its outputs.
         replaced: tensors and their replacements, which do not depend on them.
-        parameters: inputs of rank 1 that may become rows, [n] → [1, n], where all their uses allow
-            it; their new values then are rows, too, and the costs of loss terms may come
-            with the shape [1, 1]: the graph is for an engine that binds memory, not shapes.
-        without: operators that stay as they are.
+        parameters: inputs of rank 1 that may become rows, [n] → [1, n], if all their uses allow it;
+            their new values then are rows, too, and the costs of loss terms may come with the shape
+            [1, 1]: the graph is for an engine that binds memory, not shapes.
+        without: operators that are not changed.
     """
     table = {name: pattern for name, pattern in patterns.FIRST.items() if name not in without}
     # The first pass rewrites sums; then the second can see which parameters can be rows.
@@ -70,7 +71,7 @@ class Rebuild:
         self.values: dict[Tensor, Tensor] = {}
         rows = self._rows(parameters)
         for key, tensor in old.inputs.items():
-            # Ports that nothing reads stay, too: outputs are new values of them.
+            # Unused ports are kept, too, because outputs are their new values.
             if self.uses[tensor] or isinstance(key, Port):
                 shape = (1, *(tensor.shape or ())) if key in rows else tensor.shape
                 self.values[tensor] = self.trace.input(key, tensor.dtype, shape)
@@ -115,7 +116,7 @@ class Rebuild:
         return out
 
     def value(self, tensor: Tensor) -> Tensor:
-        """The new tensor of an old one."""
+        """The new tensor that corresponds to an old one."""
         tensor = self.resolved(tensor)
         if tensor not in self.values:
             if tensor.host is not None:
@@ -133,13 +134,13 @@ class Rebuild:
         shape: Shape | None,
         **attributes: Any,
     ) -> Tensor:
-        """A new node of new tensors with known types, which need no inference."""
+        """Create a node of new tensors with known types, without inference."""
         protos = {k: onnx.helper.make_attribute(k, v) for k, v in attributes.items()}
         inputs = patterns.ranked(self, op_type, inputs)
         return self.trace.node(op_type, inputs, protos, types=[(dtype, shape)])[0]
 
     def run(self) -> tuple[Trace, dict[Any, Tensor]]:
-        """Make the new graph."""
+        """Build the new graph."""
         for node in self.nodes:
             self.trace.current_part = node.part
             inputs = [None if i is None else self.value(i) for i in node.inputs]
@@ -165,7 +166,7 @@ class Rebuild:
         return self.trace, {name: self.value(t) for name, t in self.outputs.items()}
 
     def only_use(self, tensor: Tensor) -> bool:
-        """Whether the present node is the only reader of an old tensor."""
+        """Whether the current node is the only reader of an old tensor."""
         return self.uses[self.resolved(tensor)] == 1
 
     def _rows(self, parameters: Sequence[Port]) -> set[Port]:

@@ -1,4 +1,4 @@
-"""Forward formulas in a form that makes a training step faster.
+"""Rewrites of forward formulas that make a training step faster.
 
 Both are applied while the user's graph is replayed into a step; the values are the same to rounding.
 """
@@ -78,7 +78,7 @@ def _gated(trace: Trace, x: Tensor, inner: float, outer: float) -> Tensor:
 
 
 def _error_plus_one(tensor: Tensor) -> Tensor | None:
-    """What Erf is taken of, in Erf(…) + 1."""
+    """The argument of Erf in Erf(…) + 1."""
     if tensor.node is None or tensor.node.op_type != "Add" or tensor.node.domain:
         return None
     for error, one in (tensor.node.inputs, tensor.node.inputs[::-1]):

@@ -1,4 +1,4 @@
-"""The stages of a step as graphs: model, losses and penalties, as backends need them.
+"""The stages of a step as graphs for backends: model, losses and penalties.
 
 Inputs and outputs are found by their ports (:mod:`ortflex_core.graph.ports`). An output that has the
 port of an input is its new value.
@@ -167,7 +167,7 @@ def trace_losses(trace: Trace, problem: Problem, values: Mapping[str, Tensor]) -
     losses = []
     for term in problem.terms:
         predicted = values[term.predicted.name]
-        # The term has the shape that inference lost in the model.
+        # The term has the shape that inference did not find in the model.
         predicted.shape = term.predicted.shape
         losses.append(TracedLoss(trace, term, predicted))
     return losses
@@ -300,7 +300,7 @@ def per_sample_program(problem: Problem, term: LossTerm) -> Program:
 
 
 def mask_program(problem: Problem, term: LossTerm) -> Program | None:
-    """Σ over each row's elements of counts · weight, from labels alone; None if all count alike.
+    """Σ over each row's elements of counts · weight, from labels alone; None if all have equal weights.
 
     Output ``rows``: shape [batch].
     """

@@ -46,28 +46,29 @@ def step_program(
 ) -> Program:
     """A graph of ``steps`` training steps in standard operators.
 
-    Takes data, labels and sample weights, parameters, slots and running statistics; host symbols are
-    rate, counter, draw and the scales. Gives the Σ w·l of each loss term, the penalty if there is
-    one, and parameters, slots and statistics after the last step. Ports of data, host symbols and
-    costs have the number of their step and batch.
+    Takes data, labels and sample weights, parameters, slots and running statistics; host symbols
+    are rate, counter, draw and the scales. The outputs are the Σ w·l of each loss term, the penalty
+    if there is one, and parameters, slots and statistics after the last step. Ports of data, host
+    symbols and costs have the number of their step and batch.
 
     Args:
         problem: what is trained.
-        steps: how many.
-        rows: the batch size, if it is known and constant: sizes then are constants of the
-            graph. None keeps the batch dimension symbolic.
-        plain: apply no optimization, and keep the rate out of the gradients: slower, as a reference.
+        steps: the number of steps.
+        rows: the batch size, if it is known and constant; sizes are then constants of the graph.
+            None keeps the batch dimension symbolic.
+        plain: apply no optimization, and keep the rate out of the gradients: slower, as a
+            reference.
         norm: with ``plain``, also give :data:`NORM` of the last step.
-        relu_mask: how the slope of a Relu, 0 or 1, is computed from its output: ``"HardSigmoid"`` with
-            a huge slope is the fastest on onnxruntime; for an engine whose kernel of it is wrong at 0,
-            ``"Sign"``.
+        relu_mask: how the slope of a Relu, 0 or 1, is computed from its output: ``"HardSigmoid"``
+            with a huge slope is the fastest on onnxruntime; for an engine whose HardSigmoid kernel
+            is wrong at 0, use ``"Sign"``.
     """
     trace = problem.trace()
     slots: dict[Port, Tensor] = {}
     for port in problem.slot_specs:
         slots[port] = stages.state_input(trace, problem, port)
     state = {port: slots.pop(port) for port in precision.STATE if port in slots}
-    several = steps > 1 and not plain and not state  # a skipped step does not move the mean
+    several = steps > 1 and not plain and not state  # a skipped step does not change the mean
     shares = updates.average_shares(problem, steps) if several else None
     means = {}
     if shares is not None:
@@ -87,7 +88,7 @@ def step_program(
     for at in range(steps):
         now = _step(trace, problem, now, at, rows, factor, layout, outputs, replaced, norm=norm)
         versions.append(now.held.weights)
-    # So far the costs alone; engines read them from one array.
+    # At this point, ``outputs`` has only the costs, which engines read from one array.
     with trace.part("loss"):
         costs = stages.same_precision(list(outputs.values()))
     outputs = dict(zip(outputs, costs, strict=True))
@@ -113,20 +114,20 @@ def step_program(
 
 
 def _kept(relu_mask: ReluMask) -> tuple[str, ...]:
-    """The operators that optimization leaves as they are."""
+    """The operators that optimization does not change."""
     return ("Sign",) if relu_mask == "Sign" else ()
 
 
 def gradient_program(
     problem: Problem, *, rows: int | None = None, relu_mask: ReluMask = "HardSigmoid"
 ) -> Program:
-    """The gradient of one batch by itself, for steps of several batches.
+    """The gradient of a single batch, for steps of several batches.
 
-    Takes what :func:`step_program` does but for slots; host symbols are draw and the scales. Gives the
-    Σ w·l of each loss term, gradients and running statistics; in one of several processes, instead of
-    the statistics, what the batch adds to them. :func:`adding_program` adds gradients up,
-    in a graph of its own: here the sum could become a part of the last matrix product, which would add
-    in another order.
+    The inputs are those of :func:`step_program` without slots; host symbols are draw and the
+    scales. The outputs are the Σ w·l of each loss term, gradients and running statistics; in one of
+    several processes, instead of the statistics, the contribution of the batch to them.
+    :func:`adding_program` adds gradients in a separate graph, because here the sum could be merged
+    with the last matrix product, which would add in another order.
     """
     trace = problem.trace()
     shortcuts = Shortcuts()
@@ -155,8 +156,8 @@ def gradient_program(
 def update_program(problem: Problem) -> Program:
     """The update from the gradients of the losses, in one graph: penalties, transforms, optimizer.
 
-    Takes parameters, gradients and slots; host symbols are rate and counter. Gives the penalty if there
-    is one, parameters and slots.
+    The inputs are parameters, gradients and slots; host symbols are rate and counter. The outputs
+    are the penalty if there is one, parameters and slots.
     """
     trace = problem.trace()
     weights = stages.parameter_inputs(trace, problem)
@@ -193,7 +194,7 @@ def _penalized(trace: Trace, gradient: Tensor, penalty: Tensor | None) -> Tensor
 
 @attrs.frozen
 class _Held:
-    """The tensors to update: one for each parameter, or one vector under the name of the first."""
+    """The tensors to update: one per parameter, or one vector with the name of the first."""
 
     weights: Mapping[str, Tensor]
     slots: Mapping[Port, Tensor]
@@ -201,13 +202,13 @@ class _Held:
 
 @attrs.frozen
 class _Now:
-    """The tensors that a step reads and replaces by new ones."""
+    """The tensors that a step reads and replaces."""
 
     weights: Mapping[str, Tensor]
     held: _Held
     buffers: Mapping[str, Tensor]
     scaling: Mapping[Port, Tensor]
-    """The loss scale and its counters, where it changes."""
+    """The loss scale and its counters, if it is dynamic."""
 
 
 def _joined(
@@ -247,7 +248,7 @@ def _step(
     *,
     norm: bool,
 ) -> _Now:
-    """Trace one step; ``outputs`` gains its totals, ``replaced`` the products made by its seeds."""
+    """Trace one step; add its totals to ``outputs``, the products made by its seeds to ``replaced``."""
     here = None if factor is None else _at(factor, at)
     found: dict[str, Tensor] = {}
     buffers = now.buffers
@@ -283,7 +284,7 @@ def _step(
         if here is None:
             after = updates.apply_update(trace, problem, name, weight, total, own, shared, at)
         else:
-            # The gradient is already scaled, so it replaces the product that the formula makes.
+            # The gradient is already scaled, so it replaces the product in the formula.
             port = Port("gradient", of=name, step=at)
             stand_in = trace.input(port, weight.dtype, weight.shape)
             after = updates.apply_update(trace, problem, name, weight, stand_in, own, shared, at)
@@ -314,9 +315,9 @@ def _gradients(
     outputs: dict[Port, Tensor],
     shares: list[Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradients of scale · losses and new running statistics; ``outputs`` gains the totals.
+    """Gradients of scale · losses and new running statistics; the totals are added to ``outputs``.
 
-    ``shares`` gains what the batch adds to running statistics.
+    The contributions of the batch to running statistics are added to ``shares``.
     """
     local = attrs.evolve(problem, terms=tuple(t.at(step, batch, rows) for t in problem.terms))
     mode = Modes(problem, now.buffers, Port("draw", step=step, batch=batch))
@@ -376,7 +377,7 @@ def gradient_factor(problem: Problem) -> Host | None:
         return None
     specs = [problem.model.initializers[name] for name in problem.parameters]
     kinds = {(spec.dtype, problem.shape_of(spec.name)) for spec in specs}
-    # A formula may ask for a weight's shape: biases without decay, say.
+    # A formula may depend on a weight's shape (biases without decay).
     found = {_factor(problem, *of) for of in kinds}
     return found.pop() if len(found) == 1 else None
 

@@ -1,7 +1,6 @@
 """From gradients to new weights: transforms, groups, the optimizer, constraints, averages.
 
-Every backend that computes gradients by itself runs these formulas; what it adds is where the
-tensors are.
+Every backend that computes gradients runs these formulas on its own tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def apply_transforms(
     scale: Host | None = None,
     at: int = 0,
 ) -> dict[str, Tensor]:
-    """The gradients after the transforms, in step ``at`` of a graph; ``scale`` is in them already."""
+    """The gradients after the transforms, in step ``at`` of a graph; they already include ``scale``."""
     out = dict(gradients)
     if not problem.updating.transforms:
         return out
@@ -82,7 +81,7 @@ def batch_gradient(name: str) -> Port:
 def apply_updates(
     trace: Trace, problem: Problem, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[Port, Tensor]:
-    """All parameters and their slots after a step, the slots being inputs of the graph."""
+    """All parameters and their slots after a step; the slots are inputs of the graph."""
     slots = {port: stages.state_input(trace, problem, port) for port in problem.slot_specs}
     shared = update_shared(trace, problem, weights, gradients, slots)
     outputs = dict(shared)
@@ -100,7 +99,7 @@ def update_shared(
     slots: Mapping[Port, Tensor],
     at: int = 0,
 ) -> dict[Port, Tensor]:
-    """What parameters share after step ``at`` of a graph, from their state before it."""
+    """The shared state of parameters after step ``at`` of a graph, from the state before it."""
     out: dict[Port, Tensor] = {}
     for group, names in problem.sharing:
         twin, rate, step = _twin(problem, group, at)
@@ -123,7 +122,7 @@ def _cast(tensor: Tensor, dtype: int) -> Tensor:
 
 
 def _twin(problem: Problem, group: Group | None, at: int) -> tuple[Optimizer, Host, Host]:
-    """The optimizer of a group, its hyperparameters symbols, with its rate and its step."""
+    """The optimizer of a group with symbolic hyperparameters, its rate and its step."""
     rate, step = Host.symbol(Port("rate", step=at).label), counter(at)
     if group is None:
         return symbolic(problem.optimizer, "optimizer"), rate, step
@@ -146,8 +145,8 @@ def apply_update(
 ) -> dict[Port, Tensor]:
     """One parameter and its slots after optimizer, constraint and average, in step ``at`` of a graph.
 
-    ``shared`` is what :func:`update_shared` gives. Without the slot of the average, that is left to
-    :func:`update_averages`.
+    ``shared`` is the result of :func:`update_shared`. Without a slot for the average,
+    :func:`update_averages` computes the average.
     """
     with trace.part("update"):
         updating = problem.updating
@@ -174,7 +173,7 @@ def counter(at: int) -> Host:
 
 
 def average_shares(problem: Problem, steps: int) -> list[Any] | None:
-    """The shares of a running mean in several steps, host scalars; None where it is none."""
+    """The shares of a running mean in several steps, as host scalars; None for other averages."""
     if problem.updating.average is None:
         return None
     average = symbolic(problem.updating.average, AVERAGE)

@@ -1,11 +1,12 @@
-"""Every kind of plugin: what it must define and what the core guarantees. Read this first.
+"""The interfaces of all kinds of plugins: required methods and guarantees of the core. Read this first.
 
 Owns: the base classes of losses, penalties, adapters, transforms, optimizers, constraints, averages,
 schedules, precisions, metrics, data sources, devices, backends, decompositions and process groups; and
 :mod:`~ortflex_core.protocols.calls`, through which the core calls the formulas of plugins and checks
 what they return.
 
-May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages for type checkers only.
+May import: the flat modules and :mod:`ortflex_core.graph`; names of later packages only for type
+checkers.
 
 Add here: a new kind of plugin, in a new file, or a method of a kind.
 """

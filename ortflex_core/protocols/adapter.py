@@ -19,7 +19,7 @@ from ortflex_core.types import Array
 
 @attrs.frozen(kw_only=True)
 class Product:
-    """A product of data and a constant matrix in a model: y = x·M, and perhaps a bias.
+    """A product of data and a constant matrix in a model: y = x·M, optionally with a bias.
 
     It is a MatMul, a Gemm, or a convolution with kernels of one element. M is [inputs, outputs],
     whatever the layout of the file; x is [..., inputs] or, before a convolution, [N, inputs, ...].
@@ -34,7 +34,7 @@ class Product:
     node: str = ""
     """The name of the node."""
     weight: str = ""
-    """The initializer that M is, or is computed from; empty if there is no initializer."""
+    """The initializer that contains M, or from which M is computed; empty if there is none."""
     axes: int = 0
     """The number of position axes after the channel axis of a convolution."""
 
@@ -59,10 +59,10 @@ def match_products(
 ) -> list[Product]:
     """The products that match the targets, in the order of the graph.
 
-    A target is a glob over the name of the node (``/model/layers.0/q_proj/MatMul``), over the path of
-    the module with slashes (``/model/layers/0/q_proj/``) or dots, or over the name of the weight; or
-    it is the end of a module's path (``q_proj``). ``!target`` excludes products; exclusions alone
-    start from all products; no target means all products.
+    A target is a glob over the name of the node (``/model/layers.0/q_proj/MatMul``), over the path
+    of the module with slashes (``/model/layers/0/q_proj/``) or dots, or over the name of the
+    weight; or it is the end of a module's path (``q_proj``). ``!target`` excludes products; a list
+    with exclusions only starts from all products; no target means all products.
 
     Raises:
         ModelError: a target matches no product, or no product is left.
@@ -88,13 +88,14 @@ def match_products(
 class Adapter(Component, abc.ABC):
     """Tensors that change a product y = x·M and are trained instead of M.
 
-    ``initial`` names the tensors and gives their first values, ``apply`` is the formula of the new y,
-    and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose tensors
-    may be given at run time have ``portable`` and ``empty``; files of their own are ``formats``.
+    ``initial`` returns the initial values of the tensors by name, ``apply`` is the formula of the
+    new y, and ``merge`` returns the matrix that gives the same y without an adapter. Adapters whose
+    tensors can be inputs at run time define ``portable`` and ``empty``; ``formats`` lists the file
+    formats.
     """
 
     formats: ClassVar[Mapping[str, str]] = {}
-    """Formats of files that ``write`` writes, by the ending of the path ("" for a folder)."""
+    """File formats that ``write`` supports, by the ending of the path ("" for a folder)."""
 
     targets: tuple[str, ...] = setting(
         default=(),
@@ -114,7 +115,7 @@ class Adapter(Component, abc.ABC):
 
     @abc.abstractmethod
     def initial(self, product: Product, generator: np.random.Generator) -> Mapping[str, Array]:
-        """The first values of the tensors of one product, by name; they leave y unchanged."""
+        """The initial values of the tensors of one product, by name; they leave y unchanged."""
 
     @abc.abstractmethod
     def apply(
@@ -127,27 +128,27 @@ class Adapter(Component, abc.ABC):
         """M [inputs, outputs] with the adapter merged into it, in float64."""
 
     def warnings(self, product: Product) -> Iterator[str]:
-        """What the user should know about the adapter of a product."""
+        """Warnings for the user about the adapter of a product."""
         yield from ()
 
     def portable(self) -> Adapter:
-        """The adapter whose ``apply`` is the formula of a base that takes tensors at run time.
+        """The adapter whose ``apply`` is the formula of a base with adapter tensors as inputs.
 
         Raises:
-            Unsupported: adapters of this kind cannot be given at run time.
+            Unsupported: adapters of this kind cannot be inputs at run time.
         """
-        raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
+        raise Unsupported(f"the adapter {self.name!r} cannot be an input of a model at run time")
 
     def at_run_time(self, tensors: Mapping[str, Array], product: Product) -> Mapping[str, Array]:
-        """The tensors as the base of :meth:`portable` takes them."""
-        raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
+        """The tensors in the form that the base of :meth:`portable` reads."""
+        raise Unsupported(f"the adapter {self.name!r} cannot be an input of a model at run time")
 
     def empty(self, product: Product) -> Mapping[str, Array]:
         """The tensors of :meth:`portable` that leave the base unchanged; sizes may be 0."""
-        raise Unsupported(f"the adapter {self.name!r} cannot be given to a model at run time")
+        raise Unsupported(f"the adapter {self.name!r} cannot be an input of a model at run time")
 
     def write(self, path: Path, format: str, tensors: Mapping[Product, Mapping[str, Array]]) -> Any:
-        """Write a file or folder in one of :attr:`formats`, completely or not at all.
+        """Write a file or folder in one of :attr:`formats`, atomically.
 
         Raises:
             OutputError: it cannot be written.

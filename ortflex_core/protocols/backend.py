@@ -63,7 +63,7 @@ class Engine(Protocol):
         """Replace the optimizer's state."""
 
     def programs(self) -> dict[str, Program | bytes]:
-        """Every graph in use, by a name that can be used as a file name."""
+        """All graphs in use, by a name that is valid as a file name."""
 
     def counters(self) -> dict[str, int]:
         """Counters: bindings made and reused, copies between host and runtime."""
@@ -82,7 +82,7 @@ class Backend(Component, abc.ABC):
     """Whether it adds the gradients of several processes (``Problem.peers``)."""
 
     recomputes: ClassVar[bool] = False
-    """Whether it computes tensors of the forward pass again (``Problem.recompute``)."""
+    """Whether it can recompute tensors of the forward pass (``Problem.recompute``)."""
 
     @classmethod
     @abc.abstractmethod
@@ -111,7 +111,7 @@ class Passes(Protocol):
 
     @property
     def differentiable(self) -> Sequence[str]:
-        """The outputs that take cotangents, in order."""
+        """The outputs with cotangents, in order."""
 
     @property
     def gradients(self) -> Sequence[str]:

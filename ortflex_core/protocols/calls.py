@@ -1,4 +1,4 @@
-"""The calls into formulas of plugins, their results checked, their failures explained.
+"""Calls of the formulas of plugins, with checks of their results and explanations of failures.
 
 A formula is code of a plugin. Any exception that it raises, and any result that is not a tensor of
 the right shape, becomes an error that names the plugin, its distribution and what was expected. This
@@ -89,7 +89,7 @@ def wrong(component: object, method: str, given: object, expected: str) -> Broke
     else:
         what = "None" if given is None else f"an object of {type(given).__name__}"
     return BrokenPlugin(
-        f"{whose(component)} gives {what} from {method}, expected {expected}", component
+        f"{whose(component)} returns {what} from {method}, expected {expected}", component
     )
 
 
@@ -139,7 +139,7 @@ def _fits(given: Shape | None, wanted: Shape | None, *, exactly: bool) -> bool:
 
 
 def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-    """What :meth:`Loss.label` says."""
+    """The result of :meth:`Loss.label`."""
     with calling(loss, "label"):
         spec = loss.label(predicted, given)
     if not isinstance(spec, TensorSpec):
@@ -148,14 +148,14 @@ def label(loss: Loss, predicted: TensorSpec, given: TensorSpec | None) -> Tensor
 
 
 def check_labels(loss: Loss, predicted: TensorSpec, labels: Any) -> None:
-    """Ask :meth:`Loss.check_labels`."""
+    """Call :meth:`Loss.check_labels`."""
     with calling(loss, "check_labels"):
         loss.check_labels(predicted, labels)
 
 
 def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tensor:
     """The values of a loss: float, [batch, …]."""
-    wanted = "a float tensor with at least one value a sample, [batch, …]"
+    wanted = "a float tensor with at least one value per sample, [batch, …]"
     with calling(loss, "per_sample"):
         given = loss.per_sample(op, predicted, expected)
     values = _tensor(loss, "per_sample", given, predicted.trace, wanted)
@@ -169,14 +169,14 @@ def per_sample(loss: Loss, op: Ops, predicted: Tensor, expected: Tensor) -> Tens
 
 
 def mask(loss: Loss, op: Ops, expected: Tensor) -> Tensor | None:
-    """What :meth:`Loss.mask` gives."""
+    """The result of :meth:`Loss.mask`."""
     with calling(loss, "mask"):
         given = loss.mask(op, expected)
     return None if given is None else _tensor(loss, "mask", given, expected.trace, _FACTORS)
 
 
 def counts(loss: Loss, op: Ops, expected: Tensor) -> Tensor | None:
-    """What :meth:`Loss.counts` gives."""
+    """The result of :meth:`Loss.counts`."""
     with calling(loss, "counts"):
         given = loss.counts(op, expected)
     return None if given is None else _tensor(loss, "counts", given, expected.trace, _FACTORS)
@@ -188,7 +188,7 @@ _FACTORS = "None or a tensor of factors of the sample weights"
 def loss_gradient(
     loss: Loss, op: Ops, predicted: Tensor, expected: Tensor, cotangent: Tensor
 ) -> Tensor | None:
-    """The gradient that a loss gives itself."""
+    """The gradient that a loss defines."""
     with calling(loss, "gradient"):
         given = loss.gradient(op, predicted, expected, cotangent)
     if given is None:
@@ -221,7 +221,7 @@ def per_tensor(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
 
 
 def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None:
-    """The gradient that a penalty gives itself."""
+    """The gradient that a penalty defines."""
     with calling(penalty, "gradient"):
         given = penalty.gradient(op, weight)
     if given is None:
@@ -234,7 +234,7 @@ def penalty_gradient(penalty: Penalty, op: Ops, weight: Tensor) -> Tensor | None
 
 
 def place(precision: Precision, op_type: str) -> Place:
-    """Where an operator computes."""
+    """The place (type) in which an operator computes."""
     with calling(precision, "place"):
         given: Any = precision.place(op_type)
     if not isinstance(given, str) or given not in get_args(Place):
@@ -256,7 +256,7 @@ def loss_scale(precision: Precision) -> tuple[Any, Growth | None]:
 
 
 def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The slots of a weight of some shape, in the order in which the optimizer declares them."""
+    """The slots of a weight with a given shape, in the order of their declaration."""
     with calling(optimizer, "slot_shapes"):
         given: Any = optimizer.slot_shapes(shape)
     known = isinstance(given, Mapping) and set(given) <= set(optimizer.slots)
@@ -265,7 +265,9 @@ def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple
         for sizes in given.values()
     ):
         names = ", ".join(optimizer.slots) or "none"
-        text = f"a tuple of sizes by the name of a slot, the slots being {names}; it is {given!r}"
+        text = (
+            f"a tuple of sizes by the name of a slot, where the slots are {names}; it is {given!r}"
+        )
         raise wrong(optimizer, "slot_shapes", given, text)
     return {name: given[name] for name in optimizer.slots if name in given}
 
@@ -273,7 +275,7 @@ def slot_shapes(optimizer: Optimizer, shape: tuple[int, ...]) -> dict[str, tuple
 def first_values(
     adapter: Adapter, product: Product, generator: np.random.Generator
 ) -> dict[str, Array]:
-    """The first values of an adapter's tensors at a product."""
+    """The initial values of an adapter's tensors at a product."""
     with calling(adapter, "initial"):
         given: Any = adapter.initial(product, generator)
     if not isinstance(given, Mapping) or not given:
@@ -292,7 +294,7 @@ def adapted(
     tensors: Mapping[str, Tensor],
     product: Product,
 ) -> Tensor:
-    """The value of a product with an adapter, of the type and shape that it had."""
+    """The value of a product with an adapter, with unchanged type and shape."""
     with calling(adapter, "apply"):
         given = adapter.apply(op, x, y, tensors, product)
     return _like(adapter, "apply", given, y, "a tensor of the type and shape of y")
@@ -301,7 +303,7 @@ def adapted(
 def merged(
     adapter: Adapter, matrix: Array, tensors: Mapping[str, Array], product: Product
 ) -> Array:
-    """The matrix that has an adapter in it."""
+    """The matrix with the adapter merged into it."""
     with calling(adapter, "merge"):
         given: Any = adapter.merge(matrix, tensors, product)
     if not isinstance(given, np.ndarray) or given.shape != matrix.shape:
@@ -312,7 +314,7 @@ def merged(
 def transformed(
     transform: Transform, op: Ops, gradients: Mapping[str, Tensor], context: TransformContext
 ) -> dict[str, Tensor]:
-    """The gradients after a transform, each of the type and shape that it had."""
+    """The gradients after a transform, with unchanged types and shapes."""
     wanted = f"a mapping with a gradient for each of {', '.join(map(repr, gradients))}"
     with calling(transform, "apply"):
         given: Any = transform.apply(op, gradients, context)
@@ -321,10 +323,10 @@ def transformed(
     if set(given) != set(gradients):
         names = ", ".join(map(repr, given)) or "none"
         raise BrokenPlugin(
-            f"{whose(transform)} gives gradients for {names} from apply, expected {wanted}",
+            f"{whose(transform)} returns gradients for {names} from apply, expected {wanted}",
             transform,
         )
-    like = "gradients of the types and shapes that they had"
+    like = "gradients with their types and shapes unchanged"
     return {n: _like(transform, "apply", given[n], g, like) for n, g in gradients.items()}
 
 
@@ -338,9 +340,9 @@ def update(
     slots: Mapping[str, Tensor],
     shared: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The new weight and slots of an optimizer, each of the type and shape of the old one."""
+    """The new weight and slots of an optimizer, with unchanged types and shapes."""
     names = ", ".join(sorted(slots)) or "none"
-    wanted = f"(weight, slots) of the old ones' types and shapes, the slots being {names}"
+    wanted = f"(weight, slots) with their types and shapes unchanged, where the slots are {names}"
     start = weight.trace.mark()
     with calling(optimizer, "update"):
         known = {**slots, **(shared or {})}
@@ -361,7 +363,7 @@ def update(
 
 
 def shared_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """The names of what weights share."""
+    """The names of the shared state."""
     names = optimizer.shared
     if clash := sorted(set(names) & {*optimizer.slots, "step"}):
         text = "names that slots do not have, nor 'step', which is the number of updates"
@@ -379,8 +381,8 @@ def update_shared(
     slots: Sequence[Mapping[str, Tensor]],
     shared: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The new state that weights share, of the old one's type."""
-    wanted = f"tensors of shape [] by name, the names being {', '.join(shared)}"
+    """The new shared state, with unchanged types."""
+    wanted = f"tensors of shape [] by name, where the names are {', '.join(shared)}"
     with calling(optimizer, "update_shared"):
         given: Any = optimizer.update_shared(op, weights, gradients, rate, step, slots, shared)
     if not isinstance(given, Mapping) or set(given) != set(shared):

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class DataSource(Component, abc.ABC):
-    """Data by name, from a recipe: a file, a folder, a generator."""
+    """Data of a recipe: a file, a folder, a generator."""
 
     whole_folder: ClassVar[bool] = False
-    """Whether its path is a folder whose files belong together, so that no file is used alone."""
+    """Whether its path is a folder whose files belong together, so that a single file is not valid."""
 
     @abc.abstractmethod
     def load(self) -> Columns | Pieces | Batches:
-        """Open the source; whatever can be memory-mapped or read lazily is not read yet.
+        """Open the source; data that can be memory-mapped or read lazily are not read yet.
 
-        Columns are arrays by name; Pieces are read one by one in every epoch; Batches
-        come from an iterable.
+        Columns are arrays by name; Pieces are read one by one in every epoch; Batches are read from
+        an iterable.
 
         Raises:
-            DataError: the source is missing, broken or has other columns than asked for.
+            DataError: the source is missing, broken, or lacks requested columns.
         """

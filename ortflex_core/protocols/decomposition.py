@@ -20,8 +20,8 @@ MICROSOFT = "com.microsoft"
 class Call:
     """The node that a decomposition computes in another way.
 
-    Nothing is ignored: an input or an attribute that the node has and the formula
-    does not read, and an output that the node has and the formula does not return, are refused by name.
+    Nothing is ignored: an input or attribute of the node that the formula does not read, or an
+    output that it does not return, is an error that names it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Call:
         self.wanted = tuple(outputs)
         """Whether the node has each of its outputs."""
         self.frozen: dict[int, str] = {}
-        """The inputs that are not trained, and why."""
+        """The inputs that are not trained, and the reasons."""
         self._inputs, self._attributes, self._values = tuple(inputs), attributes, tuple(values)
         self._read: set[int] = set()
         self._asked: set[str] = set()
@@ -95,7 +95,7 @@ class Call:
 
 
 Decomposition = Callable[[Ops, Call], Sequence[Tensor | None]]
-"""A formula: the outputs of a node; None for one that it does not compute."""
+"""A formula: it returns the outputs of a node, None for those that it does not compute."""
 
 
 @attrs.frozen
@@ -135,7 +135,7 @@ class Decompositions:
         return register
 
     def refuse(self, *op_types: str, reason: str, domain: str = MICROSOFT) -> None:
-        """Say of operators why they are not decomposed, and what to do.
+        """Declare why operators are not decomposed, and what to do.
 
         Errors and ``ortflex check`` write "QGemm of com.microsoft is not computed by standard
         operators", then the reason.

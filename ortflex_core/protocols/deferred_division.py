@@ -1,9 +1,9 @@
 """Deferred divisions of tensors by host scalars, so that formulas of updates need fewer passes.
 
 Formulas are written as in their papers: ``m / (1 - beta1**step)`` under a root or a fraction bar.
-Each such quotient would be a pass over a tensor as large as the weight. It is deferred instead:
-factors that the host computes move through products, quotients and square roots to the end of the
-formula, where a single factor is left. A gradient that is used as ``a * g`` and as ``b * g**2`` is
+Each such quotient would be a pass over a tensor of the weight's size. It is deferred instead:
+factors that the host computes are moved through products, quotients and square roots to the end of
+the formula, where one factor remains. A gradient that is used as ``a * g`` and as ``b * g**2`` is
 scaled once, by √b, so that a whole step can put the scale into the seed of the reverse walk.
 """
 
@@ -109,7 +109,8 @@ def condense(
 ) -> list[Tensor]:
     """The results of the formula that was traced since ``start``, with deferred quotients.
 
-    A formula that neither divides a tensor by a host scalar nor squares the gradient stays as it is.
+    A formula that neither divides a tensor by a host scalar nor squares the gradient is not
+    changed.
     """
     nodes = trace.nodes[start.nodes :]
     if not any(_divides(n) or _squares(n, gradient) for n in nodes):
@@ -217,7 +218,7 @@ class _Formula:
         self.values.update(zip(node.outputs, made, strict=True))
 
     def _value(self, tensor: Tensor) -> _Value:
-        """What a tensor of the formula is now."""
+        """The current value of a tensor of the formula."""
         if tensor.host is not None:
             return self.trace.bind(tensor.host, tensor.dtype)
         return self.values.get(tensor, tensor)
@@ -239,7 +240,7 @@ class _Formula:
 
 
 def _scale(node: Node, tensor: Tensor) -> _Scalar | None:
-    """The scalar by which a node multiplies a tensor, if that is all it does."""
+    """The scalar by which a node multiplies a tensor, if the node only does this."""
     if not _plain(node, "Mul"):
         return None
     return next((_factor(i) for i in node.inputs if i is not tensor), None)

@@ -28,12 +28,12 @@ class Value(Protocol):
         """The ONNX element type."""
 
     def numpy(self) -> Array:
-        """The values; the runtime decides whether as a copy or as a view."""
+        """The values, as a copy or a view."""
 
 
 @attrs.frozen(kw_only=True)
 class Device(Component, abc.ABC):
-    """Where tensors are, how they are copied there and back, and which execution provider computes."""
+    """The memory of tensors, copies to and from it, and the execution provider."""
 
     @classmethod
     @abc.abstractmethod
@@ -66,7 +66,7 @@ class Device(Component, abc.ABC):
 
     @abc.abstractmethod
     def ort_device(self) -> Any:
-        """The ``OrtDevice`` that onnxruntime's C objects take."""
+        """The ``OrtDevice`` for onnxruntime's C objects."""
 
     def graph_providers(self) -> list[Any] | None:
         """The ``providers=`` of a session whose runs the device records and replays; None if it cannot.

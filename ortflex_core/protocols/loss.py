@@ -23,10 +23,10 @@ class Loss(Component, abc.ABC):
     """
 
     scores: ClassVar[Literal["any", "raw"]] = "any"
-    """"raw": the loss takes scores, so a final Softmax or Sigmoid is traced back to its input."""
+    """"raw": the loss expects scores, so a final Softmax or Sigmoid is traced back to its input."""
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:
-        """Type and shape of the labels that belong to ``predicted``.
+        """Type and shape of the labels for ``predicted``.
 
         ``given`` describes the user's labels if they are known, so that a loss can accept
         several forms (integers or one-hot). The result keeps ``predicted``'s symbolic dimensions.
@@ -65,7 +65,7 @@ class Loss(Component, abc.ABC):
     ) -> Tensor | None:
         """Gradient of Σ cotangent · per_sample with respect to ``predicted``.
 
-        None, the default, lets the core differentiate :meth:`per_sample`. Give one only where it
-        is more stable or smaller; ``cotangent`` has the shape of ``per_sample`` or broadcasts to it.
+        None, the default, lets the core differentiate :meth:`per_sample`. Define it only if it is
+        more stable or smaller; ``cotangent`` has the shape of ``per_sample`` or broadcasts to it.
         """
         return None

@@ -15,7 +15,7 @@ class MetricState(Protocol):
     """The accumulator of a metric."""
 
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
-        """Take in one batch."""
+        """Add one batch."""
 
     def result(self) -> float:
         """The metric over all batches so far."""

@@ -22,9 +22,9 @@ Updated = tuple[Tensor, Slots]
 class Optimizer(Component, abc.ABC):
     """The rule that updates a weight from its gradient.
 
-    ``slots`` is the state that belongs to each weight: tensors of the weight's shape, unless
-    :meth:`slot_shapes` says another one. ``shared`` is the state that all weights have together,
-    or, with groups of parameters, those of a group: numbers. All of it is zero at the start.
+    ``slots`` is the state of each weight: tensors of the weight's shape, unless :meth:`slot_shapes`
+    defines others. ``shared`` is the state that all weights share, or, with groups of parameters,
+    those of a group: numbers. All of it is zero at the start.
     """
 
     default_rate: ClassVar[float] = 1e-3
@@ -52,9 +52,9 @@ class Optimizer(Component, abc.ABC):
         slots: Sequence[Slots],
         shared: Slots,
     ) -> Slots:
-        """The new state that weights share, from all of them as they are before the step.
+        """The new shared state, from all weights before the step.
 
-        This comes first; :meth:`update` of each weight then finds the new values next to its slots.
+        It is computed first; :meth:`update` of each weight then gets the new values with its slots.
         ``weights``, ``gradients`` and ``slots`` have an entry for every weight, and ``shared`` and
         the result tensors of shape [].
         """
@@ -64,7 +64,7 @@ class Optimizer(Component, abc.ABC):
     def update(
         self, op: Ops, weight: Tensor, gradient: Tensor, rate: Host, step: Host, slots: Slots
     ) -> Updated:
-        """The new weight and the new slots, each of the shape that it had.
+        """The new weight and the new slots, with unchanged shapes.
 
         ``slots`` also contains the shared state, which must not be returned.
 

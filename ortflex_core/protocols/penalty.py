@@ -14,10 +14,10 @@ from ortflex_core.graph.ops import Ops, Tensor
 
 @attrs.frozen(kw_only=True)
 class Penalty(Component, abc.ABC):
-    """The cost of a weight; added once a step, under both reductions."""
+    """The cost of a weight; added once per step, for both reductions."""
 
     unnamed: ClassVar[Mapping[str, float] | None] = None
-    """Default parameters of a recipe table without ``name``, which means this penalty; else None."""
+    """The default parameters if a recipe table without ``name`` means this penalty; otherwise None."""
 
     @abc.abstractmethod
     def per_element(self, op: Ops, weight: Tensor) -> Tensor | None:

@@ -11,10 +11,10 @@ from onnx import TensorProto
 from ortflex_core.component import Component
 
 Place = Literal["short", "same", "wide"]
-"""Where an operator computes: in the short type, in that of what it reads, or in float32."""
+"""The type in which an operator computes: the short type, the type of its inputs, or float32."""
 
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"})
-"""Operators that gain from a short type: their kernels compute sums in float32."""
+"""Operators that benefit from a short type: their kernels compute sums in float32."""
 FOLLOWERS = frozenset(
     {
         "Abs",
@@ -57,15 +57,15 @@ FOLLOWERS = frozenset(
     }
     | {"Split", "Squeeze", "Sub", "Tanh", "Tile", "Transpose", "Unsqueeze", "Where"}
 )
-"""Operators that work element by element, or only move elements: they keep the type of what they read."""
+"""Operators that work element by element, or only move elements: they keep the type of their inputs."""
 
 
 @attrs.frozen(kw_only=True)
 class Growth:
     """A loss scale that adapts during the training, as large as the gradients allow.
 
-    It is doubled after ``steps`` updates in a row with finite gradients, up to ``most``. Where a gradient
-    is not finite, it is halved and the update is left out.
+    It is doubled after ``steps`` updates in a row with finite gradients, up to ``most``. If a
+    gradient is not finite, the scale is halved and the update is skipped.
     """
 
     steps: int = 2000
@@ -77,18 +77,19 @@ class Precision(Component, abc.ABC):
     """The types in which the forward and the backward pass of a step compute.
 
     Weights, slots, losses, penalties, transforms and updates are those of the file, float32 or
-    float64, and so are evaluations and predictions. A tensor of float32 is cast where an operator of
-    another place reads it: a weight where it enters the forward pass. float64 is never changed.
+    float64, and so are evaluations and predictions. A float32 tensor is cast where an operator of
+    another place reads it; a weight is cast where it enters the forward pass. float64 is never
+    changed.
     """
 
     dtype: ClassVar[int] = TensorProto.FLOAT
     """The ONNX element type of operators in the place "short"; float32 changes nothing."""
 
     def place(self, op_type: str) -> Place:
-        """Where a standard operator of the forward or backward pass computes.
+        """The place in which a standard operator of the forward or backward pass computes.
 
-        "short" is :attr:`dtype`; "same" is :attr:`dtype` if everything that it reads is of that type
-        or a constant or weight that can be cast to it; "wide" is float32. Operators outside the
+        "short" is :attr:`dtype`; "same" is :attr:`dtype` if all of its inputs have that type or are
+        constants or weights that can be cast to it; "wide" is float32. Operators outside the
         standard, and those with subgraphs, are always wide, and so are losses.
         """
         if op_type in PRODUCTS:

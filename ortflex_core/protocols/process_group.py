@@ -23,10 +23,11 @@ class Communicator(Protocol):
     size: int
 
     def all_gather(self, array: Array) -> Sequence[Array]:
-        """The arrays of all processes, by rank; every process gives one of the same size.
+        """The arrays of all processes, by rank; every process passes one of the same size.
 
-        ``array`` has one axis and the type uint8. It returns when all have given theirs, and raises
-        any error when another process has ended. The arrays may be used again by the next call.
+        ``array`` has one axis and the type uint8. It returns when all processes have called it, and
+        raises an error if another process has ended. The next call may reuse the memory of the
+        arrays.
         """
 
     def close(self) -> None:
@@ -38,7 +39,7 @@ class ProcessGroup(Component, abc.ABC):
     """A communication library through which the processes of one training exchange data."""
 
     launch: ClassVar[str] = ""
-    """The beginning of a command that starts four processes, for messages."""
+    """The first part of a command that starts four processes, for messages."""
 
     @classmethod
     @abc.abstractmethod
@@ -50,7 +51,7 @@ class ProcessGroup(Component, abc.ABC):
 
     @abc.abstractmethod
     def join(self) -> Communicator:
-        """Join the group of this process; a second call gives the same place.
+        """Join the group of this process; a second call returns the same rank.
 
         Raises:
             OrtflexError: it cannot be joined, or the other processes did not join.

@@ -20,7 +20,7 @@ class ScheduleContext:
     slope: Any = attrs.field()
     """``slope(score, label)``: the derivative of the loss by the score of one sample."""
     higher: frozenset[str] = frozenset()
-    """The columns of the History, of metrics, for which higher is better."""
+    """The columns of metrics in the History for which higher is better."""
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +46,7 @@ class Schedule(Component, abc.ABC):
         return totals[self.by]
 
     def bind(self, context: ScheduleContext) -> Schedule:
-        """The schedule for one training; one that needs the compiled loss gets it from ``context``."""
+        """The schedule for one training; ``context`` has the compiled loss."""
         return self
 
     @abc.abstractmethod

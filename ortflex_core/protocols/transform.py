@@ -34,17 +34,17 @@ class Transform(Component, abc.ABC):
     """A change of the gradients of a step before the optimizer uses them.
 
     The gradients are those of loss and penalty, summed over the batches of the step; each has the type
-    and the shape of its weight. Transforms are applied in the order in which they are given.
+    and the shape of its weight. Transforms are applied in the given order.
     """
 
     scaled: ClassVar[bool] = False
-    """Whether the formula reads ``context.scale``; otherwise gradients come as they are, and it is 1.
+    """Whether the formula reads ``context.scale``; otherwise gradients are unscaled, and it is 1.
 
-    With plain gradient descent the fused backend has the rate in the gradients already, which saves a
-    product of every tensor. A transform T of which this is true gives T(s·g, scale=s) = s·T(g).
+    With plain gradient descent, the fused backend includes the rate in the gradients, which saves a
+    product per tensor. A transform T with this attribute satisfies T(s·g, scale=s) = s·T(g).
     """
     flat: ClassVar[bool] = False
-    """Whether all gradients may be passed as one flat vector under one name, and the weights likewise."""
+    """Whether all gradients, and all weights, may be passed as one flat vector with one name."""
 
     @abc.abstractmethod
     def apply(

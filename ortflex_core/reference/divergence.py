@@ -1,4 +1,4 @@
-"""Where two trainings diverge: errors of one step, and the first tensor that differs, with its node."""
+"""The divergence of two trainings: errors of one step, and the first tensor that differs, with its node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step:
 
 @attrs.frozen
 class Found:
-    """The results of a step: loss + penalty, the gradients of both together, the state after it."""
+    """The results of a step: loss + penalty, the gradients of their sum, the state after the step."""
 
     cost: float
     gradients: Mapping[str, Array]
@@ -49,11 +49,11 @@ class Found:
 
 @attrs.frozen
 class Errors:
-    """The errors of one step relative to the reference, and which are larger than float32 explains.
+    """The errors of one step relative to the reference, and those that float32 rounding does not explain.
 
     ``loss`` is |a − b| / max(1, |b|); ``gradients`` ‖a − b‖ / ‖b‖ per parameter; ``weights`` the
-    same of the step, new weight − old (elements whose gradient is rounding noise aside: an optimizer
-    that divides by a gradient's size makes large steps of them).
+    same for the step, new weight − old weight (without elements whose gradient is rounding noise,
+    which an optimizer that divides by the gradient's size turns into large steps).
     """
 
     loss: float
@@ -121,7 +121,7 @@ class Difference:
 
 
 def errors(start: Step, mine: Found, true: Found) -> Errors:
-    """How far ``mine`` is from ``true``, both one step from ``start``."""
+    """The errors of ``mine`` relative to ``true``, both one step after ``start``."""
     bad: set[tuple[str, str]] = set()
     loss = _distance(mine.cost - true.cost) / max(1.0, abs(true.cost))
     if not loss <= _LOSS:
@@ -162,7 +162,7 @@ def _kept(step: Step) -> dict[str, Array]:
 def distance(
     mine: Array | None, true: Array, *, share: float = _GRADIENT, floor: float = 0.0
 ) -> tuple[float, bool]:
-    """‖a − b‖ / ‖b‖, and whether it is more than ``share``; ``floor`` is what rounding adds.
+    """‖a − b‖ / ‖b‖, and whether it is more than ``share``; ``floor`` is the contribution of rounding.
 
     Elements that overflow equally on both sides agree.
     """
@@ -295,7 +295,8 @@ def _between(
         if not reached & set(reads(node)):
             continue
         suspects.append(_label(model, node))
-        # Nodes after this one have the right gradient, or that parameter's gradient would be wrong too.
+        # Nodes after this one have the right gradient; otherwise that parameter's gradient would be
+        # wrong.
         if k not in proven or first in reads(node):
             reached |= set(node.output)
     return tuple(suspects)

@@ -57,8 +57,8 @@ def run_widened(
 ) -> dict[Key, Array]:
     """Run a widened program; float32 arrays among ``feeds`` are widened, too.
 
-    A small graph with an operator of which onnxruntime has no float64 kernel (Conv, Erf) runs on onnx's
-    own evaluator, which is slow.
+    A small graph with an operator for which onnxruntime has no float64 kernel (Conv, Erf) runs on
+    onnx's evaluator, which is slow.
     """
     wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in feeds.items()}
     # Older runtimes fuse operators into some that have no float64 kernel.
@@ -91,9 +91,9 @@ def _wide(elem_type: int) -> int:
 def _graph(
     graph: GraphProto, opsets: Mapping[str, int], outer: Mapping[str, int]
 ) -> dict[str, int]:
-    """Widen a graph in place; returns the element types of its values, as far as they are known.
+    """Widen a graph in place; returns the known element types of its values.
 
-    Where the standard requires float32, or has it as the default, values are cast: inputs down to
+    If the standard requires float32, or has it as the default, values are cast: inputs down to
     float32, outputs up to float64, and float32 next to float64 up.
     """
     types = dict(outer)

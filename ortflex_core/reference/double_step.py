@@ -1,6 +1,6 @@
-"""The reference of all backends: the fused step in float64, without our simplifications.
+"""The reference of all backends: the fused step in float64, without simplifications of the graph.
 
-The reference therefore shows an error of a simplification.
+The reference therefore reveals errors of a simplification.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ class Double:
     def evaluate(
         self, start: Step, batch: Batch, names: Sequence[str]
     ) -> tuple[list[float], dict[str, Array]]:
-        """Σ w·l of each loss term and tensors of the graph, with the averages where there are any."""
+        """Σ w·l of each loss term and tensors of the graph, with the averages if there are any."""
         program = widened(evaluation_program(self._problem, names))
         columns = _columns(self._problem, [batch])
         results = self._run(program, self._averaged(start), columns, self._problem.constants())
         return [results[t.total_port].item() for t in self._problem.terms], by_name(results)
 
     def predict(self, start: Step, batch: Batch, names: Sequence[str]) -> dict[str, Array]:
-        """Tensors of the graph, with the averages where there are any."""
+        """Tensors of the graph, with the averages if there are any."""
         return self.tensors(self._averaged(start), batch, names)
 
     def _averaged(self, step: Step) -> Step:
-        """The state with the averages of the weights in their place."""
+        """The state with the averages of the weights instead of the weights."""
         weights = self._problem.averaged(step.weights, step.slots)
         return attrs.evolve(step, weights=weights)
 

@@ -20,7 +20,7 @@ from ortflex_core.types import Array
 # The error that float32 explains, relative to the largest output.
 _ROUNDING = 1e-6
 Export = Callable[[Mapping[str, Array], Batch], Mapping[str, Array]]
-"""From weights, averages in their place, and running statistics to the exported model's outputs."""
+"""A function from weights (or their averages) and running statistics to the exported model's outputs."""
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class Served:
 def serve(
     problem: Problem, engine: Engine, batch: Batch, names: Sequence[str], export: Export
 ) -> Served:
-    """Ask an engine that has its state."""
+    """The results of an engine."""
     state = problem.averaged(engine.state(), engine.slots())
     predicted = engine.predict(batch, names)
     totals, _ = engine.evaluate(batch, names)
@@ -72,7 +72,7 @@ def _run(
 
 
 def errors(problem: Problem, mine: Served, true: Served) -> list[tuple[Kind, str, float, bool]]:
-    """(kind, name, error, whether it is more than float32 explains) of everything that is served."""
+    """(kind, name, error, whether it exceeds float32 rounding) of all results."""
     out: list[tuple[Kind, str, float, bool]] = []
     for term, got, wanted in zip(problem.terms, mine.totals, true.totals, strict=True):
         out.append(("evaluation", term.loss.name, *_distance(np.asarray(got), np.asarray(wanted))))

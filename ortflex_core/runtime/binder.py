@@ -1,9 +1,9 @@
-"""The caching IO binder: only what changed is bound again.
+"""The caching IO binder, which only binds what has changed.
 
-Binding a tensor costs about as much as running a small operator. A :class:`Binder` remembers the
-pointer, shape and type that are bound to each name of a session, skips what is bound already, and
-keeps every bound value alive: onnxruntime keeps pointers only, and a value that Python frees
-corrupts the heap.
+Binding a tensor costs about as much as running a small operator. A :class:`Binder` stores the
+pointer, shape and type that are bound to each name of a session, skips bindings that have not
+changed, and keeps every bound value alive, because onnxruntime only stores pointers, and a freed
+value would corrupt the heap.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Memory(Protocol):
 
 
 _Known = dict[str, tuple[Any, object]]
-"""What is bound to a name: the key of the memory, and the object that owns it."""
+"""The binding of a name: the key of the memory, and the object that owns it."""
 
 
 class Binder:
@@ -52,13 +52,13 @@ class Binder:
     Args:
         session: of onnxruntime, in its Python wrapper or not.
         name: of the graph, for messages.
-        binding: an existing binding of onnxruntime; None makes one.
+        binding: an existing binding of onnxruntime; None creates one.
         graph: the number under which the device records the runs (``Device.graph_providers``), -1 for runs
             without a recording; None in other sessions.
 
     Attributes:
-        made: how many bindings were made.
-        runs: how often the session ran on them.
+        made: the number of bindings made.
+        runs: the number of runs of the session.
         session: the session without its Python wrapper.
     """
 
@@ -79,7 +79,7 @@ class Binder:
 
     @property
     def reused(self) -> int:
-        """How many bindings all runs together reused from the run before."""
+        """The number of bindings that runs reused from the previous run, in total."""
         fresh = self._fresh if self._before == self.runs else 0
         bound = len(self._inputs) + len(self._outputs)
         return max(0, self.runs * bound - self.made + fresh)
@@ -128,7 +128,7 @@ class Binder:
         if before is None or before[0] != key:
             if spec.shape is None:
                 raise GraphError(
-                    f"the {self.name} graph: the rank of {spec.name!r} is unknown, and memory is "
+                    f"the {self.name} graph: the rank of {spec.name!r} is unknown, but memory is "
                     "bound with a shape"
                 )
             bind(spec.name, device, spec.numpy.type, list(spec.shape), pointer)
@@ -136,7 +136,7 @@ class Binder:
             self._count()
 
     def lent(self, memory: Mapping[str, Memory], names: Iterable[str], device: Any) -> None:
-        """Bind inputs to memory that the caller keeps alive until the run is over, and no longer."""
+        """Bind inputs to memory that the caller keeps alive until the end of the run."""
         known, bind, count = self._inputs, self._binding.bind_input, 0
         for name in names:
             b = memory[name]
@@ -158,7 +158,7 @@ class Binder:
             )
 
     def forget(self, name: str | None = None) -> None:
-        """Forget what is bound to a name, so that it is bound again; without a name all inputs."""
+        """Forget the binding of a name, so that it is bound again; without a name, of all inputs."""
         if name is None:
             self._binding.clear_binding_inputs()
             self._inputs.clear()
@@ -185,12 +185,12 @@ class Binder:
         values = self._binding.get_outputs()
         # Iterating would return references, whose values change with the next run.
         fetched = [values[k] for k in range(count)]
-        # If they stayed bound, the next run would overwrite them.
+        # If they remained bound, the next run would overwrite them.
         self._binding.clear_binding_outputs()
         return fetched
 
     def run(self) -> None:
-        """Run the session on what is bound.
+        """Run the session with the current bindings.
 
         Raises:
             GraphError: onnxruntime's reason, without the C++ trace.
@@ -220,9 +220,9 @@ def binding_counts(binders: Iterable[Binder]) -> dict[str, int]:
 
 
 class HostVector:
-    """The scalar inputs of a program, side by side in one small vector per element type.
+    """The scalar inputs of a program, in one small vector per element type.
 
-    Expressions are evaluated in float64 and stored in the type that the graph wants. Only values
+    Expressions are evaluated in float64 and stored in the type of the graph's input. Only values
     that depend on a changed symbol are written again.
     """
 
@@ -254,7 +254,7 @@ class HostVector:
         return self._places
 
     def update(self, values: Mapping[str, float]) -> None:
-        """Set the symbols; costs nothing if none of those that occur has changed."""
+        """Set the symbols; this does nothing if no symbol of the expressions has changed."""
         key = tuple([values[name] for name in self.varying])
         if key == self._last:
             return

@@ -1,9 +1,9 @@
-"""Which onnxruntime is installed, what it can do, and the faults of the installation.
+"""The installed onnxruntime: its capabilities, and faults of the installation.
 
-About twenty distributions install the same import name ``onnxruntime``. Two of them at once
-overwrite each other's files, and an old one with numpy 2 imports and then crashes the process.
-So this module reads the metadata *before* anything imports onnxruntime, and the rest of the project
-calls :func:`require_runtime` first.
+About twenty distributions install the same import name ``onnxruntime``. Two of them overwrite each
+other's files, and an old one can be imported with numpy 2, but then crashes the process. So this
+module reads the metadata *before* anything imports onnxruntime, and the rest of the project calls
+:func:`require_runtime` first.
 
     >>> from ortflex_core.runtime.installation import Distribution, diagnose
     >>> old = Distribution("onnxruntime-training", "1.16.3")
@@ -30,8 +30,9 @@ import attrs
 
 from ortflex_core.errors import RuntimeUnavailable
 
-# Distributions with the import name `onnxruntime`, the most capable first: of two, keep the first.
-# Not in the list: onnxruntime-extensions, -genai and others, which have other import names.
+# Distributions with the import name `onnxruntime`, the most capable first; if two are installed,
+# keep the first. Not in the list: onnxruntime-extensions, -genai and others, which have other
+# import names.
 KNOWN_DISTRIBUTIONS = (
     "onnxruntime-training",
     "onnxruntime-training-cpu",
@@ -88,8 +89,8 @@ class Fault:
 class Runtime:
     """The onnxruntime of this environment and what it can do.
 
-    ``max_opset`` and ``max_ir`` are the newest that it loads, as a trial shows; no graph that
-    ortflex makes declares newer ones.
+    ``max_opset`` and ``max_ir`` are the newest that it loads, determined by a trial; graphs of
+    ortflex do not declare newer ones.
 
     Example:
         >>> runtime = Runtime(distribution="onnxruntime", version="1.31.1", max_opset=26, max_ir=13)
@@ -142,8 +143,8 @@ def find_distributions(path: Sequence[str] | None = None) -> list[Distribution]:
 def import_location() -> str | None:
     """Return the folder that ``import onnxruntime`` would load, without importing it.
 
-    An empty folder, which an uninstallation can leave, does not count: Python would import
-    it as a namespace package with nothing in it.
+    An empty folder, which an uninstallation can leave, does not count: Python would import it as an
+    empty namespace package.
     """
     try:
         spec = importlib.util.find_spec("onnxruntime")
@@ -226,7 +227,7 @@ def _probe(distribution: Distribution) -> Runtime:
         reason = f"{type(error).__name__}: {error}"
         message = f"{distribution} is installed, but importing it fails: {reason}"
         raise RuntimeUnavailable(str(Fault(message, _reinstall(distribution)))) from error
-    options.log_severity_level = 4  # a refusal is a result here, not an error to print
+    options.log_severity_level = 4  # here a refusal is a result, not an error to print
     max_opset, max_ir = _newest_accepted(
         lambda model: sessions(model, options, providers=["CPUExecutionProvider"])
     )
@@ -248,8 +249,8 @@ def _probe(distribution: Distribution) -> Runtime:
 def _hidden(module: str) -> Iterator[None]:
     """Make ``module`` impossible to import within the context.
 
-    A training build imports ``onnxruntime.training``, which imports torch if it is installed: two
-    seconds for nothing that is needed here.
+    A training build imports ``onnxruntime.training``, which imports torch if it is installed: this
+    takes two seconds and is not needed here.
     """
     if module in sys.modules:
         yield
@@ -301,7 +302,7 @@ def _newest_accepted(load: Callable[[bytes], Any]) -> tuple[int, int]:
 def _nothing_installed() -> Fault:
     text = "No onnxruntime is installed in this environment."
     if _has_nvidia() and sys.platform in ("linux", "win32") and platform.machine() in _X86:
-        text += " This machine has an NVIDIA GPU; to leave it out, install onnxruntime."
+        text += " This machine has an NVIDIA GPU; to train without it, install onnxruntime."
         return Fault(text, f"{_PIP} install onnxruntime-gpu")
     return Fault(text, f"{_PIP} install onnxruntime")
 

@@ -1,7 +1,7 @@
-"""How much memory a graph takes while its nodes run in the order of the file.
+"""The memory of a graph while its nodes run in the order of the file.
 
-A tensor takes memory from the node that computes it to its last reader. The outputs of the graph lie in
-memory that the caller binds, inputs and constants exist anyway: none of these counts.
+A tensor uses memory from the node that computes it to its last reader. Outputs of the graph are in
+memory that the caller binds, inputs and constants exist anyway, so these are not counted.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _IN_PLACE = frozenset(
     | {"Neg", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Sqrt", "Sub"}
     | {"Sum", "Tanh"}
 )
-"""Operators that onnxruntime lets write over an input of the same size which nothing reads later."""
+"""Operators whose output may overwrite an input of the same size that is not read later."""
 
 
 @attrs.frozen
 class Peak:
-    """The largest sum of the tensors alive at one time, and which these are.
+    """The largest sum of the sizes of tensors alive at one time, and these tensors.
 
     Attributes:
         size: in bytes.
-        node: the place of the node that runs then, in the order given.
-        live: the bytes of each, by the name of the tensor that its memory was taken for.
+        node: the position of the node that runs then.
+        live: the bytes of each, by the name of the tensor for which its memory was allocated.
     """
 
     size: int
@@ -63,8 +63,8 @@ def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection
 
     Args:
         nodes: in the order in which they run.
-        sizes: bytes of tensors; those that it lacks count as empty.
-        bound: the outputs of the graph, whose memory is the caller's.
+        sizes: bytes of tensors; missing ones count as empty.
+        bound: the outputs of the graph, whose memory belongs to the caller.
     """
     owners = storage(nodes, bound)
     last: dict[str, int] = {}
@@ -100,7 +100,7 @@ def _alive(
     last: Mapping[str, int],
     place: int,
 ) -> dict[str, int]:
-    """The tensors that are alive while the node at a place runs, the largest first."""
+    """The tensors that are alive while a node runs, the largest first."""
     found = {
         o: sizes[o]
         for k, node in enumerate(nodes[: place + 1])
@@ -114,7 +114,7 @@ def _alive(
 
 
 def storage(nodes: Iterable[NodeProto], bound: Collection[str]) -> dict[str, str]:
-    """For the output of each node the tensor whose memory it has: its own, or that of a view's input."""
+    """The tensor whose memory the output of each node uses: the output itself, or the input of a view."""
     owners: dict[str, str] = {}
     for node in nodes:
         view = node.op_type in VIEWS and not node.domain
@@ -125,7 +125,7 @@ def storage(nodes: Iterable[NodeProto], bound: Collection[str]) -> dict[str, str
 
 
 def completed(nodes: Sequence[NodeProto], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes also of tensors that onnxruntime's optimizer has added: those of what they are a form of."""
+    """The sizes, completed by those of tensors that onnxruntime's optimizer has added."""
     out = dict(sizes)
     readers: dict[str, NodeProto] = {}
     for node in nodes:

@@ -1,12 +1,13 @@
-"""Activation checkpointing: tensors of the forward pass are computed again for the backward pass.
+"""Activation checkpointing: the backward pass recomputes tensors of the forward pass.
 
-A few tensors of the forward pass are kept. Every other one that the backward pass reads is computed
-a second time, from those, right before its first reader, and takes no memory in between. Nodes are
-copied after onnxruntime has optimized the graph, and the result runs as it is, in the order of the
-file. So the same kernels get the same values, and every result has the same bits as without.
+A few tensors of the forward pass are kept. Every other tensor that the backward pass reads is
+computed a second time from those, right before its first reader, and uses no memory in between.
+Nodes are copied after onnxruntime has optimized the graph, and the result runs without further
+optimization, in the order of the file. So the same kernels get the same values, and every result
+has the same bits as without recomputation.
 
-What is never computed again: random values, control flow and what it captures, operators of custom
-libraries, and small tensors, such as shapes.
+Random values, control flow with its captured values, operators of custom libraries, and small
+tensors such as shapes are never recomputed.
 
 Source of the method: Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear Memory Cost"
 (2016), arXiv:1604.06174.
@@ -29,7 +30,7 @@ from ortflex_core.graph.subgraphs import subgraphs_of
 from ortflex_core.runtime import liveness
 
 SMALL = 4096
-"""Bytes up to which a tensor is kept: computing it takes longer than it saves."""
+"""Tensors up to this number of bytes are kept, because recomputing them is not worth it."""
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """The numbers of segments that are tried."""
 _GAIN = 0.97
@@ -39,14 +40,14 @@ _AGAIN = "/again"
 
 @attrs.frozen
 class Forward:
-    """The nodes before the losses, and what the other nodes read of them.
+    """The nodes before the losses, and the tensors that other nodes read from them.
 
     Attributes:
         nodes: in their order.
         others: the other nodes, in their order.
-        place: for every tensor that the nodes compute the place of its node.
+        place: the position of the node that computes each tensor.
         sizes: bytes of tensors.
-        owners: the tensor in whose memory another lies.
+        owners: the tensor whose memory another one uses.
         fixed: tensors that are kept in any case.
     """
 
@@ -58,7 +59,7 @@ class Forward:
     fixed: Collection[str]
 
     def crossing(self) -> list[int]:
-        """For every place in the order the bytes that nodes from there on read of those before it."""
+        """For every position in the order, the bytes that later nodes read from earlier ones."""
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for k, node in enumerate(self.nodes):
@@ -81,7 +82,7 @@ class Forward:
         return {n: self.sizes.get(n, 0) for n in owners}
 
     def kept(self, cuts: Sequence[int]) -> set[str]:
-        """The tensors that are kept if the order is cut before these places."""
+        """The tensors that are kept if the order is cut before these positions."""
         names = {n for n, k in self.place.items() if k >= cuts[-1]}
         for k, node in enumerate(self.nodes):
             for name in liveness.reads(node) & self.place.keys():
@@ -103,7 +104,7 @@ def apply(
         model: a step, as onnxruntime has optimized it; it is changed.
         losses: the outputs that are costs.
         sizes: bytes of tensors.
-        recompute: what is kept.
+        recompute: the selection of tensors.
 
     Raises:
         GraphError: a tensor to keep is not in the graph.
@@ -113,7 +114,7 @@ def apply(
     sizes = liveness.completed(graph.node, sizes)
     plans = _plans(_forward(list(graph.node), losses, sizes, bound), recompute)
     best, least = plans[0], math.inf
-    for nodes in plans:  # fewer copies come first, so a plan has to gain something
+    for nodes in plans:  # plans with fewer copies come first, so a later plan must save memory
         size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
         if size < _GAIN * least:
             best, least = nodes, size
@@ -157,13 +158,13 @@ def _forward(
 
 
 def _once(node: NodeProto) -> bool:
-    """Whether a node may not be computed a second time."""
+    """Whether a node must not be computed a second time."""
     known = node.domain in ("", "ai.onnx") or node.domain.startswith("com.microsoft")
     return node.op_type in RANDOM or not known or bool(subgraphs_of(node))
 
 
 def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
-    """The orders of nodes to choose from."""
+    """The candidate orders of nodes."""
     if isinstance(recompute, tuple):
         missing = [name for name in recompute if name not in forward.place]
         if missing:
@@ -184,7 +185,7 @@ def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
 
 
 def _cuts(forward: Forward, count: int) -> list[int]:
-    """The places that cut the order into ``count`` segments of similar size, where little crosses."""
+    """The positions that cut the order into ``count`` segments of similar size, with few bytes between."""
     crossing = forward.crossing()
     read = forward.read()
     filled = [0] * (len(forward.nodes) + 1)

@@ -1,4 +1,4 @@
-"""Sessions on programs: made once per structure, shared, with one thread by default.
+"""Sessions on programs: created once per structure, shared, with one thread by default.
 
 The cache of programs and sessions is the only process-wide state of ortflex, apart from the list of
 libraries that sessions load. It is bounded and locked, its entries are immutable (weights and
@@ -28,11 +28,11 @@ from ortflex_core.runtime.installation import version_tuple
 from ortflex_core.types import Array
 
 _LIMIT = 128
-# The numbers of nodes from which onnxruntime's fusions, or also its simplifications, are off:
-# their time grows with the square of the nodes (2 s at 6,000, minutes at 40,000).
+# Above these numbers of nodes, onnxruntime's fusions, or also its simplifications, are disabled,
+# because their time grows with the square of the number of nodes (2 s at 6,000, minutes at 40,000).
 _NO_FUSION = 3000
 _NO_BASICS = 6000
-# Bytes of all tensors of a graph from which memory matters more than the time of taking it.
+# Above this number of bytes of all tensors, memory matters more than the time to allocate it.
 _LARGE = 2**26
 _BOUND_REACHED = re.compile(r"more than \d+ iterations of the Loop '[^']*'")
 """The node that fails when a loop reaches the bound of ``ortflex_core.onnx_files.loop_bounds``."""
@@ -50,15 +50,15 @@ _orphans: list[Any] = []
 
 
 def keep_alive(session: Any) -> Any:
-    """Remember a session in case the process forks; returns it."""
+    """Register a session for a fork of the process; returns it."""
     _alive.add(session)
     return session
 
 
 def _after_fork() -> None:
-    """In a forked child, replace the locks and keep the sessions of the parent for ever.
+    """In a forked child, replace the locks and keep the sessions of the parent forever.
 
-    Their threads do not exist in the child, and a session that is destroyed waits for its threads.
+    Their threads do not exist in the child, and destroying a session waits for its threads.
     """
     global _lock
     _lock = threading.Lock()
@@ -71,7 +71,7 @@ _libraries: dict[str, None] = {}
 
 
 def use_library(path: str | os.PathLike[str]) -> None:
-    """Load a custom-operator library of onnxruntime in every session that is made from now on.
+    """Load a custom-operator library of onnxruntime in every session created from now on.
 
     A library is code: only code can name one, never a model or a recipe. A family of gradient rules
     declares it with ``RULES.kernels(path)``.
@@ -115,7 +115,7 @@ def session_options(threads: int) -> Any:
 def _reuses_too_early(version: str) -> bool:
     """Whether the runtime may overwrite values before their last reader: training builds of 1.16 do.
 
-    Seen with inputs of a Scan and with the statistics of a BatchNormalization: gradients were
+    It happens with inputs of a Scan and with the statistics of a BatchNormalization: gradients are
     wrong, without an error.
     """
     from onnxruntime.capi import _pybind_state
@@ -126,7 +126,7 @@ def _reuses_too_early(version: str) -> bool:
 def get_program(key: Hashable, make: Callable[[], T]) -> T:
     """The program of a key, from the cache if possible; two fits of the same structure trace it once.
 
-    What a backend compiles from a program can be kept there in the same way.
+    The result of compiling a program can be cached in the same way.
     """
     with _lock:
         if key in _cache:
@@ -198,9 +198,9 @@ def new_session(
 
 
 def takes_pattern(program: Program) -> bool:
-    """Whether onnxruntime takes memory for all tensors at once from the second run on.
+    """Whether onnxruntime allocates memory for all tensors at once from the second run on.
 
-    It comes in addition to that of the first run, and saves time only in small steps.
+    This memory comes in addition to that of the first run, and saves time only in small steps.
     """
     return program.recompute is False and sum(program.sizes.values()) < _LARGE
 
@@ -216,7 +216,7 @@ def _level(program: Program, optimize: bool = True) -> Any:
 
 
 def planned(program: Program, device: Device, threads: int = 1) -> onnx.ModelProto:
-    """The graph as onnxruntime optimizes it, with what is computed again, in the order of its runs.
+    """The graph as onnxruntime optimizes it, with recomputed tensors, in the order of execution.
 
     Raises:
         GraphError: a tensor to keep is not in the optimized graph.
@@ -227,7 +227,7 @@ def planned(program: Program, device: Device, threads: int = 1) -> onnx.ModelPro
     ]
     options = session_options(threads)
     options.graph_optimization_level = _level(program)
-    if device.providers() != ["CPUExecutionProvider"]:  # whose graphs get nodes that copy
+    if device.providers() != ["CPUExecutionProvider"]:  # such devices add copy nodes to graphs
         model = program.proto()
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +265,7 @@ def open_session(
 
 
 def error_reason(error: BaseException) -> str:
-    """The first line of onnxruntime's message: node and reason, without the place in its sources."""
+    """The first line of onnxruntime's message: node and reason, without the location in its source code."""
     if endless := _BOUND_REACHED.search(str(error)):
         return f"{endless[0]}; it does not end on these data, or needs a larger bound"
     text = str(error).strip().splitlines()

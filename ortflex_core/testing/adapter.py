@@ -87,8 +87,10 @@ class AdapterKit(ComponentKit):
         one, other = ({"y": applied(component, product, x, matrix, tensors)} for _ in "ab")
         running.same_bits(one, other, component.name)
         made = [program(component, product, x, matrix, tensors) for _ in range(2)]
-        require(made[0].key == made[1].key, f"{component.name}: two traces, two graphs")
-        require(not made[0].hosts, f"{component.name}: fields of adapters are not made by hyper()")
+        require(made[0].key == made[1].key, f"{component.name}: two traces give different graphs")
+        require(
+            not made[0].hosts, f"{component.name}: fields of adapters must not be made by hyper()"
+        )
 
     def test_backends(self, component: Adapter, reference: Reference) -> None:
         """On every backend, a step follows the slope of the reference by finite differences."""
@@ -123,7 +125,7 @@ class AdapterKit(ComponentKit):
         made.set_state(moved(made))
         made.fit(x, y)
         out = made.export()
-        require(list(out.graph.node) == list(model.graph.node), "the export has other nodes")
+        require(list(out.graph.node) == list(model.graph.node), "the export has different nodes")
         merged = running.trainer(out).predict(x)
         close(merged, made.predict(x), 1e-5, "predictions of the exported model")
 
@@ -142,7 +144,7 @@ class AdapterKit(ComponentKit):
         rest = steps(_trainer(model, component, seed=1), 0, 1)
         rest.set_state(half.get_state())
         steps(rest, 2, 4)
-        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name} gone on")
+        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name}, continued")
 
     def test_run_time(self, component: Adapter, tmp_path: Path) -> None:
         """A base that takes the adapter at run time has the predictions of the Trainer."""

@@ -115,7 +115,7 @@ class AverageKit(FormulaKit):
         a, b = ({"average": run(component, first, second, 2)} for _ in range(2))
         running.same_bits(a, b, component.name)
         keys = {program(component, first).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
 
     def test_hyperparameters_are_symbols(self, component: Average) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""

@@ -125,7 +125,9 @@ class BackendKit(ComponentKit):
         running.same_bits(trainer.engine.state(), fresh, "load and state")
         for array in trainer.engine.state().values():
             array[...] = 9
-        running.same_bits(trainer.engine.state(), fresh, "a state that was changed by its reader")
+        running.same_bits(
+            trainer.engine.state(), fresh, "the state after a caller has changed its copy"
+        )
         close(trainer.predict(x), _inference(trainer.export(), x), 1e-5, "predictions after load")
 
     def test_slots(self, here: Backend) -> None:
@@ -141,7 +143,7 @@ class BackendKit(ComponentKit):
                 rest.engine.load_slots(whole.engine.slots())
                 rest.step((x[8:], y[8:]))
             whole.step((x[4 * step : 4 * step + 4], y[4 * step : 4 * step + 4]))
-        running.same_bits(whole.get_state(), rest.get_state(), "a training that goes on")
+        running.same_bits(whole.get_state(), rest.get_state(), "a training that continues")
 
     def test_determinism(self, here: Backend) -> None:
         """The same training ends in the same bits."""

@@ -43,7 +43,7 @@ class CallbackKit(ComponentKit):
     def test_is_frozen(self, component: Any) -> None:
         """A callback has a state, so its copies are tested: a copy of a new one is new, too."""
         require(
-            copy.deepcopy(component) == component, "a copy of a fresh callback is unequal to it"
+            copy.deepcopy(component) == component, "a copy of a new callback is not equal to it"
         )
 
     def test_bad_parameters_are_refused(self, component: Any) -> None:
@@ -79,7 +79,8 @@ class CallbackKit(ComponentKit):
         effect(component, again, after)
         require(
             before.losses == after.losses,
-            f"the same training after another one: losses {after.losses}, before {before.losses}",
+            f"the same training has the losses {after.losses} after another training, but "
+            f"{before.losses} before it",
         )
 
     def test_watching(self, component: Any, tmp_path: Path) -> None:

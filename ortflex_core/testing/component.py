@@ -49,7 +49,7 @@ class ComponentKit:
         )
         assert name is not None
         loaded = plugins()[self.kind].load(name)
-        require(loaded is type(component), f"the name {name!r} leads to {loaded!r}")
+        require(loaded is type(component), f"the name {name!r} loads {loaded!r}")
         if isinstance(component, Component):
             require(
                 component.name == name,
@@ -67,12 +67,15 @@ class ComponentKit:
         read = tomllib.loads(text)["component"]
         read.pop("name", None)
         again = structure(cls, read, singular(self.kind), plugins())
-        require(again == component, f"{text}\nreads as {again!r}, expected {component!r}")
+        require(again == component, f"{text}\nis read as {again!r}, expected {component!r}")
 
     def test_is_frozen(self, component: Any) -> None:
         """Equal and hashable by its fields, and immutable: graphs are cached by it."""
         twin = attrs.evolve(component)
-        require(twin == component, f"two {type(component).__name__} of the same fields are unequal")
+        require(
+            twin == component,
+            f"two objects {type(component).__name__} with the same fields are not equal",
+        )
         for field in attrs.fields(type(component)):
             with pytest.raises(attrs.exceptions.FrozenInstanceError):
                 setattr(component, field.name, getattr(component, field.name))
@@ -146,6 +149,6 @@ def check_hyperparameters(component: Any, program: Callable[[Any], Program]) -> 
                 continue
             require(
                 program(other).key == made.key,
-                f"{component.name}: another value of {name} makes another graph",
+                f"{component.name}: a new value of {name} changes the graph",
             )
             break

@@ -45,7 +45,12 @@ class ConstraintKit(FormulaKit):
         """An allowed weight is not changed."""
         for shaped in running.of_every_rank(weight):
             once = run(component, shaped)
-            close(run(component, once), once, 1e-5, "a weight that was allowed already is moved")
+            close(
+                run(component, once),
+                once,
+                1e-5,
+                "a weight that already satisfies the constraint is changed",
+            )
 
     def test_weights_of_0_and_100(self, component: Constraint, weight: Array) -> None:
         """Finite at 0 and ±100, and the same in float32."""
@@ -60,7 +65,8 @@ class ConstraintKit(FormulaKit):
         for shaped in running.of_every_rank(weight):
             got = run(component, shaped)
             require(
-                got.shape == shaped.shape, f"apply gives {got.shape} of a weight {shaped.shape}"
+                got.shape == shaped.shape,
+                f"apply returns the shape {got.shape} for a weight of shape {shaped.shape}",
             )
 
     def test_float64(self, component: Constraint, weight: Array) -> None:
@@ -96,7 +102,7 @@ class ConstraintKit(FormulaKit):
         first, second = ({"weight": run(component, weight)} for _ in range(2))
         running.same_bits(first, second, component.name)
         keys = {program(component, weight).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
 
     def test_hyperparameters_are_symbols(self, component: Constraint, weight: Array) -> None:
         """Another value of a hyperparameter needs no new graph, and it changes the result."""

@@ -73,7 +73,10 @@ class DeviceKit(ComponentKit):
         for number in (1.0, 2.0):
             here.write(value, np.full((3, 2), number, np.float32).T)
             same(here.read(value), np.full((2, 3), number, np.float32), "read after write")
-        require(value.data_ptr() == address, "write moved the tensor: bindings would miss it")
+        require(
+            value.data_ptr() == address,
+            "write moved the tensor, so bindings would use the old memory",
+        )
 
     def test_view(self, here: Device) -> None:
         """The tensor's own memory, or None where the host cannot reach it."""
@@ -94,7 +97,7 @@ class DeviceKit(ComponentKit):
         feeds = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
         got = run_once(formula, dict(feeds), {}, here)["y"]
         close(got, 2 * np.tanh(feeds["x"]), 1e-5, f"tanh on {here.name}")
-        require(here.ort_device() is not None, "ort_device gives nothing")
+        require(here.ort_device() is not None, "ort_device returns nothing")
 
     def test_backends(self, here: Device) -> None:
         """Every backend that takes the device trains there as on the processor."""

@@ -92,18 +92,29 @@ class LossKit(FormulaKit):
         shape = run.program.outputs[0].shape
         require(
             shape is not None and shape[:1] == ("N",),
-            f"per_sample gives {shape_text(shape)}, expected [N, …]: one value a sample at least, and "
-            "no mean over the batch",
+            f"per_sample returns {shape_text(shape)}, expected [N, …]: at least one value per "
+            "sample, and no mean over the batch",
         )
         whole = run()
         require(
             whole["value"].ndim <= predicted.ndim,
-            f"per_sample gives {shape_text(whole['value'].shape)} of {shape_text(predicted.shape)}",
+            f"per_sample returns {shape_text(whole['value'].shape)} for predictions "
+            f"{shape_text(predicted.shape)}",
         )
         for rows in (slice(0, 1), slice(2, 5)):
             part = run(rows)
-            close(part["value"], whole["value"][rows], 1e-12, "a row's value depends on others")
-            close(part["gradient"], whole["gradient"][rows], 1e-12, "a row's gradient does")
+            close(
+                part["value"],
+                whole["value"][rows],
+                1e-12,
+                "the value of a row depends on other rows",
+            )
+            close(
+                part["gradient"],
+                whole["gradient"][rows],
+                1e-12,
+                "the gradient of a row depends on other rows",
+            )
 
     def test_float64(self, component: Loss, predicted: Array, labels: Array) -> None:
         """Float64 stays float64, with its accuracy; float32 stays float32."""
@@ -151,7 +162,8 @@ class LossKit(FormulaKit):
         first, second = (Run(component, predicted, labels) for _ in range(2))
         running.same_bits(first(), second(), component.name)
         require(
-            first.program.key == second.program.key, f"{component.name}: two traces, two graphs"
+            first.program.key == second.program.key,
+            f"{component.name}: two traces give different graphs",
         )
 
     def test_hyperparameters_are_symbols(

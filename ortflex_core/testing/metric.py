@@ -66,12 +66,12 @@ class MetricKit(FormulaKit):
             state = component.start()
             for begin, end in reversed(list(pairwise(order))):
                 state.update(expected[begin:end], predicted[begin:end], None)
-            close(state.result(), whole, 1e-9, "batch by batch and all at once")
+            close(state.result(), whole, 1e-9, "batch by batch compared with all rows at once")
 
     def test_sample_weights(self, component: Metric, expected: Array, predicted: Array) -> None:
         """Weights of 1 change nothing, a row of weight 2 counts as two rows, one of weight 0 not at all."""
         if not self.weighted:
-            pytest.skip("the metric takes no account of weights")
+            pytest.skip("the metric ignores weights")
         count = len(expected)
         without = result(component, expected, predicted, None)
         close(result(component, expected, predicted, np.ones(count)), without, 1e-9, "weights of 1")
@@ -79,7 +79,7 @@ class MetricKit(FormulaKit):
         rows = np.repeat(np.arange(count), weight)
         got = result(component, expected, predicted, weight.astype(np.float64))
         wanted = result(component, expected[rows], predicted[rows], None)
-        close(got, wanted, 1e-9, "weights of 2, 0 and 1, and rows that are there as often")
+        close(got, wanted, 1e-9, "weights of 2, 0 and 1 compared with rows repeated as often")
 
     def test_better(
         self, component: Metric, expected: Array, predicted: Array, perfect: Array
@@ -92,7 +92,13 @@ class MetricKit(FormulaKit):
         best = result(component, expected, perfect, None)
         worse = result(component, expected, predicted, None)
         good = best > worse if component.better == "higher" else best < worse
-        require(good, f"better is {component.better!r}, but right is {best} and wrong {worse}")
+        require(
+            good,
+            (
+                f"better is {component.better!r}, but correct predictions have {best} and wrong ones "
+                f"{worse}"
+            ),
+        )
 
     def test_fresh_start(self, component: Metric, expected: Array, predicted: Array) -> None:
         """Two accumulators are independent."""
@@ -100,7 +106,7 @@ class MetricKit(FormulaKit):
         first, second = component.start(), component.start()
         first.update(expected, predicted, None)
         second.update(expected[:5], predicted[:5], None)
-        close(second.result(), alone, 0, "an accumulator next to another one")
+        close(second.result(), alone, 0, "an accumulator while another one is used")
 
     def test_result_is_a_number(self, component: Metric, expected: Array, predicted: Array) -> None:
         """A Python float, the same at every call; float32 predictions are accepted."""

@@ -100,13 +100,14 @@ class OptimizerKit(FormulaKit):
         states = walk(component, weight, component.default_rate, lambda w, t: w, steps=100)
         require(
             np.square(states[-1]["weight"]).sum() < np.square(weight).sum(),
-            f"{component.name} climbs: from {weight.flat[0]} to {states[-1]['weight'].flat[0]}",
+            f"{component.name} increases the loss: from {weight.flat[0]} to "
+            f"{states[-1]['weight'].flat[0]}",
         )
 
     def test_elementwise(self, component: Optimizer) -> None:
         """If it is declared elementwise, the update of a row does not depend on other rows."""
         if not component.elementwise:
-            pytest.skip("it says that elements depend on each other")
+            pytest.skip("it declares that elements depend on each other")
         shapes = calls.slot_shapes(component, start().shape)
         require(
             all(shape == start().shape for shape in shapes.values()),
@@ -122,7 +123,7 @@ class OptimizerKit(FormulaKit):
         part = walk(component, start()[1:2], rate, lambda w, t: gradient_at(start(), t)[1:2])[-1]
         fixed = walk(component, start(), rate, lambda w, t: gradient_at(start(), t))[-1]
         for name in whole:
-            what = f"{name!r}: a row depends on others, so elementwise is False"
+            what = f"{name!r}: a row depends on other rows, so elementwise must be False"
             close(part[name], fixed[name][1:2], 1e-12, what)
 
     def test_backends(self, component: Optimizer) -> None:
@@ -169,7 +170,7 @@ class OptimizerKit(FormulaKit):
         rest.engine.load_slots(slots)
         for step in range(2, 4):
             rest.step((x[step : step + 4], y[step : step + 4]))
-        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name} gone on")
+        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name}, continued")
 
     def test_determinism(self, component: Optimizer) -> None:
         """The same gradients give the same bits, and the same formula the same graph."""
@@ -177,7 +178,7 @@ class OptimizerKit(FormulaKit):
         first, second = (walk(component, start(), rate)[-1] for _ in range(2))
         running.same_bits(first, second, component.name)
         keys = {program(component, start()).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
 
     def test_hyperparameters_are_symbols(self, component: Optimizer) -> None:
         """Another value of a hyperparameter needs no new graph, and it counts."""
@@ -235,7 +236,7 @@ def _update(
         shared = twin.update_shared(op, *every[:2], rate, step, every[2], shared)
         require(
             set(shared) == set(twin.shared),
-            f"update_shared gives {sorted(shared)}, declared are {sorted(twin.shared)}",
+            f"update_shared returns {sorted(shared)}, but {sorted(twin.shared)} are declared",
         )
     out: dict[str, Tensor] = {}
     for name, own in slots.items():
@@ -243,7 +244,7 @@ def _update(
         new, after = twin.update(op, weights[name], gradients[name], rate, step, known)
         require(
             set(after) == set(own),
-            f"update gives back the slots {sorted(after)}, declared are {sorted(own)}",
+            f"update returns the slots {sorted(after)}, but {sorted(own)} are declared",
         )
         out |= {f"new/{_key('weight', name)}": new}
         out |= {f"new/{_key(s, name)}": tensor for s, tensor in after.items()}

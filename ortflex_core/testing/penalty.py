@@ -76,12 +76,13 @@ class PenaltyKit(FormulaKit):
     def test_shape(self, component: Penalty, weight: Array) -> None:
         """One cost for every element, or none at all; ``per_tensor`` may give any shape."""
         if is_whole(component):
-            pytest.skip("it gives the cost of whole weights")
+            pytest.skip("it returns the cost of whole weights")
         for shaped in running.of_every_rank(weight):
             got = run(component, shaped)["value"]
             require(
                 got.shape == shaped.shape,
-                f"per_element gives {got.shape} of a weight {shaped.shape}; do not sum it up",
+                f"per_element returns the shape {got.shape} for a weight of shape {shaped.shape}; "
+                "do not sum it",
             )
 
     def test_float64(self, component: Penalty, weight: Array) -> None:
@@ -118,7 +119,7 @@ class PenaltyKit(FormulaKit):
         """The same weights give the same bits, and the same formula the same graph."""
         running.same_bits(run(component, weight), run(component, weight), component.name)
         keys = {program(component, weight).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
 
     def test_hyperparameters_are_symbols(self, component: Penalty, weight: Array) -> None:
         """Another value of a hyperparameter needs no new graph, and it counts."""

@@ -52,7 +52,10 @@ class PrecisionKit(ComponentKit):
                 place in get_args(Place),
                 f"place({name!r}) gives {place!r}, expected one of {get_args(Place)}",
             )
-            require(component.place(name) == place, f"place({name!r}) changes from call to call")
+            require(
+                component.place(name) == place,
+                f"place({name!r}) returns different values in different calls",
+            )
         if component.dtype != TensorProto.FLOAT:
             narrow = [name for name in WIDE if component.place(name) != "wide"]
             require(not narrow, f"{narrow[:1]} is not wide: its sums leave the range of the type")
@@ -62,7 +65,9 @@ class PrecisionKit(ComponentKit):
         scale, growth = component.scale, component.growth
         good = scale is None or (isinstance(scale, int | float) and 0 < scale < np.inf)
         require(good, f"scale is {scale!r}, expected None or a positive number")
-        require(growth is None or isinstance(growth, Growth), f"growth is {growth!r}, no Growth")
+        require(
+            growth is None or isinstance(growth, Growth), f"growth is {growth!r}, expected a Growth"
+        )
         if growth is not None:
             require(scale is not None, "growth needs a scale to start with")
             require(growth.steps >= 1, f"growth.steps is {growth.steps}, expected >= 1")

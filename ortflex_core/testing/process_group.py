@@ -65,7 +65,7 @@ class ProcessGroupKit(ComponentKit):
             found = [json.loads(p.read_text("utf-8")) if p.exists() else None for p in paths]
             require(
                 job == "end" or None not in found,
-                f"a process did not end its work:\n{done.stdout[-2000:]}{done.stderr[-4000:]}",
+                f"a process did not finish:\n{done.stdout[-2000:]}{done.stderr[-4000:]}",
             )
             return found
 
@@ -75,7 +75,7 @@ class ProcessGroupKit(ComponentKit):
         """The reasons are sentences if no launcher has set a variable."""
         reasons = type(component).unavailable({})
         check_reasons(reasons)
-        require(reasons, "unavailable({}) gives no reason, but no launcher started this process")
+        require(reasons, "unavailable({}) returns no reason, but no launcher started this process")
 
     def test_messages(self, members: Members) -> None:
         """Three processes get the arrays of all in the order of their ranks: any size, early or late."""
@@ -87,7 +87,7 @@ class ProcessGroupKit(ComponentKit):
     def test_sums(self, members: Members) -> None:
         """Gradients are added in the order of the ranks, in their own precision, to the same bits."""
         digests = members(3, "add")
-        require(digests == [digests[0]] * 3, f"the sums are not the same everywhere: {digests}")
+        require(digests == [digests[0]] * 3, f"the sums differ between processes: {digests}")
         require(digests[0] == _sum_of(3), "the sum is not that of numpy in the order of the ranks")
 
     def test_a_process_that_ends(self, members: Members) -> None:

@@ -256,4 +256,4 @@ def on_every_backend(train: Callable[[str], None], what: str) -> list[str]:
 def check_reasons(given: Any) -> None:
     """Fail unless this is a list of sentences, empty where nothing speaks against it."""
     good = isinstance(given, list) and all(isinstance(r, str) and r for r in given)
-    require(good, f"available gives {given!r}, expected a list of reasons")
+    require(good, f"available returns {given!r}, expected a list of reasons")

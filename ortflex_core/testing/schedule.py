@@ -58,7 +58,9 @@ class ScheduleKit(FormulaKit):
         bound = component.bind(context())
         forwards = [bound.rate(BASE, progress(step)) for step in range(8)]
         backwards = [bound.rate(BASE, progress(step)) for step in reversed(range(8))]
-        require(forwards == backwards[::-1], f"{component.name}: asked again, the rates are others")
+        require(
+            forwards == backwards[::-1], f"{component.name}: a second call returns different rates"
+        )
 
     def test_units(self, component: Schedule) -> None:
         """By epochs, every step of an epoch has one rate; an unknown unit is refused."""

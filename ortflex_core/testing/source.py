@@ -51,7 +51,7 @@ class DataSourceKit(ComponentKit):
                 np.testing.assert_allclose(got[name], array, rtol=1e-6, err_msg=name)
             else:
                 np.testing.assert_array_equal(np.asarray(got[name]), array, err_msg=name)
-        require(columns.labels, "no column is among the labels, so nothing can be trained")
+        require(columns.labels, "no column is a label, so nothing can be trained")
 
     def test_rows(self, component: DataSource) -> None:
         """Any rows can be taken, in any order."""
@@ -70,7 +70,9 @@ class DataSourceKit(ComponentKit):
         for piece, size in enumerate(loaded.sizes):
             whole = dict(concat_columns(list(loaded.read(piece))))
             rows = {len(array) for array in whole.values()}
-            require(rows == {size}, f"piece {piece} has {rows} rows, its size is said to be {size}")
+            require(
+                rows == {size}, f"piece {piece} has {rows} rows, but its declared size is {size}"
+            )
             starts = np.unique(np.linspace(0, size - 1, min(size, STARTS)).astype(int))
             for start in starts.tolist():
                 part = dict(concat_columns(list(loaded.read(piece, start))))
@@ -85,7 +87,7 @@ class DataSourceKit(ComponentKit):
         for name, array in first.items():
             require(
                 np.array_equal(np.asarray(array), np.asarray(second[name])),
-                f"{name!r}: opened twice, the rows differ",
+                f"{name!r}: the rows differ between two openings",
             )
 
     def test_missing_file(self, component: DataSource) -> None:
@@ -101,6 +103,6 @@ def _columns(source: DataSource) -> Columns:
     loaded = source.load()
     if isinstance(loaded, Pieces):
         return head(loaded, rows_of(loaded))
-    require(isinstance(loaded, Columns), f"load gives {loaded!r}, expected Columns or Pieces")
+    require(isinstance(loaded, Columns), f"load returns {loaded!r}, expected Columns or Pieces")
     assert isinstance(loaded, Columns)
     return loaded

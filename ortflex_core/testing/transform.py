@@ -63,7 +63,10 @@ class TransformKit(FormulaKit):
             slopes = {n: g for n, g in gradients().items() if n in names}
             for name, array in run(component, slopes, start()).items():
                 shape = slopes[name].shape
-                require(array.shape == shape, f"{name!r} of shape {shape} becomes {array.shape}")
+                require(
+                    array.shape == shape,
+                    f"the gradient {name!r} of shape {shape} becomes {array.shape}",
+                )
 
     def test_gradients_of_0_and_100(self, component: Transform) -> None:
         """Finite at 0 and ±100, and the same in float32."""
@@ -93,7 +96,7 @@ class TransformKit(FormulaKit):
     def test_scale(self, component: Transform) -> None:
         """Where it says that it reads the scale, gradients times s become the result times s."""
         if not component.scaled:
-            pytest.skip("it takes gradients as they are")
+            pytest.skip("it uses gradients unscaled")
         plain = run(component, gradients(), start())
         for scale in (0.01, 30.0, -0.5, 0.0):
             larger = {n: scale * g for n, g in gradients().items()}
@@ -103,7 +106,7 @@ class TransformKit(FormulaKit):
     def test_flat(self, component: Transform) -> None:
         """Where it says that one vector will do, the vector becomes that of the gradients."""
         if not component.flat:
-            pytest.skip("it takes every gradient by itself")
+            pytest.skip("it uses every gradient separately")
         one = run(
             component, {"all": vector(gradients())}, Given(weights={"all": vector(weights())})
         )
@@ -147,14 +150,14 @@ class TransformKit(FormulaKit):
         rest.engine.load(half.get_state())
         rest.engine.load_slots(half.engine.slots())
         steps(rest, 2, 4)
-        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name} gone on")
+        running.same_bits(whole.get_state(), rest.get_state(), f"{component.name}, continued")
 
     def test_determinism(self, component: Transform) -> None:
         """The same gradients give the same bits, and the same formula the same graph."""
         first, second = (run(component, gradients(), start()) for _ in range(2))
         running.same_bits(first, second, component.name)
         keys = {program(component, gradients(), start()).key for _ in range(2)}
-        require(len(keys) == 1, f"{component.name}: two traces, two graphs")
+        require(len(keys) == 1, f"{component.name}: two traces give different graphs")
 
     def test_hyperparameters_are_symbols(self, component: Transform) -> None:
         """Another value of a hyperparameter needs no new graph, and it counts."""

@@ -4,7 +4,7 @@ Owns: the only mutable state of the core.
 
 May import: feed and the packages before it.
 
-Add here: what happens between steps (:mod:`~ortflex_core.training.loop`), what a Trainer can be asked
+Add here: actions between steps (:mod:`~ortflex_core.training.loop`), methods of the Trainer
 (:mod:`~ortflex_core.training.trainer`).
 """
 

@@ -1,4 +1,4 @@
-"""What a Trainer says of itself: before its first step, and when it is asked."""
+"""Descriptions of a Trainer: the line before its first step, its summary and its repr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("ortflex")
 
 
 def announce(trainer: Trainer) -> None:
-    """Log what is trained and where; print the first line where logging is not configured.
+    """Log what is trained and where; print the first line if logging is not configured.
 
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
@@ -31,7 +31,7 @@ def announce(trainer: Trainer) -> None:
 
 
 def announce_skipped(trainer: Trainer) -> None:
-    """Say how many steps the loss scale left out, if it changes and there are any."""
+    """Log the number of steps that a dynamic loss scale skipped, if any."""
     problem = internals_of(trainer).live.problem
     if SKIPPED_STEPS not in problem.slot_specs or problem.precision is None:
         return
@@ -39,8 +39,8 @@ def announce_skipped(trainer: Trainer) -> None:
     skipped, made = (int(slots[n]) for n in (SKIPPED_STEPS.label, "step"))
     if skipped:
         text = (
-            f"{problem.precision.name}: {skipped} of {made} steps were left out, because a gradient was "
-            f"not finite; the loss scale is {float(slots[LOSS_SCALE.label]):g}"
+            f"{problem.precision.name}: {skipped} of {made} steps were skipped, because a "
+            f"gradient was not finite; the loss scale is {float(slots[LOSS_SCALE.label]):g}"
         )
         _log.info("%s", text)
 

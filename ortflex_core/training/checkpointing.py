@@ -1,4 +1,4 @@
-"""Checkpoints of a Trainer: what is written, and how a Trainer is made from it."""
+"""Checkpoints of a Trainer: writing them, and creating or restoring a Trainer from them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _TRIES = 10
 class Standing:
     """The progress of a Trainer between two calls.
 
-    ``position`` is that of an unfinished training, which the next fit continues. ``last`` is that of a
-    fit that was interrupted in this process: its checkpoints can be resumed, but the next fit starts a
-    new training. ``slots`` and ``buffers`` are kept for the next engine, ``written`` is the checkpoint of
-    this model that was written or read last, ``identity`` is common to all of them, and ``size`` and
-    ``epoch`` are those the engine was built for. ``backend`` is the one that ``fastest`` chose. Without
-    ``strict``, other data are accepted.
+    ``position`` belongs to an unfinished training, which the next fit continues. ``last`` belongs
+    to a fit that was interrupted in this process: its checkpoints can be resumed, but the next fit
+    starts a new training. ``slots`` and ``buffers`` are kept for the next engine, ``written`` is
+    the checkpoint of this model that was written or read last, ``identity`` is common to all of
+    them, and ``size`` and ``epoch`` are those the engine was built for. ``backend`` is the choice
+    of ``fastest``. Without ``strict``, different data are accepted.
     """
 
     fits: int = 0
@@ -60,7 +60,7 @@ class Standing:
     strict: bool = True
 
     def built(self, size: Size, taken: Iterable[str]) -> None:
-        """Note that an engine was built and holds the slots that it takes."""
+        """Record that an engine was built and has taken over the slots."""
         left = set(self.slots) - set(taken)
         self.size, self.slots, self.buffers = size, {n: self.slots[n] for n in left}, {}
 
@@ -103,7 +103,9 @@ def save(trainer: Trainer, folder: Path) -> Path:
         record,
         parts,
         saved,
-        lambda path: Model.export(trainer.model, {}, path),  # as read, whatever is merged
+        lambda path: Model.export(
+            trainer.model, {}, path
+        ),  # the model as read, without merged adapters
         before=standing.written,
     )
     return folder
@@ -159,7 +161,7 @@ def _resumed(
 
 
 def _refuse_files(arguments: Mapping[str, Any], folder: Path) -> None:
-    """A checkpoint is data: it does not have modules imported that this process has not imported.
+    """A checkpoint is data: it must not cause the import of modules.
 
     Raises:
         CheckpointError: an argument names a class in such a module or file.
@@ -207,8 +209,9 @@ def _take(
     wanted = whole.parameters
     if set(state) != set(wanted):
         raise CheckpointError(
-            f"the checkpoint {label!r} trains {', '.join(sorted(state)) or 'nothing'}, "
-            f"here it is {', '.join(sorted(wanted))}; use the same params"
+            f"the checkpoint {label!r} has the trained parameters "
+            f"{', '.join(sorted(state)) or 'none'}, but this training has "
+            f"{', '.join(sorted(wanted))}; use the same params"
         )
     slots = found.part("slot")
     position = record.position
@@ -216,7 +219,7 @@ def _take(
     if position is not None and (further or trainer.epochs > (position.progress.epochs or 0)):
         position = attrs.evolve(position, stopped=False)
     most = set(whole.slot_ports) | {g.own_step for g in whole.updating.groups}
-    # At the end of an epoch, parameters that are trained from the next one on have no state yet.
+    # At the end of an epoch, parameters that are trained from the next epoch on have no state yet.
     epoch = 0 if position is None else position.progress.epoch - (position.steps == 0)
     least = set(whole.phase(max(epoch, 0)).slot_ports)
     if slots and not least <= set(slots) - {"step"} <= most:
@@ -261,8 +264,8 @@ def _take(
         raise
     if record.runtime != str(inner.runtime):
         _log.warning(
-            "the checkpoint %r was written with %s, this is %s: the weights will be the same to "
-            "rounding, not to the last bit",
+            "the checkpoint %r was written with %s, this is %s: the weights are equal up to "
+            "rounding, but not bit for bit",
             label,
             record.runtime,
             inner.runtime,
@@ -270,7 +273,7 @@ def _take(
 
 
 def _goes_on(trainer: Trainer, chosen: Collection[str] | None) -> bool:
-    """Whether a training by the quickest backend keeps the one that the checkpoint records."""
+    """Whether a training on the fastest backend keeps the backend recorded in the checkpoint."""
     return internals_of(trainer).setup.fastest and (chosen is None or "backend" not in chosen)
 
 
@@ -281,17 +284,17 @@ def _compare(
     strict: bool,
     chosen: Collection[str] | None,
 ) -> list[str]:
-    """Refuse another model, other plugins and other arguments; returns the frozen weights that differ.
+    """Refuse a different model, plugins or arguments; returns the frozen weights that differ.
 
     Raises:
-        CheckpointError: what differs, unless it may without ``strict``.
+        CheckpointError: the difference, unless it is allowed without ``strict``.
     """
     record, label = found.record, str(found.folder)
     if record.structure != identity.structure:
         raise CheckpointError(
-            f"the checkpoint {label!r} belongs to another model: the structure there "
-            f"is {record.structure[:12]}…, here it is {identity.structure[:12]}…. "
-            "Trainer.resume(folder) takes the model that is in the checkpoint"
+            f"the checkpoint {label!r} belongs to a different model: its structure is "
+            f"{record.structure[:12]}…, here it is {identity.structure[:12]}…. "
+            "Trainer.resume(folder) uses the model in the checkpoint"
         )
     differ = []
     here = identity.versions | fingerprint.of_backends(trainer)
@@ -304,14 +307,14 @@ def _compare(
     elif changed:
         differ.append(
             f"by a training with other arguments: {'; '.join(changed.values())}. Restore them, or "
-            "use Trainer.resume(folder), which takes them from the checkpoint"
+            "use Trainer.resume(folder), which reads them from the checkpoint"
         )
     frozen = differences.frozen(record, identity, found.part("buffer"))
     if frozen:
         more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""
         differ.append(
-            f"with other values of weights that are not trained: {', '.join(frozen[:3])}{more}. Use "
-            "that model; Trainer.resume(folder) takes it from the checkpoint"
+            f"with other values of weights that are not trained: {', '.join(frozen[:3])}{more}. "
+            "Use that model; Trainer.resume(folder) reads it from the checkpoint"
         )
     for difference in differ:
         text = f"the checkpoint {label!r} was written {difference}"
@@ -325,7 +328,7 @@ def _compare(
 
 
 def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -> None:
-    """Move a source to where a training was interrupted; other data are refused.
+    """Move a source to the position where a training was interrupted; different data are refused.
 
     Raises:
         DataError: the numbers of rows or steps differ from those of the interrupted training, the
@@ -336,8 +339,8 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
     if (was.rows_per_epoch, was.steps_per_epoch) != given:
         raise DataError(
             f"the interrupted training had {was.rows_per_epoch} rows and {was.steps_per_epoch} "
-            f"steps per epoch, but these data have {given[0]} and {given[1]}; give the same data and "
-            "batch_size"
+            f"steps per epoch, but these data have {given[0]} and {given[1]}; pass the same data "
+            "and batch_size"
         )
     if start.data is None:
         return
@@ -346,7 +349,7 @@ def go_on(start: Position, now: Progress, source: Source, strict: bool = True) -
         text = f"the interrupted training had other data: {'; '.join(differ)}"
         if strict:
             raise DataError(
-                f"{text}. Give the same data, or continue with these anyway: "
+                f"{text}. Pass the same data, or continue with these anyway: "
                 "Trainer.resume(folder, strict=False)"
             )
         _log.warning("%s", text)

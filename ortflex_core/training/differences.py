@@ -1,7 +1,7 @@
-"""The differences between a Trainer and the one that wrote a checkpoint, if they change the training.
+"""Differences between a Trainer and the Trainer of a checkpoint that change the training.
 
-Every argument of the Trainer is compared, except those in :data:`FREE`. Arguments are first compared
-as they were written; if they differ, what they resolve to is compared.
+Every argument of the Trainer is compared, except those in :data:`FREE`. Arguments are first
+compared in their written form; if they differ, their resolved values are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FREE: Mapping[str, str] = {
     "params": "the trained tensors themselves are compared",
     "epochs": "a training may be extended",
     "backend": "every backend computes the same, to rounding",
-    "recompute": "tensors that are computed again have the same bits",
+    "recompute": "tensors that are recomputed have the same bits",
     "device": "every device computes the same, to rounding",
     "threads": "they change only the speed of a step",
     "metrics": "they are reported, and nothing is trained on them",
@@ -35,7 +35,7 @@ FREE: Mapping[str, str] = {
     "distributed": "accumulate has the batches of all processes",
     "progress": "it only changes what is displayed",
 }
-"""Arguments that may differ, and why that changes nothing in the training."""
+"""Arguments that may differ, and the reason why the training does not change."""
 
 GO_ON = ("0.1.0",)
 """Versions whose checkpoints resume here to the same bits (tests/core/test_saved_by_0_1_0.py)."""
@@ -101,12 +101,12 @@ def data(was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
         if before != after:
             out.append(f"{name!r} was {before}, is {after}")
         elif old[name]["digest"] != new[name]["digest"]:
-            out.append(f"{name!r} has other values, or its rows come in another order")
+            out.append(f"{name!r} has other values, or its rows are in a different order")
     return out
 
 
 def _default(trainer: Trainer, name: str) -> Any:
-    """The default of an argument that the version which wrote the checkpoint did not have."""
+    """The default of an argument that did not exist in the version that wrote the checkpoint."""
     parameter = inspect.signature(type(trainer)).parameters.get(name)
     if parameter is None or parameter.default is inspect.Parameter.empty:
         return _NOTHING
@@ -128,7 +128,7 @@ def _same(trainer: Trainer, name: str, old: Any, new: Any) -> bool:
     return bool(meaning(internals_of(twin).setup) == meaning(inner.setup))
 
 
-# What arguments that can be written in several ways resolve to.
+# The resolved values of arguments that can be written in several ways.
 _MEANINGS: Mapping[str, Callable[[Setup], Any]] = {
     "loss": lambda setup: setup.requests,
     "penalty": lambda setup: setup.problem.penalties,
@@ -156,7 +156,11 @@ def _changes(name: str, old: Any, new: Any) -> Iterator[str]:
 
 def _shown(value: Any, other: Any) -> str:
     if value is _NOTHING:
-        return "not given" if not isinstance(other, str) else "an object that no file can name"
+        return (
+            "not given"
+            if not isinstance(other, str)
+            else "an object that cannot be written to a file"
+        )
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         mine = value["name"]
         if not isinstance(other, Mapping) or other.get("name") != mine:

@@ -1,4 +1,4 @@
-"""What identifies a Trainer: its model, arguments, plugins and frozen weights."""
+"""The identity of a Trainer: its model, arguments, plugins and frozen weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """What is the same in every checkpoint of a Trainer; computed once.
+    """The part that is the same in every checkpoint of a Trainer; computed once.
 
     ``versions`` has the distributions whose plugins are used, except backends; ``frozen`` has a
     digest of every initializer that is not trained.
@@ -74,7 +74,7 @@ def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
     inner = internals_of(trainer)
     out: dict[str, Any] = {}
     unnamed: list[str] = []
-    # A checkpoint has the batches of all processes: any number of them goes on with it.
+    # A checkpoint has the batches of all processes, so any number of processes can continue it.
     in_all = {"accumulate": inner.setup.problem.updating.accumulate}
     for name, value in (inner.arguments | in_all).items():
         if name == "distributed":
@@ -90,7 +90,7 @@ def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
             unnamed.append(name)
         except OverflowError as error:
             raise CheckpointError(
-                f"{name} has {error}, which no checkpoint can hold; give a smaller one"
+                f"{name} has {error}, which a checkpoint cannot store; use a smaller one"
             ) from error
     return out, unnamed
 

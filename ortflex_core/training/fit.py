@@ -1,4 +1,4 @@
-"""From a Trainer to its loop: the plan of a training, and what is kept of it afterwards."""
+"""Running the loop of a Trainer: the plan of a training, and its results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fit(
     validation_data: Any,
     limit: int | None,
 ) -> History:
-    """Train on data as they were given (see :meth:`ortflex_core.Trainer.fit`)."""
+    """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
     inner = internals_of(trainer)
     peers, validation = inner.setup.problem.peers, None
     feed = feed_of(*data, limit=limit, peers=peers)
@@ -110,15 +110,16 @@ def train(
         go_on(start, now, source, standing.strict)
     if inner.setup.metrics and validate is None:
         _log.warning(
-            "metrics (%s) are computed on validation data, but there are none: give validation_data, "
-            "or validation = 0.2 in a recipe, to hold a fifth of the rows out",
+            "metrics (%s) are computed on validation data, but there are none: pass "
+            "validation_data, or set validation = 0.2 in a recipe to hold out a fifth of the rows",
             ", ".join(metric.name for metric in inner.setup.metrics),
         )
     if not standing.fits and (shared := inner.setup.shared()):
         _log.warning(
-            "several nodes read one parameter, which is trained as one: %s. This is right for tied "
-            "weights, but exporters also merge weights of equal values. `ortflex check` lists them all; "
-            "docs/howto/choose-what-is-trained.md says how to export them apart",
+            "several nodes read one parameter, which is trained as one: %s. This is right for "
+            "tied weights, but exporters also merge weights of equal values. `ortflex check` "
+            "lists them all; docs/howto/choose-what-is-trained.md explains how to export them as "
+            "separate tensors",
             shared,
         )
     if (peers := live.problem.peers) is not None:
@@ -178,7 +179,7 @@ def train(
 
 
 def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
-    """The losses between which it rose: tenfold since the first batch, or by half within an epoch.
+    """The two losses if the loss rose tenfold since the first batch, or by half within an epoch.
 
     None for negative losses, which have no such ratio.
     """

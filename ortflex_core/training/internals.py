@@ -1,4 +1,4 @@
-"""The internals of a Trainer, for callbacks and tools, and deprecated attributes that were public."""
+"""The internals of a Trainer, for callbacks and tools, and deprecated public attributes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @attrs.define(kw_only=True, eq=False, repr=False)
 class Internals:
-    """The parts of a Trainer that people who train do not need (see :func:`internals_of`).
+    """The internal parts of a Trainer (see :func:`internals_of`).
 
     Args:
-        arguments: the arguments of the Trainer, as they were given.
-        setup: what the arguments name, found and checked.
-        hooks: the callbacks, and what plugins listen to.
+        arguments: the arguments of the Trainer.
+        setup: the resolved and checked arguments.
+        hooks: the callbacks and hook plugins.
         live: the weights, and the engine that holds them after the first data.
         loop: the training in progress, if there is one.
     """
@@ -47,7 +47,7 @@ class Internals:
 
     @property
     def plugins(self) -> Plugins:
-        """Where components are found, with the distributions that are preferred."""
+        """The plugins with the components, and the preferred distributions."""
         return self.setup.plugins
 
     @property
@@ -73,12 +73,12 @@ class Internals:
         return 0 if peers is None else peers.rank
 
     def sharing_errors(self) -> AbstractContextManager[None]:
-        """Have the other processes of a training end with an error that is raised here."""
+        """Send an error that is raised here to the other processes of a training, so that they end, too."""
         peers = self.setup.problem.peers
         return nullcontext() if peers is None else peers.sharing_errors()
 
     def forget_engine(self) -> None:
-        """Build the engine again at the next step, with the state of the present one."""
+        """Build the engine again at the next step, with the state of the current one."""
         self.live.forget()
 
 
@@ -90,7 +90,7 @@ _ARGUMENTS = ("check_finite", "threads")
 
 
 def moved_attribute(trainer: Trainer, name: str) -> Any:
-    """An attribute that a Trainer of version 0.1 had, with a warning that says where it is now.
+    """An attribute of a Trainer in version 0.1, with a warning that names its new place.
 
     Raises:
         AttributeError: no version had it.
@@ -108,7 +108,7 @@ def moved_attribute(trainer: Trainer, name: str) -> Any:
 
 
 def internals_of(trainer: Trainer) -> Internals:
-    """What a Trainer works with: problem, state, hooks, and the loop of the training in progress.
+    """The internals of a Trainer: problem, state, hooks, and the loop of the training in progress.
 
     Raises:
         TypeError: it is not a Trainer.

@@ -1,7 +1,7 @@
-"""The training loop: epochs, batches, rates, hooks, and when to stop.
+"""The training loop: epochs, batches, rates, hooks, and stopping.
 
-Work is done once, not in every step, if possible: hooks without an implementation are removed before
-the loop, a rate by epochs is computed once an epoch, losses are handles that are read in blocks.
+Work is moved out of the steps if possible: hooks without an implementation are removed before the
+loop, a rate by epochs is computed once per epoch, losses are handles that are read in blocks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ortflex_core.views.progress import Display
 
 _log = logging.getLogger("ortflex")
 
-# Losses are read at least every so many steps; a training that diverged stops there.
+# Losses are read at least once in this number of steps, which detects a diverged training.
 _BLOCK = 256
-# The number of rows in a first batch whose loss is taken as the start.
+# The number of rows in the first batch from which its loss counts as the initial loss.
 _SOME = 8
 _NO_STEP_END = (
     "sync_every: a callback with the hook step_end needs the weights after every step, but the "
@@ -51,11 +51,11 @@ class Plan:
     """The inputs of one training.
 
     ``hooks`` maps hook names to callables and has only hooks with an implementation; ``validate``
-    returns scores of the validation data, or is None; ``enter`` is called at the start of every epoch
-    and returns another engine if other parameters are trained from there on; ``lines`` is whether
-    epochs are printed where there is no bar; ``start`` is where an earlier training of the same plan
-    stopped; ``broken`` tells which weight is not finite at the start, if any; ``sync_every`` is how many
-    steps the processes make by themselves.
+    returns scores of the validation data, or is None; ``enter`` is called at the start of every
+    epoch and returns another engine if other parameters are trained from there on; ``lines`` says
+    whether epochs are printed without a bar; ``start`` is the position where an earlier training of
+    the same plan stopped; ``broken`` names the weight that is not finite at the start, if any;
+    ``sync_every`` is the number of separate steps of the processes.
     """
 
     engine: Engine
@@ -105,14 +105,14 @@ class Loop:
         self._rate = math.nan
         self._sums = Sums()
         self._pending: list[tuple[Losses, Sequence[int]]] = []
-        self._before = 0.0  # seconds of the present epoch that were spent in another process
+        self._before = 0.0  # seconds of the current epoch that were spent in an earlier process
         self._started = 0.0
         if plan.start is not None:
             self._continue(plan.start)
 
     @property
     def progress(self) -> Progress:
-        """Where the training is; made when somebody asks, since not every hook does after every step."""
+        """The progress of the training, computed on demand."""
         if self._moved is not None:
             self.progress = self._at(step=self._moved[0], rows=self._moved[1])
         return self._progress
@@ -122,12 +122,12 @@ class Loop:
         self._progress, self._moved = value, None
 
     def _any(self, flag: bool) -> bool:
-        """Whether it is so here, or in any process of the training."""
+        """Whether the flag is true here, or in any process of the training."""
         return flag if self.plan.peers is None else self.plan.peers.any("decision", flag)
 
     @property
     def _apart(self) -> int:
-        """How many processes train by themselves between two synchronizations."""
+        """The number of processes that train separately between two synchronizations."""
         peers = self.plan.peers
         return 1 if peers is None or self.plan.sync_every is None else peers.size
 
@@ -151,11 +151,11 @@ class Loop:
         )
         self._sums = Sums(start.steps, start.rows, start.loss, start.penalty)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
-        # Another engine may start at the beginning of an epoch.
+        # A new engine may start at the beginning of an epoch.
         if start.at_once != self._at_once and (start.steps or self.plan.enter is None):
             _log.warning(
-                "the checkpoint was written by a training with %d steps a run, this one has %d: the "
-                "weights will be the same to float32 rounding, not to the last bit",
+                "the checkpoint was written by a training with %d steps per run, but this one "
+                "has %d: the weights are equal up to float32 rounding, but not bit for bit",
                 start.at_once,
                 self._at_once,
             )
@@ -165,7 +165,7 @@ class Loop:
         sums = self._sums
         self._drain()
         return Position(
-            progress=attrs.evolve(self.progress, history=()),  # it is in the records
+            progress=attrs.evolve(self.progress, history=()),  # the epoch is in the records
             steps=sums.steps,
             rows=sums.rows,
             loss=sums.loss,
@@ -182,7 +182,7 @@ class Loop:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether the training has ended."""
         return self._stop or self.progress.epoch >= self.plan.epochs
 
     def run(self) -> History:
@@ -207,7 +207,7 @@ class Loop:
                 self._keep()
                 interrupts.held = False
             except KeyboardInterrupt as error:
-                # It came between steps, so the state is good.
+                # The interruption came between steps, so the state is complete.
                 self._interrupted = True
                 self._tell("exception", error=error)
             except BaseException as error:
@@ -245,7 +245,7 @@ class Loop:
         return History(tuple(self._records), interrupted=self._interrupted)
 
     def _keep(self) -> None:
-        """Keep the state if it is finite; if not, restore the last one that was."""
+        """Keep the state if it is finite; otherwise restore the last finite state."""
         bad = self._good.keep(self.engine)
         if bad is not None:
             self._give_up(f"the parameter {bad!r} is no longer finite", self.progress.step)
@@ -256,8 +256,8 @@ class Loop:
             back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
         if not self._recent and (broken := self.plan.broken()):
             raise TrainingDiverged(
-                f"{broken}, before the first step. Give a file with finite weights, or set them: "
-                "trainer.set_state, or reinitialize="
+                f"{broken}, before the first step. Use a file with finite weights, or set them "
+                "with trainer.set_state or reinitialize="
             )
         recent = ", ".join(f"{v:.4g}" for v in self._recent[-5:]) or "none"
         raise TrainingDiverged(
@@ -287,7 +287,7 @@ class Loop:
         record.update({f"validation_{k}": v for k, v in (scores or {}).items()})
         display.end_epoch(self.progress.step, record)
         if self._halted and sums.steps != self.progress.steps_per_epoch:
-            return  # the epoch has not ended: a training that resumes from here ends it
+            return  # the epoch has not ended: a training resumed from here ends it
         self._sums, self._before = Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
@@ -299,7 +299,7 @@ class Loop:
         self._settle()
 
     def _validated(self, validate: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
-        """The scores; they may take long and change nothing, so Ctrl-C takes effect at once."""
+        """The validation scores; Ctrl-C takes effect at once, because they do not change the state."""
         interrupts = self._interrupts
         interrupts.check()
         interrupts.held = self.plan.peers is not None
@@ -308,11 +308,11 @@ class Loop:
         return scores
 
     def _rng(self, epoch: int) -> np.random.Generator | None:
-        """What shuffles an epoch."""
+        """The generator that shuffles an epoch."""
         return np.random.default_rng([*self.plan.seed, epoch]) if self.plan.shuffle else None
 
     def _seconds(self) -> float:
-        """How long the epoch under way has taken."""
+        """The seconds of the current epoch so far."""
         return self._before + time.perf_counter() - self._started
 
     def _record(self, epoch: int, sums: Sums) -> dict[str, float]:
@@ -332,7 +332,9 @@ class Loop:
         engine, schedule = self.engine, self.plan.schedule
         hooks = self.plan.hooks
         watched, settles, seen = (self._watched, "settled" in hooks, "steps_end" in hooks)
-        block = _BLOCK if self.plan.peers is None else 1  # all processes see the same at once
+        block = (
+            _BLOCK if self.plan.peers is None else 1
+        )  # all processes get the same answer at the same step
         start = self.progress
         step, rows = start.step, start.rows
         every_step = schedule.by != "epoch"
@@ -412,7 +414,7 @@ class Loop:
             sizes.extend(of_steps)
         pending.clear()
         if self.begun is None:
-            # The loss of a few rows may be far below that of all, so it is not representative.
+            # The loss of a few rows is not representative.
             self.begun = sum(costs[0]) if sizes[0] >= _SOME else math.inf
         if len(costs) == 1 and math.isfinite(sum(costs[0])):  # a hook waits for every step
             self._recent = [*self._recent[-4:], sum(costs[0])]
@@ -434,6 +436,6 @@ class Loop:
 
 
 def beginning(source: Source, accumulate: int, epochs: int) -> Progress:
-    """The progress at the start of a training of so many epochs over a source."""
+    """The progress at the start of a training."""
     steps = None if source.steps is None else -(-source.steps // accumulate)
     return Progress(epochs=epochs, steps_per_epoch=steps, rows_per_epoch=source.rows)

@@ -1,7 +1,7 @@
-"""Trainers in pickles and copies: the model's bytes, the arguments and the state; no session, no engine.
+"""Pickles and copies of Trainers, which have the model's bytes, the arguments and the state.
 
-This is for workers of joblib and multiprocessing, whose pickles come from the same program. Loading a
-pickle can execute any code, so a training is passed to other people as a checkpoint, not as a pickle.
+This is for workers of joblib and multiprocessing, whose pickles come from the same program. Loading
+a pickle can execute any code, so use checkpoints, not pickles, to share a training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(kw_only=True)
 class Packed:
-    """What a pickle holds of a Trainer."""
+    """The content of a pickle of a Trainer."""
 
     model: bytes
     arguments: Mapping[str, Any]
@@ -35,7 +35,7 @@ class Packed:
 
 
 def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
-    """The function and the arguments that make a Trainer again, for ``__reduce__``.
+    """The function and the arguments that recreate a Trainer, for ``__reduce__``.
 
     Raises:
         ValueError: the model has more than 2 GB, which a pickle of a ModelProto cannot hold.

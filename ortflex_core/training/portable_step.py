@@ -1,4 +1,4 @@
-"""From a Trainer to the content of a portable step (see :mod:`ortflex_core.portable`)."""
+"""Conversion of a Trainer to the content of a portable step (see :mod:`ortflex_core.portable`)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def export(
         live.build(feed.first, feed.size)
     if live.engine is None:
         raise ConfigError(
-            "export_step: a step is complete only when the types of labels and sample weights are "
-            "known; give some rows, export_step(folder, X, y), or call it after fit or step"
+            "export_step: a step is complete only when the types of labels and sample weights "
+            "are known; pass some rows, export_step(folder, X, y), or call it after fit or step"
         )
     # One process makes the steps, with the batches of all.
     problem, slots = attrs.evolve(live.problem, peers=None), live.slots()
@@ -76,7 +76,7 @@ def export(
 
 
 class _Lines(Sequence[Mapping[str, float]]):
-    """The lines of a History that remember whether they were looked at."""
+    """The lines of a History, which record whether they were read."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -86,7 +86,7 @@ class _Lines(Sequence[Mapping[str, float]]):
         return 0
 
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):  # schedules made of others pass a part of it on
+        if isinstance(at, slice):  # schedules made of others pass on a part of it
             return self
         self.seen = True
         raise IndexError(at)
@@ -102,13 +102,13 @@ def _varying(schedule: Schedule, base: float, now: Progress) -> tuple[bool, bool
         )
         try:
             rates.add(schedule.rate(base, later))
-        except Exception:  # of a plugin: what it needs is not here
+        except Exception:  # a plugin may need something that does not exist here
             return True, lines.seen
     return len(rates) > 1 or lines.seen, lines.seen
 
 
 def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missing]:
-    """What a portable step cannot have."""
+    """The parts of a training that a portable step cannot have."""
     inner = internals_of(trainer)
     out = []
     live, setup = inner.live, inner.setup
@@ -120,7 +120,7 @@ def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missin
                 what="schedule",
                 name=str(trainer.schedule.name),
                 why="it needs the History of the epochs" if watches else why,
-                instead="give the input of the role rate at every run",
+                instead="pass the input with the role rate in every run",
             )
         )
     out += [
@@ -146,8 +146,11 @@ def _missing(trainer: Trainer, schedule: Schedule, now: Progress) -> list[Missin
         Missing(
             what="group",
             name=", ".join(n for n in group.parameters if n not in trained),
-            why=f"it is trained from epoch {group.start_epoch + 1} on, and this step is of an earlier one",
-            instead="export another step when that epoch has begun",
+            why=(
+                f"it is trained from epoch {group.start_epoch + 1} on, and this step belongs to "
+                "an earlier epoch"
+            ),
+            instead="export the step again once that epoch has begun",
         )
         for group in setup.problem.updating.groups
         if not trained.issuperset(group.parameters)

@@ -1,4 +1,4 @@
-"""What the processes of a training must have in common, and what cannot be trained in several of them."""
+"""The facts that the processes of a training must have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OWN = ("callbacks", "progress", "distributed")
 
 
 def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
-    """Model, recipe, versions, data and state of a process, in words for a message."""
+    """Model, recipe, versions, data and state of a process, for messages."""
     inner = internals_of(trainer)
     identity = inner.live.standing.identity or Identity.of(trainer)
     inner.live.standing.identity = identity
@@ -46,14 +46,14 @@ def facts(trainer: Trainer, source: Source | None = None) -> dict[str, str]:
         if spec is not None
     }
     if source is not None:
-        out |= {"the number of rows": str(source.rows), "the batches an epoch": str(source.steps)}
+        out |= {"the number of rows": str(source.rows), "the batches per epoch": str(source.steps)}
         out |= _columns("column", source.place().get("columns", {}))
     out["the weights and the optimizer's state at the start"] = weights.hexdigest()[:12]
     return out
 
 
 def validation_facts(columns: Columns) -> dict[str, str]:
-    """The validation data of a process, in words for a message; of data in pieces, the first rows."""
+    """The validation data of a process, for messages; for data in pieces, the first rows."""
     parts = digests.of_columns({**columns.inputs, **columns.labels, **columns.weights})
     return {"the validation rows": str(columns.rows)} | _columns("validation column", parts)
 

@@ -1,4 +1,4 @@
-"""The parts of a Trainer from its arguments: names are resolved, all errors reported at once."""
+"""Resolution of a Trainer's arguments to its parts; all errors are reported at once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Setup:
     problem: Problem
     sync_every: int | None = None
     fastest: bool = False
-    """Whether the quickest backend is taken, not the first."""
+    """Whether the fastest backend is used, not the first."""
 
     def compiled(
         self, candidate: Problem, backends: Sequence[Backend] | None = None
@@ -108,7 +108,7 @@ class Setup:
         return text + (f"; transforms of gradients: {words}" if words else "") + self._traced()
 
     def headline(self) -> str:
-        """How much is trained, how much is left out, and how to change it, in one short line."""
+        """How much is trained and how much is not, and how to change it, in one short line."""
         trained = self.problem.parameters
         numbers = sum(self.model.initializer(n).size for n in trained)
         text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
@@ -151,7 +151,7 @@ class Setup:
 
 
 def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Arguments) -> Setup:
-    """Find and build everything that the arguments name.
+    """Resolve and build everything that the arguments name.
 
     Raises:
         ConfigError: all that is wrong with the arguments, at once.
@@ -184,11 +184,14 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
         errors.collect(partial(get, "metrics", m, f"metrics[{k}]"))
         for k, m in enumerate(arguments.metrics)
     ]
-    if arguments.distributed not in (None, "auto"):  # named, but not joined before all is right
+    if arguments.distributed not in (
+        None,
+        "auto",
+    ):  # checked here, but joined only if there are no errors
         errors.collect(lambda: get("process_groups", arguments.distributed, "distributed"))
     alone = arguments.distributed is None and "sync_every" not in wrong
     if alone and arguments.sync_every is not None:
-        errors.extend(["sync_every: expected together with distributed, which is not set"])
+        errors.extend(["sync_every: needs distributed, which is not set"])
     callbacks = [
         errors.collect(partial(_callback, plugins, c, f"callbacks[{k}]"))
         for k, c in enumerate(arguments.callbacks)
@@ -299,7 +302,7 @@ def _callback(plugins: Plugins, spec: Any, where: str) -> Any:
 
 
 def check_version(model: Model, runtime: Runtime) -> None:
-    """Refuse what the runtime cannot load, and name one that can.
+    """Refuse a model that the runtime cannot load, and name a runtime that can.
 
     Raises:
         ModelError: the opset or the IR version is too new.
@@ -310,7 +313,7 @@ def check_version(model: Model, runtime: Runtime) -> None:
     known = [("onnxruntime-training 1.16.3", 19, 9), ("onnxruntime-training-cpu 1.19.2", 21, 10)]
     fits = [name for name, top, newest in known if opset <= top and ir <= newest]
     hint = f"use {' or '.join(fits)}" if fits else "use the newest onnxruntime"
-    why = f", and it cannot be written so ({model.unreadable})" if model.unreadable else ""
+    why = f", and it cannot be converted ({model.unreadable})" if model.unreadable else ""
     raise ModelError(
         f"{model.label} has opset {opset} and IR version {ir}; the installed {runtime} reads opset "
         f"{runtime.max_opset} and IR {runtime.max_ir} at most{why}: {hint}, or export the model "

@@ -1,4 +1,4 @@
-"""What a Trainer keeps between two calls: the weights, and the engine that holds them."""
+"""The state of a Trainer between two calls: the weights, and the engine that has them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _log = logging.getLogger("ortflex")
 class Live:
     """A problem and its weights, which are in an engine from the first batch on.
 
-    The engine is built when the types of the data are known. It is built again for other labels or
-    sample weights, and for an epoch from which other parameters are trained; the weights, the
-    optimizer's state and the statistics move to the new one.
+    The engine is built when the types of the data are known. It is built again for other types of
+    labels or sample weights, and for an epoch from which other parameters are trained; the weights,
+    the optimizer's state and the statistics move to the new engine.
 
     Args:
         setup: the parts of the training.
@@ -93,9 +93,9 @@ class Live:
         size: Size,
         source: Callable[[Preparation], Source] | None = None,
     ) -> Preparation:
-        """Compile for the types of these labels and weights, unless that is done already.
+        """Compile for the types of these labels and weights, unless this is already done.
 
-        ``source`` makes the batches of the training, with which backends may be measured.
+        ``source`` has the batches of the training, with which backends may be measured.
         """
         terms = self.terms(columns)
         if self.engine is None or terms != self.problem.terms:
@@ -115,14 +115,14 @@ class Live:
         )
 
     def enter(self, epoch: int) -> Engine | None:
-        """The engine of an epoch, if it trains other parameters than the present engine."""
+        """The engine of an epoch, if it trains other parameters than the current engine."""
         now, then = self.problem, self.setup.problem.phase(epoch)
         self.standing.epoch = epoch
         if then.parameters == now.parameters or self.standing.size is None:
             return None
         new = [n for n in then.parameters if n not in now.parameters]
         if new:
-            _log.info("from epoch %d on %s are trained as well", epoch + 1, ", ".join(new))
+            _log.info("from epoch %d on, %s are also trained", epoch + 1, ", ".join(new))
         return self._compile(now.terms, self.standing.size, epoch)
 
     def _compile(
@@ -164,7 +164,7 @@ class Live:
         state: Mapping[str, Array],
         slots: Mapping[str, Array],
     ) -> Problem:
-        """What an engine is built for."""
+        """The problem for which an engine is built."""
         problem = attrs.evolve(
             self.setup.problem,
             terms=terms,
@@ -227,9 +227,9 @@ class Live:
         columns: Columns,
         source: Callable[[Preparation], Source] | None,
     ) -> Trial:
-        """What the steps of a problem are measured with, from the present state."""
+        """The inputs for measuring the steps of a problem, from the current state."""
         preparing = self.preparing(problem)
-        opened = None if source is None else source(preparing)  # its errors show all rows
+        opened = None if source is None else source(preparing)  # its errors refer to all rows
         return Trial(
             load=lambda engine: self._load(problem, self.state(), engine),
             first=preparing.batch(columns),
@@ -268,7 +268,7 @@ class Live:
         """Tensors of the graph for all rows.
 
         Raises:
-            ModelError: a name that no tensor has, or a tensor without an axis of rows for several batches.
+            ModelError: an unknown name, or a tensor without an axis of rows for several batches.
         """
         for name in names:
             self.model.value(name)
@@ -336,7 +336,7 @@ class Live:
         return engine.buffers() if engine is not None else dict(self.standing.buffers)
 
     def replace(self, state: Mapping[str, Array]) -> None:
-        """Replace the values of trained tensors; tensors that are not named stay.
+        """Replace the values of trained tensors; tensors that are not named are not changed.
 
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.

@@ -1,4 +1,4 @@
-"""The Trainer: what users call."""
+"""The Trainer, the main class for users."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _NOT_RECORDED = ("self", "model", "plugins")
 class Trainer(SharesModels):
     """Trains an ONNX model.
 
-    Every part is chosen by name (``"adam"``), by a mapping (``{"name": "adam", "beta1": 0.8}``) or
-    given as an object (``Adam(beta1=0.8)``); the three are the same.
+    Every component is a name (``"adam"``), a mapping (``{"name": "adam", "beta1": 0.8}``) or an
+    object (``Adam(beta1=0.8)``); the three forms are equivalent.
 
     Args:
         model: a path, the file's bytes, or a ModelProto; the training starts with its weights.
@@ -84,7 +84,7 @@ class Trainer(SharesModels):
             tensors to keep.
         device: the device on which the training runs; ``name:1`` is the second device of its kind.
         backend: the backend that runs the steps; ``auto`` chooses the first one that supports the
-            problem, ``fastest`` measures all that support it and keeps the quickest.
+            problem, ``fastest`` measures all that support it and uses the fastest one.
         distributed: the process group of a training in several processes, which compute the
             gradients of different batches; ``auto`` uses the group of the launcher; by default one
             process trains.
@@ -205,17 +205,17 @@ class Trainer(SharesModels):
         self.learning_rate = setup.learning_rate
         self.history_ = History()
         self.folder = Path()
-        """Where callbacks write to: the run folder of ``ortflex train``, else the current one."""
+        """The folder for callbacks: the run folder of ``ortflex train``, otherwise the current folder."""
 
     @classmethod
     def from_recipe(
         cls, recipe: Recipe, plugins: Plugins | None = None, callbacks: Sequence[Any] = ()
     ) -> Trainer:
-        """Make a Trainer with the arguments of a recipe.
+        """Create a Trainer with the arguments of a recipe.
 
         Args:
             recipe: the arguments.
-            plugins: the plugins that names refer to; by default all that are installed.
+            plugins: the plugins that names refer to; by default all installed plugins.
             callbacks: objects that are added to the recipe's callbacks.
 
         Raises:
@@ -231,7 +231,7 @@ class Trainer(SharesModels):
         return trainer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles and copies hold the model, the arguments and the state, and nothing that runs."""
+        """Pickles and copies have the model, the arguments and the state, but no sessions."""
         return pickling.reduced(self)
 
     if not TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Trainer(SharesModels):
         return self.summary()._repr_html_()
 
     def summary(self) -> Summary:
-        """What is trained, and with what: a table that prints itself, also in notebooks."""
+        """A table of the trained tensors and the settings, which is displayed in notebooks, too."""
         return summary(self)
 
     @property
@@ -286,15 +286,17 @@ class Trainer(SharesModels):
     ) -> History:
         """Train on arrays, mappings of arrays, a data source, or an iterable of batches.
 
-        Training continues from the present weights and optimizer state; the schedule restarts. After
-        :meth:`resume` from a checkpoint of an unfinished training, that training is continued.
+        Training continues from the current weights and optimizer state; the schedule restarts.
+        After :meth:`resume` from a checkpoint of an unfinished training, that training is
+        continued.
 
         Args:
-            X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or
-                ``(X, y, sample_weight)`` batches (or a function that returns one), which
+            X: rows of the model's inputs; or a DataSource; or an iterable of ``(X, y)`` or ``(X, y,
+                sample_weight)`` batches (or a function that returns one), which
                 :class:`ortflex_core.data.Batches` shuffles and draws in the background.
-            y: labels; a mapping where there are several losses.
-            sample_weight: one weight a row, or anything that broadcasts to the values of the loss.
+            y: labels; a mapping if there are several losses.
+            sample_weight: one weight per row, or an array that broadcasts to the values of the
+                loss.
             validation_data: ``(X, y)`` or ``(X, y, sample_weight)``, a DataSource, an iterable of
                 batches, or a fraction of the rows, which are then held out.
             steps_per_epoch: the length of an epoch of an endless iterable.
@@ -318,8 +320,8 @@ class Trainer(SharesModels):
     def step(self, batch: Any) -> float:
         """Train one step on one batch, ``(X, y)`` or ``(X, y, sample_weight)``; returns its cost.
 
-        The rate is the schedule's for the steps made so far. In several processes each of them gives a
-        batch of its own, and all return the cost of the step, which has the batches of all.
+        The rate is that of the schedule after the steps made so far. In several processes, each
+        passes its own batch, and all return the cost of the step over the batches of all processes.
         """
         with self._internals.sharing_errors():
             return fit.step(self, batch)
@@ -336,7 +338,7 @@ class Trainer(SharesModels):
         return self.history_["validation_loss"] if has else []
 
     def predict(self, X: Any, outputs: str | Sequence[str] | None = None) -> Any:
-        """The model's outputs with the present weights, in inference mode.
+        """The model's outputs with the current weights, in inference mode.
 
         One output is an array, several are a mapping; ``outputs`` may name any tensors of the graph.
         """
@@ -349,7 +351,7 @@ class Trainer(SharesModels):
         return whole[wanted[0]] if len(wanted) == 1 else whole
 
     def evaluate(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
-        """Loss and metrics on labelled data, with the present weights, in inference mode.
+        """Loss and metrics on labelled data, with the current weights, in inference mode.
 
         ``loss`` is the losses' value over all rows (not the mean of batches), without penalty.
         """
@@ -358,7 +360,7 @@ class Trainer(SharesModels):
     def per_sample_losses(self, X: Any, y: Any = None) -> Any:
         """The value of the loss for every sample, before weights and reduction, in inference mode.
 
-        With several losses, a mapping from the tensor each one is on.
+        With several losses, a mapping from the tensor of each loss.
         """
         out = self._internals.live.per_sample(self._internals.setup.open(X, y, None))
         return out if len(out) > 1 else next(iter(out.values()))
@@ -373,7 +375,7 @@ class Trainer(SharesModels):
         return self._internals.live.state(buffers=buffers, averaged=averaged)
 
     def set_state(self, state: Mapping[str, Array]) -> None:
-        """Replace trained tensors; tensors that are not named stay.
+        """Replace trained tensors; tensors that are not named are not changed.
 
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
@@ -394,11 +396,12 @@ class Trainer(SharesModels):
         free_batch: bool = False,
         inference: bool = False,
     ) -> onnx.ModelProto:
-        """The model with the present weights, everything else as in the user's file.
+        """The model with the current weights, otherwise as in the user's file.
 
         A batch dimension that ``Trainer(free_batch=True)`` freed is fixed again, as in the file,
-        unless ``free_batch`` is given here, too. A file that was exported in training mode stays in
-        it, with a warning, unless ``inference`` switches BatchNormalization and Dropout off.
+        unless ``free_batch`` is also set here. A file that was exported in training mode keeps this
+        mode, with a warning, unless ``inference`` switches BatchNormalization and Dropout to
+        inference mode.
 
         Raises:
             ModelError: ``free_batch``, but it was not freed for the training.
@@ -406,8 +409,8 @@ class Trainer(SharesModels):
         """
         if not inference and (still := in_training(self.model.proto)):
             _log.warning(
-                "%s is in training mode (%s), and so is the export; "
-                "export(inference=True) switches that off",
+                "%s is in training mode (%s), so the export is in training mode, too; "
+                "export(inference=True) exports it in inference mode",
                 self.model.label,
                 ", ".join(still[:3]) + (", …" if len(still) > 3 else ""),
             )
@@ -429,25 +432,27 @@ class Trainer(SharesModels):
         """Write the training step as files that any onnxruntime runs: in a browser, on a phone, in C#.
 
         The folder gets ``step.onnx`` (data, labels and state in; loss and new state out),
-        ``predict.onnx``, ``state.safetensors`` (weights, optimizer slots, running statistics, the number
-        of finished steps) and ``manifest.json``, which names every input and output and what the step
-        cannot have. :func:`ortflex_core.portable.apply_state` brings a state back into the model.
+        ``predict.onnx``, ``state.safetensors`` (weights, optimizer slots, running statistics, the
+        number of finished steps) and ``manifest.json``, which lists every input and output, and
+        parts of the training that the step does not have. :func:`ortflex_core.portable.apply_state`
+        applies a state to the model.
 
         Args:
             folder: a new folder, or one with an earlier step, which is replaced when the new one is
                 complete.
-            X: some rows, as for :meth:`fit`, by whose types labels and sample weights are known; not
-                needed after ``fit`` or ``step``.
+            X: some rows, as for :meth:`fit`, which define the types of labels and sample weights;
+                not needed after ``fit`` or ``step``.
             y: their labels.
             sample_weight: their weights.
-            rows: the rows of every batch, which makes a faster graph; by default any number.
-            steps_per_run: the steps that one run of the graph makes, with a batch for each.
-            optional_inputs: whether the graph has defaults of the rate and the hyperparameters; without,
-                every run gives them, which JavaScript needs to give other values.
+            rows: the rows of every batch, for a faster graph; by default any number.
+            steps_per_run: the number of steps in one run of the graph, with a batch for each.
+            optional_inputs: whether the graph has defaults of the rate and the hyperparameters;
+                without them, every run has to pass them, which JavaScript needs in order to change
+                them.
 
         Raises:
-            ConfigError: nothing tells the types of the labels, or a number is not an integer >= 1.
-            GraphError, NotDifferentiable: the step exists for a fixed number of rows only.
+            ConfigError: the types of the labels are not known, or a number is not an integer >= 1.
+            GraphError, NotDifferentiable: the step needs a fixed number of rows.
             OutputError: the folder has other files, or cannot be written to; nothing was changed.
         """
         feed = None if X is None else self._feed(X, y, sample_weight)
@@ -462,12 +467,12 @@ class Trainer(SharesModels):
         format: str | None = None,
         label: str | None = None,
     ) -> None:
-        """Write an adapter alone: ``.onnx_adapter`` for onnxruntime, or a format of its plugin.
+        """Write a single adapter: ``.onnx_adapter`` for onnxruntime, or a format of its plugin.
 
         Args:
             path: the file, or the folder.
             format: by default that of the path's ending.
-            label: which of several adapters; by default the one that is trained.
+            label: selects one of several adapters; by default the trained one.
 
         Raises:
             ConfigError: an unknown format or label.
@@ -476,10 +481,10 @@ class Trainer(SharesModels):
         write_adapter(self.model, self._internals.live.inferring(), Path(path), format, label)
 
     def export_base(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The model without its adapters, which takes such adapters when it runs.
+        """The model without its adapters, which are inputs at run time.
 
         Raises:
-            Unsupported: the adapters cannot be given at run time, or not to this file.
+            Unsupported: the adapters cannot be inputs at run time, or not of this file.
             OutputError: the file cannot be written; an old one of that name is untouched.
         """
         return write_base(self.model, self._internals.live.inferring(), path)
@@ -508,14 +513,15 @@ class Trainer(SharesModels):
 
         Args:
             folder: what :meth:`save` or the checkpoint callback wrote.
-            plugins: where components are found.
+            plugins: the plugins with the components.
             strict: refuse plugins of other versions, other weights that are not trained and, in the
-                next ``fit``, other data than those the checkpoint was written with; else warn.
+                next ``fit``, data that differ from those of the checkpoint; otherwise warn.
             changes: arguments that replace the recorded ones (``epochs=50``), and those whose
                 objects cannot be written to a file (such as callbacks).
 
         Raises:
-            CheckpointError: there is no checkpoint, or it is damaged, of another model or of other plugins.
+            CheckpointError: there is no checkpoint, it is damaged, or it belongs to a different
+                model or different plugins.
         """
         return checkpointing.resume(cls, Path(folder), plugins, strict, changes)
 
@@ -533,7 +539,7 @@ class Trainer(SharesModels):
         checkpointing.restore(self, Path(folder), strict)
 
     def save_onnx_graph(self, folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-        """Every graph in use: written to ``<folder>/<name>.onnx``, or as ModelProtos without a folder.
+        """All graphs in use, written to ``<folder>/<name>.onnx``, or without a folder as ModelProtos.
 
         Raises:
             OutputError: the folder cannot be written to.

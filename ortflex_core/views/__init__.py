@@ -1,12 +1,13 @@
-"""How a training is shown: its progress, its History, a summary of what is trained, and its errors.
+"""The display of a training: its progress, its History, a summary, and its errors.
 
-Owns: bars, lines, tables in terminals and notebooks, short tracebacks. Nothing here decides anything.
+Owns: bars, lines, tables in terminals and notebooks, short tracebacks. It does not affect the
+training.
 
-May import: the modules of the core that are in no package.
+May import: the flat modules of the core.
 
-Add here: another way to show one of these (:mod:`~ortflex_core.views.progress`,
-:mod:`~ortflex_core.views.history`, :mod:`~ortflex_core.views.summary`,
-:mod:`~ortflex_core.views.tracebacks`).
+Add here: another display of one of these
+(:mod:`~ortflex_core.views.progress`, :mod:`~ortflex_core.views.history`,
+:mod:`~ortflex_core.views.summary`, :mod:`~ortflex_core.views.tracebacks`).
 """
 
 from ortflex_core.views.history import History

@@ -1,4 +1,4 @@
-"""The History of a training: one entry an epoch, as columns, a table, a frame, a plot or a file."""
+"""The History of a training: one entry per epoch, as columns, a table, a frame, a plot or a file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ortflex_core.views.tables import html_table
 
 _COUNTS = ("epoch", "rows")
 _SHOWN = 60
-"""Rows of a table in a notebook; of longer ones the middle is left out."""
+"""The number of rows of a table in a notebook; longer tables are cut in the middle."""
 
 
 @attrs.frozen(repr=False)
 class History:
-    """The results of a training, one entry an epoch.
+    """The results of a training, one entry per epoch.
 
-    Columns: ``epoch`` (from 1), ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, where
-    there are validation data, ``validation_loss`` and one column ``validation_<metric>`` a metric.
+    Columns: ``epoch`` (from 1), ``loss``, ``penalty``, ``rate``, ``rows``, ``seconds`` and, if
+    there are validation data, ``validation_loss`` and one column ``validation_<metric>`` per
+    metric.
 
     >>> history = History(({"epoch": 1, "loss": 0.5, "penalty": 0.0},
     ...                    {"epoch": 2, "loss": 0.25, "penalty": 0.0}))
@@ -50,7 +51,7 @@ class History:
 
     @property
     def headline(self) -> str:
-        """How many epochs there were, and from where to where the results moved."""
+        """The number of epochs, and the first and last values of the results."""
         count = len(self)
         shown = [
             f"{name} {values[0]:.4g}" + (f" → {values[-1]:.4g}" if count > 1 else "")
@@ -80,7 +81,7 @@ class History:
 
     @property
     def columns(self) -> list[str]:
-        """Every column that some epoch has, in the order of their first appearance."""
+        """All columns, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self.epochs for name in row))
 
     @property
@@ -112,12 +113,12 @@ class History:
         """Draw columns over the epochs with matplotlib.
 
         Args:
-            columns: names of columns; by default loss + penalty of the training and, where there
-                is one, the validation loss.
+            columns: names of columns; by default loss + penalty of the training and, if there is
+                one, the validation loss.
             ax: the matplotlib axes to draw on; by default those of a new figure of pyplot.
 
         Returns:
-            The axes. A cell of a notebook that ends with this call shows the figure alone.
+            The axes. A notebook cell that ends with this call shows only the figure.
 
         Raises:
             ConfigError: matplotlib is not installed, or there is no such column.
@@ -157,7 +158,7 @@ class History:
         return ax
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write one line an epoch."""
+        """Write one line per epoch."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
         writer.writeheader()

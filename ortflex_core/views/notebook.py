@@ -1,4 +1,4 @@
-"""What is particular to notebooks and IPython: where lines go, and how models are displayed."""
+"""Support for notebooks and IPython: the output of lines, and the display of models."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def in_notebook() -> bool:
 def displayed_briefly(model: ModelProto) -> ModelProto:
     """The same model; IPython displays models in one line from now on, unless they have a display already.
 
-    Otherwise a cell that ends with ``trainer.export(path)`` shows every number of the model. ``print``
-    still writes all.
+    Otherwise a cell that ends with ``trainer.export(path)`` shows every number of the model.
+    ``print`` still writes everything.
     """
     formatter = getattr(shell(), "display_formatter", None)
     if formatter is not None:

@@ -1,4 +1,4 @@
-"""What a person sees while a training runs: a bar in terminals and notebooks, lines elsewhere."""
+"""The display of progress during a training: a bar in terminals and notebooks, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ortflex_core.views.notebook import in_notebook
 
 _log = logging.getLogger("ortflex")
 _EVERY = 0.1
-"""Seconds between two pictures."""
+"""Seconds between two updates."""
 
 
 def say(line: str) -> None:
-    """Log a line, or print it where no logging is configured that would show it.
+    """Log a line, or print it if logging is not configured to show it.
 
     It goes to stderr; in notebooks, which show stderr as if it were an error, to the output of the cell.
     """
@@ -30,7 +30,7 @@ def say(line: str) -> None:
 
 
 def tell(progress: bool | None, line: str) -> None:
-    """Log a line; print it where logging is not configured, unless there is to be no progress."""
+    """Log a line; print it if logging is not configured, unless progress is off."""
     if progress is not False:
         say(line)
     else:
@@ -38,7 +38,7 @@ def tell(progress: bool | None, line: str) -> None:
 
 
 class _View(Protocol):
-    """Something that moves while a training runs."""
+    """A progress display."""
 
     def update(self, step: int, epoch: int, fields: Mapping[str, str]) -> None: ...
 
@@ -46,13 +46,13 @@ class _View(Protocol):
 
 
 class Display:
-    """Shows loss, rate, rows a second and time left; :mod:`ortflex_core.training.loop` has the numbers.
+    """Shows loss, rate, rows per second and remaining time.
 
     Args:
         total: steps of the training, None if unknown.
-        wanted: False shows nothing. None shows a bar in a terminal or a notebook, and a line an
+        wanted: False shows nothing. None shows a bar in a terminal or a notebook, and a line per
             epoch elsewhere; True shows a bar everywhere.
-        lines: whether to show lines where there is no bar.
+        lines: whether to show lines without a bar.
     """
 
     def __init__(self, total: int | None, wanted: bool | None, lines: bool = True) -> None:
@@ -83,7 +83,7 @@ class Display:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a new picture."""
+        """Whether it is time for an update."""
         return self._view is not None and time.perf_counter() - self._shown > _EVERY
 
     def show(self, step: int, epoch: int, loss: float, rate: float, rows: int) -> None:
@@ -163,7 +163,7 @@ class _NotebookBar:
         self._handle.update(self._html(body))
 
     def close(self) -> None:
-        """Leave the last picture in the notebook."""
+        """Leave the last update in the notebook."""
 
 
 def _terminal(total: int | None, wanted: bool) -> _View | None:
@@ -174,7 +174,7 @@ def _terminal(total: int | None, wanted: bool) -> _View | None:
 
 
 def _notebook(total: int | None) -> _View | None:
-    """A bar, where this process is the kernel of a notebook."""
+    """A bar, if this process is the kernel of a notebook."""
     if not in_notebook():
         return None
     from IPython.display import HTML, display

@@ -1,4 +1,4 @@
-"""What a Trainer trains, and with what: a table for people."""
+"""The summary of a Trainer: a table of its settings and tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _COLUMNS = ("tensor", "type", "numbers", "trained")
 
 @attrs.frozen(kw_only=True, repr=False)
 class Summary:
-    """What a Trainer trains, and with what; it prints as a table, also in notebooks.
+    """The settings and tensors of a Trainer; displayed as a table, also in notebooks.
 
-    ``facts`` says what the training consists of; ``tensors`` has (name, type and shape, numbers,
+    ``facts`` has the settings of the training; ``tensors`` has (name, type and shape, numbers,
     trained or why not) for each float initializer that the losses depend on.
     """
 
@@ -33,7 +33,7 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The facts, and the tensors for who opens them."""
+        """The facts, and the tensors in an expandable part."""
         rows = [(n, t, f"{k:,}", why) for n, t, k, why in self.tensors]
         return (
             f"<b>{escape(printable(self.model))}</b>{html_table((), list(self.facts.items()))}"

@@ -32,7 +32,7 @@ KEY_SYNONYMS: Mapping[str, str] = {
     "max_grad_norm": "clip_norm",
     "gradient_accumulation_steps": "accumulate",
 }
-"""Keys by the names that other libraries give them."""
+"""Keys by their names in other libraries."""
 
 
 def translate_key(name: str) -> str:

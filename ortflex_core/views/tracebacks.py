@@ -1,10 +1,9 @@
-"""Short tracebacks of what users do wrong: their own frames alone; of bugs, all frames.
+"""Short tracebacks for errors of users, with only their own frames; bugs have all frames.
 
-The message of an :class:`~ortflex_core.errors.OrtflexError` says what is wrong and what to do; the frames
-between the call and the place that noticed it say nothing to the caller. The functions that users call
-leave them out. Whole tracebacks are there with the environment variable ``ORTFLEX_DEBUG=1``, with the
-logger ``ortflex`` at DEBUG, and always for errors that are not the user's: exceptions of other classes,
-and plugins that fail.
+The message of an :class:`~ortflex_core.errors.OrtflexError` says what is wrong and what to do; the
+internal frames do not help the caller. The functions that users call remove them. Full tracebacks
+are shown with the environment variable ``ORTFLEX_DEBUG=1``, with the logger ``ortflex`` at DEBUG,
+and always for errors that are not the user's: exceptions of other classes, and plugins that fail.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PARAMETERS = ParamSpec("_PARAMETERS")
 _RESULT = TypeVar("_RESULT")
 _CLASS = TypeVar("_CLASS", bound=type)
 
-# What our code calls, and what calls callbacks: frames of neither tell users anything.
+# Libraries that our code calls, and that call callbacks: their frames are removed, too.
 _OURS = frozenset(
     {
         *("ortflex", "ortflex_core", "ortflex_plugins"),
@@ -41,10 +40,10 @@ _OURS = frozenset(
 def short_traceback(
     function: Callable[_PARAMETERS, _RESULT], owner: type | None = None
 ) -> Callable[_PARAMETERS, _RESULT]:
-    """A function that users call, whose errors have no frames of the code that it calls.
+    """Decorator of a public function: its errors have no internal frames.
 
-    If a call does not fit the function, the error has the nearest arguments; those of the constructor
-    of ``owner``, too.
+    If the arguments do not fit the function, the error suggests the nearest ones, including those
+    of the constructor of ``owner``.
     """
 
     @functools.wraps(function)
@@ -55,7 +54,7 @@ def short_traceback(
             if not _shortens(error):
                 raise
             _shorten(error)
-            raise  # as it is now: this adds no frame
+            raise  # the current traceback, so that this adds no frame
         except TypeError as error:
             wrong = wrong_call(
                 error, function, args, kwargs, partial(suggest_argument, owner=owner)
@@ -72,7 +71,7 @@ def short_traceback(
 
 
 def short_tracebacks(cls: _CLASS) -> _CLASS:
-    """A class that users use: :func:`short_traceback` for its constructor and its public methods."""
+    """Decorator of a public class: :func:`short_traceback` for its constructor and public methods."""
     for name, member in list(vars(cls).items()):
         if name.startswith("_") and name != "__init__":
             continue
@@ -90,7 +89,7 @@ def _shortens(error: OrtflexError) -> bool:
 
 
 def _shorten(error: BaseException) -> None:
-    """Take our frames from a traceback, and from its chain the exceptions that have no others."""
+    """Remove our frames from a traceback, and from its chain the exceptions that have only such frames."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -105,7 +104,7 @@ def _shorten(error: BaseException) -> None:
             seen.add(id(before))
             before = _before(before)
         if before is not following:
-            link.__cause__ = before  # None ends the chain, which leaves out the context, too
+            link.__cause__ = before  # None ends the chain and hides the context
         link = before
 
 
@@ -117,7 +116,7 @@ def _before(error: BaseException) -> BaseException | None:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The entries of a traceback that are in the code of others; None without any."""
+    """The entries of a traceback outside our code; None without any."""
     entries = []
     while trace is not None:
         entries.append(trace)

@@ -53,8 +53,8 @@ class Config:
         if differ:
             values = ", ".join(f"{n} = {json.dumps(v)}" for n, v in differ.items())
             raise ConfigError(
-                f"{where}: the adapter in {str(self.folder)!r} was made with other fields: give {values}, "
-                "or use Lora.from_peft(folder), which reads them"
+                f"{where}: the adapter in {str(self.folder)!r} was created with other fields: "
+                f"pass {values}, or use Lora.from_peft(folder), which reads them"
             )
 
 
@@ -70,8 +70,8 @@ def read_config(folder: Path) -> Config:
             if (folder / "adapter_model.bin").is_file():
                 hint = "; it has adapter_model.bin: save it again with safe_serialization=True"
             raise ConfigError(
-                f"{str(folder)!r} is not a folder of PEFT: it has no {name}{hint}. A training that started "
-                "with it continues without it: Trainer.resume(checkpoint)"
+                f"{str(folder)!r} is not a PEFT folder: it has no {name}{hint}. "
+                "Trainer.resume(checkpoint) continues a training without this folder"
             )
     try:
         entries = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -114,13 +114,14 @@ def _keys(folder: Path) -> dict[str, dict[str, str]]:
         found = _KEY.fullmatch(name)
         if found is None:
             raise ConfigError(
-                f"{str(path)!r} has the tensor {name!r}, which is no A or B of a linear layer or "
-                "convolution; merge the adapter with PEFT (merge_and_unload) and export that model"
+                f"{str(path)!r} has the tensor {name!r}, which is neither A nor B of a linear "
+                "layer or convolution; merge the adapter with PEFT (merge_and_unload) and export "
+                "that model"
             )
         out.setdefault(found[1], {})[found[2]] = name
     half = [module for module, pair in out.items() if len(pair) < 2]
     if half or not out:
-        what = f"of {half[0]!r} only {next(iter(out[half[0]]))}" if half else "no tensor"
+        what = f"only {next(iter(out[half[0]]))} of {half[0]!r}" if half else "no tensor"
         raise ConfigError(f"{str(path)!r} has {what}; A and B are needed")
     return out
 
@@ -145,8 +146,8 @@ def match_modules(folder: Path, products: Sequence[Product], where: str) -> list
         module = _same_module(name, list(by_module))
         if module is None or module in out:
             raise ModelError(
-                f"{where}: the adapter in {str(folder)!r} is of another base: its module {name!r} "
-                f"fits no product of the model; {suggest(name, by_module)}"
+                f"{where}: the adapter in {str(folder)!r} belongs to a different base model: its "
+                f"module {name!r} matches no product of this model; {suggest(name, by_module)}"
             )
         out[module] = name
     return [p for p in products if p.module in out]
@@ -168,9 +169,9 @@ def read_pair(folder: Path, product: Product) -> tuple[Array, Array]:
     rank = down.shape[1]
     if shapes != [[product.inputs, rank], [rank, product.outputs]]:
         raise ModelError(
-            f"the adapter in {str(folder)!r} is of another base: the module {module!r} takes "
-            f"{down.shape[0]} inputs and gives {up.shape[1]} outputs there, and takes {product.inputs} "
-            f"and gives {product.outputs} here"
+            f"the adapter in {str(folder)!r} belongs to a different base model: the module "
+            f"{module!r} has {down.shape[0]} inputs and {up.shape[1]} outputs there, but "
+            f"{product.inputs} inputs and {product.outputs} outputs here"
         )
     entries = read_config(folder).entries
     own = _by_pattern(entries.get("alpha_pattern"), module)
@@ -207,7 +208,7 @@ def write_peft(folder: Path, lora: Lora, tensors: Mapping[Product, Mapping[str, 
         module = product.module
         if not module.startswith(lora.prefix):
             raise ConfigError(
-                f"prefix: {lora.prefix!r} is not the beginning of the module {module!r}"
+                f"prefix: {lora.prefix!r} is not a prefix of the module path {module!r}"
             )
         module = module[len(lora.prefix) :]
         for letter in "AB":

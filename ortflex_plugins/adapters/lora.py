@@ -56,9 +56,9 @@ class Lora(Adapter):
     )
     rslora: bool = setting(default=False, help="divide alpha by √rank")
 
-    source: str = setting(default="", help="a folder of PEFT with the initial values")
+    source: str = setting(default="", help="a PEFT folder with the initial values")
     prefix: str = setting(
-        default="", help="what the paths of modules begin with, and PEFT's names do not: `model.`"
+        default="", help="a prefix of module paths that PEFT's names do not have, such as `model.`"
     )
 
     @classmethod

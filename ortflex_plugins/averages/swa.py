@@ -35,7 +35,7 @@ class Swa(Average):
     every: float = hyper(
         default=1,
         validator=number(ge=1),
-        help="the number of steps from one averaged step to the next",
+        help="the number of steps between averaged steps",
     )
 
     def share(self, op: Ops, step: Host) -> Host:

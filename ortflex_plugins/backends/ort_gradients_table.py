@@ -180,7 +180,10 @@ def _max_pool(view: View) -> str | None:
         pads=view.attribute("pads"),
         dilations=view.attribute("dilations"),
     ):
-        return "with ceil_mode a window may begin after the last row, which onnxruntime gets wrong"
+        return (
+            "with ceil_mode a window may begin after the last row, which onnxruntime computes "
+            "incorrectly"
+        )
     return _plain_padding(view)
 
 

@@ -104,10 +104,10 @@ class Runs:
         if foreign:
             shown = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
             raise CheckpointError(
-                f"the folder {str(place)!r} has {shown}, which this training did not write; nothing "
-                "was changed. To continue the training that did: Trainer.resume(folder), or ortflex "
-                "train with --resume. To start another: give the callback checkpoint another folder, "
-                "or move these away"
+                f"the folder {str(place)!r} has {shown}, which this training did not write; "
+                "nothing was changed. To continue the training that wrote it, use "
+                "Trainer.resume(folder) or ortflex train with --resume. To start another "
+                "training, give the callback checkpoint another folder, or move these files"
             )
         self._written, self._before = own, []
         if step == 0:

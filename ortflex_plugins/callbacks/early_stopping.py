@@ -131,8 +131,8 @@ def _check_kept(kept: Mapping[str, Array], trainer: Trainer) -> None:
             fits = (array.shape, array.dtype) == (weights[name].shape, weights[name].dtype)
         if not fits:
             raise CheckpointError(
-                f"callbacks.early_stopping.{key} is {array.dtype}{list(array.shape)}, which fits no "
-                "weight of the model"
+                f"callbacks.early_stopping.{key} is {array.dtype}{list(array.shape)}, which "
+                "matches no weight of the model"
             )
 
 

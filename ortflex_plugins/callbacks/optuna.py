@@ -39,8 +39,8 @@ class Optuna:
         require("optuna", "optuna", "optuna")
         if not all(hasattr(self.trial, name) for name in ("report", "should_prune")):
             raise ConfigError(
-                f"optuna: trial must be the trial that the study gives its objective, got {self.trial!r}: "
-                "callbacks=[Optuna(trial=trial)]"
+                "optuna: trial must be the trial that the study passes to its objective, got "
+                f"{self.trial!r}: callbacks=[Optuna(trial=trial)]"
             )
 
     @hook(trylast=True)

@@ -34,7 +34,7 @@ class Trackio(Tracker):
     project: str = setting(default="ortflex", help="the project")
     run: str | None = setting(default=None, help="the run's name; not set: trackio chooses one")
     space: str | None = setting(
-        default=None, help="a Space of Hugging Face that gets the run; not set: none"
+        default=None, help="the Hugging Face Space that receives the run; not set: none"
     )
 
     def __attrs_post_init__(self) -> None:

@@ -33,7 +33,9 @@ _COLORS = {
     "--all", "everything", is_flag=True, help="List every node and every trained tensor, too."
 )
 @click.option("--memory", is_flag=True, help="Estimate the memory of a step, too.")
-@click.option("--batch-size", type=click.IntRange(1), help="With --memory: rows of a batch (32).")
+@click.option(
+    "--batch-size", type=click.IntRange(1), help="With --memory: the rows per batch (32)."
+)
 @click.option("--optimizer", help="With --memory: the optimizer, by name (sgd).")
 @click.option(
     "--recompute", help="With --memory: 'true', a number of segments, or a tensor to keep."

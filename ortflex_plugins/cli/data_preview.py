@@ -49,7 +49,7 @@ def look(path: str, target: str | None, folder: Path, plugins: Plugins) -> Look:
         raise DataError(_with_option(str(error), target)) from error
     if not isinstance(loaded, Columns):
         raise ConfigError(
-            f"{path}: these data are read piece by piece; write data = … into the recipe by hand"
+            f"{path}: these data are read piece by piece; add data = … to the recipe yourself"
         )
     named = {**loaded.inputs, **loaded.labels, **loaded.weights}
     lines = [f"{name}: {array.dtype}{list(array.shape)}" for name, array in named.items()]
@@ -106,9 +106,10 @@ def loss_of_labels(model: Model, output: str, labels: Array) -> tuple[str, str] 
     if isinstance(classes, int) and classes > 1 and one_a_row:
         kind = "names" if labels.dtype.kind in "USO" else "whole numbers"
         why = (
-            f"{output!r} has {classes} scores a row, and the labels are {kind}, one a row: classes"
+            f"{output!r} has {classes} scores per row, and the labels are {kind}, one per row: "
+            "classes"
         )
         return "softmax_cross_entropy", why
     if classes == 1 and one_a_row and set(labels.ravel().tolist()) <= {0, 1}:
-        return "log_loss", f"{output!r} has one score a row, and the labels are 0 and 1"
+        return "log_loss", f"{output!r} has one score per row, and the labels are 0 and 1"
     return None

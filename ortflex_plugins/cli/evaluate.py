@@ -15,7 +15,7 @@ import click
     "--metric",
     "metrics",
     multiple=True,
-    help="A metric in place of those of the recipe, by name; may be repeated.",
+    help="The name of a metric that replaces those of the recipe; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
 def evaluate(run: Path, data: str | None, metrics: tuple[str, ...], as_json: bool) -> None:

@@ -32,7 +32,10 @@ from ortflex_plugins.cli.overrides import TakesKeys
 @click.option(
     "--optional-inputs/--required-inputs",
     default=True,
-    help="Whether rate and hyperparameters have defaults in the graph; JavaScript cannot change those.",
+    help=(
+        "Whether rate and hyperparameters have defaults in the graph; JavaScript cannot override "
+        "such defaults."
+    ),
 )
 def export_step(
     recipe: Path,

@@ -33,9 +33,9 @@ _ENOUGH = 50
     help="The file to write.",
 )
 @click.option(
-    "--data", help="A file or folder of data, from whose shapes and labels the loss is chosen."
+    "--data", help="A data file or folder; the loss is chosen from its shapes and labels."
 )
-@click.option("--target", help="With --data: the column or array of labels, if it is not y.")
+@click.option("--target", help="With --data: the column or array of labels, if it is not called y.")
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(model: Path, output: Path, data: str | None, target: str | None, force: bool) -> None:
     """Write a commented TOML file for a model.
@@ -87,12 +87,12 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
     choices = choose_parameters(model, [output], None)
     path = Path(os.path.relpath(model.path or "model.onnx", folder)).as_posix()
     lines = [f"# How to train {path}; run it with: ortflex train <this file> [key=value ...]"]
-    lines += ["#", "# The model takes:", *_listed(f"#   {spec}" for spec in model.inputs)]
-    lines += ["# and gives:", *_listed(f"#   {spec}" for spec in model.outputs)]
+    lines += ["#", "# Inputs of the model:", *_listed(f"#   {spec}" for spec in model.inputs)]
+    lines += ["# Outputs of the model:", *_listed(f"#   {spec}" for spec in model.outputs)]
     trained = [c for c in choices if c.trained]
     left = [c for c in choices if not c.trained]
     specs = model.initializers
-    lines += ["#", f"# Trained, unless params says otherwise ({len(trained)}):"]
+    lines += ["#", f"# Trained, unless params selects others ({len(trained)}):"]
     lines += _listed(f"#   {specs[c.name]}: {c.reason}" for c in trained)
     if left:
         lines += [f"# Not trained ({len(left)}):"]
@@ -103,7 +103,7 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
         chosen["metrics"] = ["accuracy"]
     if look is None or look.rows >= _ENOUGH:
         chosen["validation"] = 0.2
-    lines += ["# Every other key; those that begin with # have their defaults.", ""]
+    lines += ["# All other keys; the commented-out ones have their defaults.", ""]
     lines += _other_keys(plugins, chosen)
     # A name with a line break must not end the comment.
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
@@ -182,7 +182,7 @@ def _model_keys(
         yield f"loss = {to_toml(loss)}"
     else:
         shown = ", ".join(spec.name for spec in several)
-        yield from _comment(f"It can be on: {shown}.")
+        yield from _comment(f"It can be attached to: {shown}.")
         yield f"loss = {to_toml({'name': loss, 'predicted': output})}"
     yield ""
     classes = file_classes(model)
@@ -197,7 +197,7 @@ def _labels(model: Model, loss: str) -> str:
     output, _, _ = suggest_loss(model)
     shape = model.value(output).shape
     if loss == "softmax_cross_entropy":
-        return "class labels, one a row; or one column a class"
+        return "class labels, one per row; or one column per class"
     if loss == "log_loss":
         return "0 and 1, in the shape of the scores"
     columns = ' (from a csv: target = ["y"])' if shape and len(shape) == 2 else ""

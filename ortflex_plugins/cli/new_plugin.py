@@ -51,7 +51,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="The folder that the package's folder is made in; by default the current one.",
+    help="The folder in which the package's folder is created; by default the current folder.",
 )
 def new_plugin(kind: str, name: str, output: Path) -> None:
     """Write a package with a plugin of KIND called NAME, and its tests.

@@ -63,9 +63,10 @@ def _decompositions(plugins: Plugins) -> Iterator[str]:
     yield "## Outside the standard: decomposed"
     yield ""
     yield (
-        "Files that an optimizer or a quantization has written have operators of onnxruntime. "
-        "In the training they are computed by standard operators, and every backend can train "
-        "them; the exported file keeps them. A form that is not in the formula is refused by name."
+        "Files written by onnxruntime's graph optimizer or by a quantization tool have operators "
+        "that only onnxruntime has. During training they are computed by standard operators, so "
+        "every backend can train them; the exported file keeps them. A form that a formula does "
+        "not cover is refused, and the error names it."
     )
     yield ""
     yield "| operator | domain | family | what is computed |"

@@ -34,7 +34,9 @@ def details(plugins: Plugins, rows: list[Row], what: str) -> tuple[list[Row], st
         for registry in plugins:
             for called, plugin in registry.classes() if registry.kind != HOOKS else ():
                 if what.lower() in getattr(plugin, "aliases", ()):
-                    raise PluginError(f"no plugin is called {what!r}; here it is called {called!r}")
+                    raise PluginError(
+                        f"no plugin is called {what!r}; its name in ortflex is {called!r}"
+                    )
         hint = suggest(what, known, listing="`ortflex plugins` lists all")
         raise PluginError(f"neither a kind of plugins nor a plugin is called {what!r}; {hint}")
     chosen = {(registry.kind, entry.target, entry.owner) for registry, entry in named}

@@ -32,7 +32,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
     "--tensor",
     "tensors",
     multiple=True,
-    help="A tensor to write, by name, outputs and inner ones; may be repeated.",
+    help="The name of an output or inner tensor to write; may be repeated.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], force: bool) -> None:

@@ -37,7 +37,7 @@ _INTRODUCTION = {
     "averages": "Means of the weights during the training: `averaging = …`.",
     "devices": "The place where tensors are stored and graphs run: `device = …`.",
     "backends": "Ways to run a training step: `backend = …`.",
-    "process_groups": "Trainings in several processes: `distributed = …`.",
+    "process_groups": "Training in several processes: `distributed = …`.",
     "data": "Sources of data by name: `data = …` and `validation = …`.",
     "metrics": "Measures of quality on validation data: `metrics = […]`.",
     "callbacks": "Objects that are called during a training: `callbacks = […]`.",
@@ -78,7 +78,7 @@ def _configuration() -> Iterator[str]:
         "The ending of a path, or of the files in a folder, names the [data source](data.md) that reads "
         "it. Relative paths are relative to the folder of the file. On the command line "
         "`key=value` overrides a key: `epochs=5`, `optimizer.beta1=0.8`, `loss=huber`, "
-        "`'params=[\"coef*\"]'`. Keys without a default have to be there. The same names are the "
+        "`'params=[\"coef*\"]'`. Keys without a default are required. The same names are the "
         "arguments of `ortflex_core.Trainer`."
     )
     yield ""
@@ -94,7 +94,7 @@ def _configuration() -> Iterator[str]:
     yield ""
     yield from _wrapped(
         '`loss = { mean = "huber", share = "log_loss" }` puts a loss on each of two tensors. '
-        "A list of tables says more: `predicted` (the tensor), `expected` (the name of the labels, "
+        "A list of tables can set more: `predicted` (the tensor), `expected` (the name of the labels, "
         "`label/<tensor>` by default), `weight` (the name of the sample weights) and `factor` "
         "(the weight of this loss in the sum)."
     )

@@ -17,7 +17,10 @@ _EVERY = 5
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The page to write; by default report.html in the folder, or here for several folders.",
+    help=(
+        "The page to write; by default report.html in the run folder, or in the current folder "
+        "for several runs."
+    ),
 )
 @click.option(
     "--watch",

@@ -180,9 +180,9 @@ def _refusal(folder: Path, there: list[str]) -> str:
         )
     state = "is finished" if "trained.onnx" in there else "has begun"
     return (
-        f"in the folder {str(folder)!r} is a run that {state} ({shown}). Continue it: --resume "
-        f"{folder}; start another one there: --force, which renames the old one; or give another "
-        "output"
+        f"in the folder {str(folder)!r} is a run that {state} ({shown}). Continue it with "
+        f"--resume {folder}; start a new one with --force, which renames the old folder; or give "
+        "another output"
     )
 
 

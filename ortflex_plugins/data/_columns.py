@@ -55,8 +55,8 @@ def sort_columns(
         for name in names.values():
             if name not in arrays:
                 raise DataError(
-                    f"{where}: {parameter} names {name!r}, and there is no such array; "
-                    f'say which it is, as in data = {{ path = …, {parameter} = "…" }}; '
+                    f"{where}: {parameter} names {name!r}, but there is no such array; "
+                    f'choose one, for example data = {{ path = …, {parameter} = "…" }}; '
                     f"{suggest(name, arrays)}"
                 )
     taken = {*labels.values(), *weights.values()}

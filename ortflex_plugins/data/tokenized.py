@@ -215,7 +215,7 @@ def _labels(values: Sequence[Any], where: str) -> Array:
     longest = max(map(len, strings))
     if longest > _LONGEST_NAME:
         raise DataError(
-            f"{where}: row {[len(t) for t in strings].index(longest)} has a label of {longest} characters; "
-            "is this the column of strings?"
+            f"{where}: row {[len(t) for t in strings].index(longest)} has a label of {longest} "
+            "characters; the label column may be a column of strings"
         )
     return np.array(strings)

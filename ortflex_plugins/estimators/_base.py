@@ -219,7 +219,9 @@ class OrtEstimator(BaseEstimator):
         if takes not in (None, X.shape[1]):
             raise DataError(f"X has {X.shape[1]} features, the model's {spec} takes {takes}")
         if spec.numpy.kind not in "fiu":
-            raise ModelError(f"{type(self).__name__} needs a model of numbers, its input is {spec}")
+            raise ModelError(
+                f"{type(self).__name__} needs a model with numeric input; its input is {spec}"
+            )
 
     def _trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
         """A Trainer with the current weights."""
@@ -368,7 +370,7 @@ class OrtEstimator(BaseEstimator):
         if version != ortflex_core.__version__:
             warnings.warn(
                 f"this {type(self).__name__} was pickled by ortflex {version}, and is read by "
-                f"{ortflex_core.__version__}; if it does not work as it did, train it again",
+                f"{ortflex_core.__version__}; if it does not work, train it again",
                 UserWarning,
                 stacklevel=2,
             )

@@ -178,15 +178,15 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         self._single = classes == 2 and width == 1
         if len(shape) > 2 or (isinstance(width, int) and width != classes and not self._single):
             raise ModelError(
-                f"y has {classes} classes, but the model's scores are {scores}; give a model with a "
-                "score for each class (of two classes, one is enough)"
+                f"y has {classes} classes, but the model has {scores} scores; use a model with "
+                "one score per class (for two classes, one score is enough)"
             )
         known = [] if (classes_in_file := file_classes(model)) is None else classes_in_file.tolist()
         ours = self.classes_.tolist()
         if known != ours and set(known) == set(ours):
             raise ModelError(
-                f"the model's scores are those of the classes {known}, in this order; scikit-learn sorts "
-                f"them: {ours}"
+                f"the model's scores belong to the classes {known}, in this order, but "
+                f"scikit-learn sorts classes: {ours}"
             )
         self._untold = asked is None and after is None and not self._built and not self._single
 
@@ -198,9 +198,9 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         if scores.min() >= 0 and np.allclose(scores.sum(axis=1), 1, atol=1e-3):
             linear = _linear(self._model, scores.shape[1])
             raise ModelError(
-                f"the model's {self._seen!r} adds up to 1: probabilities that do not come from a Softmax "
-                "or Sigmoid, before which the scores would be; name the tensor of raw scores: "
-                f"loss={{{linear!r}: 'log_loss'}}"
+                f"the model's {self._seen!r} sums to 1, but these probabilities do not come from "
+                "a Softmax or Sigmoid, whose input would be the raw scores; name the tensor of "
+                f"raw scores: loss={{{linear!r}: 'log_loss'}}"
             )
 
     def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:

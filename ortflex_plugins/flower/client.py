@@ -192,8 +192,9 @@ def _check_new(trainer: Trainer) -> None:
     inner = internals_of(trainer)
     if inner.live.standing.fits or inner.live.standing.slots or trainer.backend_ is not None:
         raise ConfigError(
-            "make_trainer returned a Trainer that has already trained; make a new one at every call: "
-            "weights come with the message, and what a client keeps is in context.state"
+            "make_trainer returned a Trainer that has already trained; create a new one in every "
+            "call: the weights come with the message, and the client's own state is in "
+            "context.state"
         )
     if inner.arguments.get("averaging") is not None:
         raise ConfigError(
@@ -213,8 +214,8 @@ def _check_rows(data: Any) -> None:
         empty = len(first) == 0
     if empty:
         raise DataError(
-            "it has no data: make_trainer returned no rows to train or to evaluate on. Leave nodes without "
-            "data out of the federation"
+            "it has no data: make_trainer returned no rows to train or evaluate on. Exclude "
+            "nodes without data from the federation"
         )
 
 

@@ -88,7 +88,7 @@ def _number(record: Any, key: str) -> int:
 
 def _differs(what: str) -> ConfigError:
     return ConfigError(
-        f"what this client kept from the last round belongs to another training: {what} differs. "
-        "make_trainer has to return the same model, params and optimizer in every round; "
-        "client_app(keep='nothing') starts the optimizer again in each"
+        "the state that this client kept from the last round belongs to a different training: "
+        f"{what} differs. make_trainer has to return the same model, params and optimizer in "
+        "every round; client_app(keep='nothing') starts the optimizer again in each"
     )

@@ -93,7 +93,9 @@ def server_app(
             else _evaluation(trainer, share, validation_data),
         )
         if not result.arrays:
-            raise OrtflexError("the strategy returned no weights in any round; nothing is written")
+            raise OrtflexError(
+                "the strategy returned no weights in any round, so nothing is written"
+            )
         shared.load_shared(trainer, result.arrays, share)
         path = os.fspath(output or context.run_config.get("output", "trained.onnx"))
         trainer.export(path)
@@ -110,8 +112,8 @@ def _trainer(model: Any) -> Trainer:
         return Trainer(model, loss="squared_error", progress=False)
     except (ConfigError, ModelError) as error:
         raise ConfigError(
-            f"server_app: {error}. If clients have a Trainer that works, give the server one with the same "
-            "arguments instead of the model"
+            f"server_app: {error}. If the clients' Trainer works, pass a Trainer with the same "
+            "arguments to the server instead of the model"
         ) from error
 
 
@@ -135,7 +137,7 @@ def _checked(strategy: Any, expected: Mapping[str, Array]) -> Any:
                 shared.check_arrays(shared.as_arrays(arrays), expected)
             except DataError as error:
                 raise DataError(
-                    f"the strategy {type(strategy).__name__} returned other arrays in round "
+                    f"the strategy {type(strategy).__name__} changed the arrays in round "
                     f"{server_round}: {error}"
                 ) from error
         return arrays, metrics

@@ -55,7 +55,9 @@ def shared_names(trainer: Trainer, share: Share) -> list[str]:
         glob = pattern.removeprefix("!")
         hits = {glob} & set(known) or set(fnmatch.filter(known, glob))
         if not hits:
-            raise ConfigError(f"share: {pattern!r} fits no trained tensor; {suggest(glob, known)}")
+            raise ConfigError(
+                f"share: {pattern!r} matches no trained tensor; {suggest(glob, known)}"
+            )
         if pattern.startswith("!"):
             chosen -= hits
         else:
@@ -70,8 +72,8 @@ def _adapters(trainer: Trainer, known: list[str]) -> list[str]:
     names = {spec.name for a in attached for spec in a.tensors.values()}
     if not names:
         raise ConfigError(
-            "share='adapters': this training has no adapters; share='parameters' sends everything "
-            "that is trained, share='layer*' what a glob fits"
+            "share='adapters': this training has no adapters; share='parameters' sends all "
+            "trained tensors, share='layer*' those that match the glob"
         )
     return [name for name in known if name in names]
 

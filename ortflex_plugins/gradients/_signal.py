@@ -109,7 +109,8 @@ def _to_half(op: Ops, spectrum: Tensor, axis: int, size: int, length: int) -> Te
     """
     if length // 2 + 1 != size:
         raise NoGradientRule(
-            f"of half a spectrum of {size} for {length} places, which onnxruntime gets wrong,"
+            f"of half a spectrum of {size} for {length} places, which onnxruntime computes "
+            "incorrectly,"
         )
     counts = np.full(size, 2.0 / length, np.float32)
     counts[[0, -1] if length % 2 == 0 else [0]] = 1.0 / length

@@ -292,7 +292,7 @@ class OnnxFunction:
         for name, buffer in feeds.items():
             if not shapes_compatible(self._fed[name].shape, buffer.shape):
                 raise DataError(
-                    f"{name!r} takes {self._fed[name]}, got the shape {shape_text(buffer.shape)}"
+                    f"{name!r} expects {self._fed[name]}, got the shape {shape_text(buffer.shape)}"
                 )
         fed = {**self._frozen, **feeds}
         if self.draws:
@@ -337,7 +337,8 @@ class OnnxFunction:
         given = np.asarray(array)
         if given.dtype != spec.numpy or (spec.shape is not None and given.ndim != len(spec.shape)):
             raise DataError(
-                f"{spec.name!r} takes {spec}, got {given.dtype}{list(given.shape)}; convert it first"
+                f"{spec.name!r} expects {spec}, got {given.dtype}{list(given.shape)}; convert it "
+                "first"
             )
         return given
 

@@ -149,7 +149,7 @@ class OrtLayer(torch.nn.Module):
         given = {**dict(zip(known, inputs, strict=False)), **named}
         if len(inputs) + len(named) != len(known) or set(given) != set(known):
             raise DataError(
-                f"expected the inputs {', '.join(known)}, got {len(inputs)} by place and "
+                f"expected the inputs {', '.join(known)}, got {len(inputs)} by position and "
                 f"{', '.join(named) or 'none'} by name"
             )
         tensors = {n: _dense(n, given[n]) for n in known}
@@ -265,7 +265,10 @@ def _dense(name: str, given: Any) -> torch.Tensor:
             f"{name!r} is a {type(given).__name__}; a layer takes tensors of torch: use torch.as_tensor"
         )
     if given.layout is not torch.strided:
-        raise DataError(f"{name!r} is sparse ({given.layout}), which has no ONNX type: to_dense()")
+        raise DataError(
+            f"{name!r} is sparse ({given.layout}), which has no ONNX type; convert it with "
+            "to_dense()"
+        )
     return given
 
 
@@ -282,12 +285,13 @@ def _place(tensors: dict[str, torch.Tensor]) -> str:
         [where] = _devices([tensors[first]])
         name, other = next((n, p) for n in rest for p in _devices([tensors[n]]) if p != where)
         raise DataError(
-            f"{first!r} is on {where}, {name!r} on {other}: move layer and inputs to one device"
+            f"{first!r} is on {where}, {name!r} on {other}; move layer and inputs to the same "
+            "device"
         )
     [where] = places
     if where.partition(":")[0] not in ("cpu", "cuda"):
         raise Unsupported(
-            f"{first!r} is on {where}; OrtLayer computes on cpu and cuda: tensor.cpu()"
+            f"{first!r} is on {where}; OrtLayer computes on cpu and cuda only; use tensor.cpu()"
         )
     return where
 
@@ -312,8 +316,8 @@ def _buffer(tensor: torch.Tensor, dtype: np.dtype[Any], name: str) -> Buffer:
     kind = _KINDS.get(tensor.dtype)
     if kind != dtype:
         raise DataError(
-            f"{name!r} is {tensor.dtype}, the model takes {dtype}; convert it, or export the model "
-            "in that precision"
+            f"{name!r} is {tensor.dtype}, but the model expects {dtype}; convert it, or export "
+            "the model in that precision"
         )
     whole = tensor.detach().contiguous()
     owner = whole.view(torch.uint8) if tensor.dtype is torch.bool else whole

@@ -29,15 +29,15 @@ def class_weight_field() -> Any:
         default=None,
         converter=attrs.converters.optional(_numbers),
         validator=attrs.validators.optional(_check_weights),
-        help="what each class counts; not set: all alike",
+        help="the weight of each class; not set: equal weights",
     )
 
 
 def _numbers(values: Iterable[Any]) -> tuple[Any, ...]:
     if isinstance(values, Mapping):  # whose keys would be taken
         raise TypeError(
-            "class_weight must be numbers, one a class in the order of the scores, got the mapping "
-            f"{dict(values)!r}"
+            "class_weight must be numbers, one per class in the order of the scores, got the "
+            f"mapping {dict(values)!r}"
         )
     return tuple(values.tolist() if isinstance(values, np.ndarray) else values)
 
@@ -49,8 +49,8 @@ def _check_weights(instance: Any, attribute: attrs.Attribute[Any], value: Any) -
     )
     if not good or not any(value):
         raise ValueError(
-            f"{type(instance).__name__}.{attribute.name} must be numbers >= 0, one a class and not "
-            f"all 0, got {tuple(value)!r}"
+            f"{type(instance).__name__}.{attribute.name} must be numbers >= 0, one per class and "
+            f"not all 0, got {tuple(value)!r}"
         )
 
 
@@ -67,8 +67,8 @@ def class_labels(
     if shape is None or len(shape) < 2 or shape[axis] == 1:
         form = "[B, C, …]" if axis == 1 else "[B, …, C]"
         raise DataError(
-            f"{loss} takes scores {form} of two classes or more, got {predicted}; for "
-            "one score a row use log_loss"
+            f"{loss} expects scores {form} of two or more classes, got {predicted}; for one score "
+            "per row use log_loss"
         )
     numbers = (shape[0], *shape[2:]) if axis == 1 else shape[:-1]
     if given is None:
@@ -79,14 +79,15 @@ def class_labels(
         ):
             wanted = TensorSpec("expected", TensorProto.INT64, numbers)
             raise DataError(
-                f"{shape_mismatch(loss, wanted, given)}. If the classes of {predicted} are in its "
-                "last axis: axis=-1, where the loss has it"
+                f"{shape_mismatch(loss, wanted, given)}. If the classes of {predicted} are on its "
+                "last axis, set axis=-1, if the loss has this parameter"
             )
         return integer_labels(loss, numbers, given)
     if given.shape[axis] == 1:
         raise DataError(
-            f"{loss}: the labels {given} have one column; class numbers have the shape "
-            f"{shape_text(numbers)}: y.reshape(-1), fractions of the classes {shape_text(shape)}"
+            f"{loss}: the labels {given} have one column; class numbers need the shape "
+            f"{shape_text(numbers)}: y.reshape(-1); fractions of the classes need the shape "
+            f"{shape_text(shape)}"
         )
     return float_labels(loss, predicted, given)
 
@@ -102,8 +103,8 @@ def check_count(
     count = predicted.shape[axis] if predicted.shape is not None else None
     if weights is not None and isinstance(count, int) and len(weights) != count:
         raise DataError(
-            f"{loss}: class_weight has {len(weights)} numbers, the scores {predicted} have {count} "
-            "classes; give one number a class, in the order of the scores"
+            f"{loss}: class_weight has {len(weights)} numbers, but the scores {predicted} have "
+            f"{count} classes; pass one number per class, in the order of the scores"
         )
 
 

@@ -53,8 +53,8 @@ class CosineEmbedding(Loss):
             return float_labels(self.name, predicted, given)
         if shape is None or len(shape) != 3 or (isinstance(shape[1], int) and shape[1] != 2):
             raise DataError(
-                "cosine_embedding takes embeddings [B, D] or pairs of embeddings [B, 2, D], got "
-                f"{predicted}"
+                "cosine_embedding expects embeddings [B, D] or pairs of embeddings [B, 2, D], "
+                f"got {predicted}"
             )
         wanted = TensorSpec("expected", predicted.dtype, shape[:1])
         if given is not None and given.shape is not None and len(given.shape) != 1:
@@ -64,7 +64,7 @@ class CosineEmbedding(Loss):
     def check_labels(self, predicted: TensorSpec, labels: Array) -> None:
         """Refuse labels other than −1 and 1 for pairs."""
         if labels.ndim == 1:
-            hint = "1 belongs together, -1 does not."
+            hint = "1 marks similar pairs, -1 dissimilar ones."
             apart = np.asarray(labels == -1)
             require_range(self.name, labels, 1, 1, allowed=apart, hint=hint)
 

@@ -59,7 +59,8 @@ class Dice(Loss):
         if shape is None or len(shape) < least:
             wanted = "[B, N] or [B, C, …]" if self.over == "regions" else "[B, C, …]"
             raise DataError(
-                f"dice over {self.over} takes scores {wanted} with the positions last, got {predicted}"
+                f"dice over {self.over} expects scores {wanted} with the positions last, got "
+                f"{predicted}"
             )
         if self.over == "regions":
             return float_labels(self.name, predicted, given)
@@ -70,7 +71,11 @@ class Dice(Loss):
         count = predicted.shape[1] if predicted.shape is not None else None
         numbers = labels.dtype.kind in "iu"
         last = 1 if not numbers else count - 1 if isinstance(count, int) else None
-        hint = "They are numbers of classes." if numbers else "They are fractions of a position."
+        hint = (
+            "They are class numbers."
+            if numbers
+            else "They say how much of each position belongs to the region."
+        )
         nothing = np.zeros(labels.shape, dtype=bool)
         require_range(self.name, labels, 0, last, allowed=nothing, hint=hint)
 

@@ -37,7 +37,9 @@ class Focal(Loss):
 
     alpha: float = hyper(default=0.25, validator=number(ge=0, le=1), help="the weight of class 1")
     gamma: float = hyper(
-        default=2.0, validator=number(ge=1), help="the larger, the less easy rows count"
+        default=2.0,
+        validator=number(ge=1),
+        help="the larger it is, the less well-classified rows count",
     )
 
     def label(self, predicted: TensorSpec, given: TensorSpec | None) -> TensorSpec:

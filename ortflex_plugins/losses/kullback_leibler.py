@@ -57,7 +57,8 @@ class KullbackLeibler(Loss):
         """Labels of the prediction's type and shape."""
         if predicted.shape is None or len(predicted.shape) < 2 or predicted.shape[1] == 1:
             raise DataError(
-                f"kullback_leibler takes predictions [B, C, …] of two classes or more, got {predicted}"
+                "kullback_leibler expects predictions [B, C, …] of two or more classes, got "
+                f"{predicted}"
             )
         return float_labels(self.name, predicted, given)
 

@@ -98,8 +98,8 @@ class LogLoss(Loss):
         float_scores(self.name, predicted)
         if shape is None or len(shape) != 2 or (isinstance(shape[1], int) and shape[1] != 2):
             raise DataError(
-                f"log_loss with on='probabilities' takes two columns [B, 2], got {predicted}; for "
-                "other predictions use on='scores' or softmax_cross_entropy"
+                f"log_loss with on='probabilities' expects two columns [B, 2], got {predicted}; "
+                "for other predictions use on='scores' or softmax_cross_entropy"
             )
         given = given or TensorSpec("expected", TensorProto.INT64, shape[:1])
         return integer_labels(self.name, shape[:1], given)

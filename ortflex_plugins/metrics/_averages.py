@@ -20,7 +20,7 @@ def same_shape(metric: str, expected: Array, predicted: Array) -> None:
         hint = "; reshape one of them" if expected.size == predicted.size else ""
         raise DataError(
             f"{metric}: labels {shape_text(expected.shape)} and predictions "
-            f"{shape_text(predicted.shape)} must have one shape{hint}"
+            f"{shape_text(predicted.shape)} must have the same shape{hint}"
         )
 
 

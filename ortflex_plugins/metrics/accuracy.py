@@ -40,7 +40,7 @@ class Accuracy(Metric):
     better: ClassVar[Literal["higher", "lower"]] = "higher"
 
     threshold: float = setting(
-        default=0.5, validator=number(), help="class 1 is predicted above it; 0 for scores"
+        default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
     )
 
     def start(self) -> AccuracyState:

@@ -46,9 +46,9 @@ class F1(Metric):
         validator=one_of("binary", "macro", "micro", "weighted"),
         help="how the scores of the classes are averaged",
     )
-    positive: int = setting(default=1, help="the positive one of two classes")
+    positive: int = setting(default=1, help="the positive class, if there are two")
     threshold: float = setting(
-        default=0.5, validator=number(), help="class 1 is predicted above it; 0 for scores"
+        default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
     )
 
     def start(self) -> F1State:
@@ -85,8 +85,8 @@ class F1State:
         if self._metric.average == "binary" and len(self._counts) > 2:
             known = ", ".join(map(repr, sorted(self._counts)[:5]))
             raise DataError(
-                f"f1: average='binary' takes two classes, got {known}, …; choose "
-                "average='macro', 'micro' or 'weighted'"
+                f"f1: average='binary' needs two classes, got {known}, …; choose average='macro', "
+                "'micro' or 'weighted'"
             )
 
     def result(self) -> float:

@@ -65,7 +65,7 @@ class RocAucState:
     def update(self, expected: Array, predicted: Array, weight: Array | None) -> None:
         """Take in one batch."""
         if predicted.dtype.kind != "f":
-            raise DataError(f"roc_auc takes scores or probabilities, got {predicted.dtype}")
+            raise DataError(f"roc_auc expects scores or probabilities, got {predicted.dtype}")
         if not has_columns(predicted):
             same_shape("roc_auc", expected, predicted)
             truths, scores = expected.reshape(-1, 1), predicted.reshape(-1, 1)

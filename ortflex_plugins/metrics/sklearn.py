@@ -70,7 +70,7 @@ class SklearnMetric(Metric):
         help="its arguments, in addition to labels, predictions and weights",
     )
     threshold: float = setting(
-        default=0.5, validator=number(), help="class 1 is predicted above it; 0 for scores"
+        default=0.5, validator=number(), help="class 1 is predicted above this value; 0 for scores"
     )
 
     @classmethod

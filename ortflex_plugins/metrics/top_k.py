@@ -55,7 +55,7 @@ class TopKState:
         """Take in one batch."""
         if predicted.dtype.kind != "f" or not has_columns(predicted):
             raise DataError(
-                f"top_k takes scores [B, C, …] of several classes, got {predicted.dtype} "
+                f"top_k expects scores [B, C, …] of several classes, got {predicted.dtype} "
                 f"{shape_text(predicted.shape)}"
             )
         labels = np.expand_dims(numbers("top_k", expected, predicted), 1)

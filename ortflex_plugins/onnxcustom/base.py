@@ -47,7 +47,7 @@ def save_graphs(
                 name = name.replace(long, short)
             path = os.path.join(folder, name)
             if os.path.exists(path):
-                warnings.warn(f"{path!r} exists already and is overwritten", stacklevel=3)
+                warnings.warn(f"{path!r} already exists and is overwritten", stacklevel=3)
             with open(path, "wb") as file:
                 file.write(content)
             saved[key] = path
@@ -174,7 +174,7 @@ class BaseLearningOnnx(BaseOnnxClass):
         if isinstance(value, np.ndarray):
             if ort_device_to_string(place) != "cpu":
                 raise ProviderError(
-                    f"{name!r}: an array can be bound on the CPU only; the device is "
+                    f"{name!r}: arrays can only be bound on the CPU, but the device is "
                     f"{ort_device_to_string(place)!r}; use numpy_to_ort_value(array, device)"
                 )
             value = np.asarray(value, order="C")

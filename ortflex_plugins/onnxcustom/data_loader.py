@@ -134,7 +134,7 @@ class OrtDataLoader:
         """
         if ort_device_to_string(self.device) != "cpu":
             raise DataError(
-                f"the data are on {ort_device_to_string(self.device)}: use iter_ortvalue"
+                f"the data are on {ort_device_to_string(self.device)}; use iter_ortvalue"
             )
         for start, size in self._starts():
             yield tuple(array[start : start + size] for array in self.data_np)
@@ -161,7 +161,7 @@ class OrtDataLoader:
         data = list(zip(self.data_np, self.data_ort, strict=True))
         if len(names) not in (len(data), len(data) + 1):
             raise DataError(
-                f"the data are {len(data)} arrays, expected as many names (or one more, of the "
+                f"the data are {len(data)} arrays; expected as many names (or one more, for the "
                 f"learning rate), got {list(names)}"
             )
         rows = len(self)

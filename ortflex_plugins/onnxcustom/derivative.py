@@ -88,9 +88,9 @@ def onnx_derivative(
     if options == DerivativeOptions.Loss:
         return _of_loss(onx, weights, floats if inputs is None else inputs, loss, label, path_name)
     if options & DerivativeOptions.KeepYieldOp and options != DerivativeOptions.KeepYieldOp:
-        raise ConfigError("options: KeepYieldOp cannot be combined with others")
+        raise ConfigError("options: KeepYieldOp cannot be combined with other options")
     if options & DerivativeOptions.FillGrad and not options & DerivativeOptions.KeepOutputs:
-        raise ConfigError("options: FillGrad needs KeepOutputs, too")
+        raise ConfigError("options: FillGrad requires KeepOutputs")
     by = list(floats if inputs is None else inputs)
     by += get_train_initializer(onx) if weights is None else weights
     model = _named(gradient_model(onx, by))
@@ -115,9 +115,11 @@ def _of_loss(
     given = {"loss": loss, "label": label, "path_name": path_name}
     missing = [name for name, value in given.items() if value is None]
     if missing:
-        raise ConfigError(f"{missing[0]}: needed with options=DerivativeOptions.Loss, got None")
+        raise ConfigError(f"{missing[0]}: required by options=DerivativeOptions.Loss, got None")
     if weights is not None:
-        raise ConfigError("weights: with options=DerivativeOptions.Loss only inputs are possible")
+        raise ConfigError(
+            "weights: options=DerivativeOptions.Loss supports gradients of inputs only"
+        )
     assert loss is not None
     assert label is not None
     assert path_name is not None

@@ -85,7 +85,10 @@ class BaseEstimator(BaseOnnxClass):
         check_model(self.model_onnx)
         check_names("weights_to_train", self.weights_to_train)
         check_count(
-            "batch_size", self.batch_size, 1, "; the number of rows makes one batch of them"
+            "batch_size",
+            self.batch_size,
+            1,
+            "; the number of rows gives one batch with all of them",
         )
         check_count("max_iter", self.max_iter, 0)
         every: Any = self.validation_every
@@ -137,7 +140,7 @@ def both_or_none(X: Any, y: Any) -> bool:
         DataError: features without labels, or labels without features.
     """
     if (X is None) != (y is None):
-        raise DataError("X_val and y_val belong together: one of them is None")
+        raise DataError("X_val and y_val: expected both or none, but one of them is None")
     return X is not None
 
 

@@ -86,7 +86,7 @@ class OrtGradientForwardBackward:
         for name, value in others.items():
             if value is not None:
                 raise ConfigError(
-                    f"{name}: the core makes the sessions and does not take this option"
+                    f"{name}: ortflex_core creates the sessions and does not support this option"
                 )
             setattr(self, name, None)
         check_model(onnx_model, "onnx_model")
@@ -206,7 +206,9 @@ class OrtGradientForwardBackwardFunction:
             RuntimeError: there was none.
         """
         if self.saved_tensors_ is None:
-            raise RuntimeError("nothing was saved yet: call forward(…, training=True) first")
+            raise RuntimeError(
+                "no forward pass was saved yet; call forward(…, training=True) first"
+            )
         return self.saved_tensors_
 
     def _buffers(self, given: Any, names: Sequence[str], what: str) -> dict[str, Buffer]:
@@ -276,7 +278,9 @@ class OrtGradientForwardBackwardFunction:
             DataError: another number of gradients, or another shape.
         """
         if not self.states_:
-            raise RuntimeError("no forward pass is open: call forward(…, training=True) first")
+            raise RuntimeError(
+                "there is no saved forward pass; call forward(…, training=True) first"
+            )
         seeds = self._buffers(grad_outputs, self._output_names, "grad_outputs")
         if self._logger is not None:
             self._logger.debug("[%s.backward]", type(self).__name__)

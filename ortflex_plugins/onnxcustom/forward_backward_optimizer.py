@@ -256,8 +256,8 @@ class OrtGradientForwardBackwardOptimizer(OrtValueState):
     def _check(self, expected: Any, predicted: Any) -> None:
         if list(expected.shape()) != list(predicted.shape()):
             raise DataError(
-                f"the model predicts {list(predicted.shape())}, the labels are "
-                f"{list(expected.shape())}: they need the same shape"
+                f"the model predicts {list(predicted.shape())}, but the labels are "
+                f"{list(expected.shape())}; both need the same shape"
             )
 
     def _updating(self) -> WholeUpdate | None:

@@ -251,8 +251,8 @@ class NegLogLearningLoss(BaseLearningLoss):
         if len(others):
             place = tuple(others[0])
             raise DataError(
-                f"y has the class {labels[place]} (row {place[0]}), {type(self).__name__} takes 0 "
-                "and 1"
+                f"y has the class {labels[place]} (row {place[0]}), but {type(self).__name__} "
+                "expects 0 and 1"
             )
 
 

@@ -143,7 +143,8 @@ class LearningRateSGD(BaseLearningRate):
         super().__init__()
         if learning_rate not in _SCHEDULES:
             raise ValueError(
-                f"learning_rate: {learning_rate!r}; {suggest(str(learning_rate), _SCHEDULES)}"
+                f"unknown learning_rate {learning_rate!r}; "
+                f"{suggest(str(learning_rate), _SCHEDULES)}"
             )
         check_number("eta0", eta0)
         check_number("alpha", alpha, beyond=learning_rate == "optimal")

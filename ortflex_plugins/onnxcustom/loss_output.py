@@ -76,7 +76,7 @@ def add_loss_output(
     Source: the function of this name in onnxcustom; differences are in docs/howto/from-onnxcustom.md.
     """
     if score_name not in _SCORES:
-        raise ConfigError(f"score_name: {score_name!r}; {suggest(str(score_name), _SCORES)}")
+        raise ConfigError(f"unknown score_name {score_name!r}; {suggest(str(score_name), _SCORES)}")
     check_model(onx, "onx")
     out = ModelProto()
     out.CopyFrom(onx)
@@ -88,7 +88,7 @@ def add_loss_output(
         rename_tensors(graph, {label_name: "_label_"})
     taken = [n for n in (loss_name, weight_name) if n in own]
     if taken:
-        raise ModelError(f"the model has a tensor {taken[0]!r} already; choose another name")
+        raise ModelError(f"the model already has a tensor {taken[0]!r}; choose another name")
     added = _loss_graph(out, output, _SCORES[score_name], kwargs, penalty or {}, weight_name)
     _merge(out, added, {"loss": loss_name, "rows": rows_name(loss_name), "label": label_name})
     elem = output.type.tensor_type.elem_type
@@ -103,17 +103,18 @@ def _output(onx: ModelProto, index: int | str | None) -> ValueInfoProto:
     if index is None:
         if len(outputs) != 1:
             raise ConfigError(
-                f"output_index: which of the outputs {names} is compared with labels?"
+                "output_index: the model has several outputs; choose the one to compare with the "
+                f"labels: {names}"
             )
         index = 0
     if not isinstance(index, int | str):
-        raise TypeError(f"output_index: expected a place or a name, got {index!r}")
+        raise TypeError(f"output_index: expected an index or a name, got {index!r}")
     if isinstance(index, str):
         if index not in names:
             raise ConfigError(f"output_index: {index!r} is not an output; {suggest(index, names)}")
         index = names.index(index)
     if not -len(names) <= index < len(names):
-        raise ConfigError(f"output_index: expected a place or a name among {names}, got {index!r}")
+        raise ConfigError(f"output_index: expected an index or a name among {names}, got {index!r}")
     output = ValueInfoProto()
     output.CopyFrom(outputs[index])
     if output.type.tensor_type.elem_type not in FLOATS:

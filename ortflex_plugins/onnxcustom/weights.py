@@ -68,7 +68,7 @@ def rename_tensors(graph: GraphProto, renamed: Mapping[str, str]) -> None:
     """
     taken = _names(graph) & set(renamed.values())
     if taken:
-        raise ModelError(f"the model has a tensor {min(taken)!r} already; rename it first")
+        raise ModelError(f"the model already has a tensor {min(taken)!r}; rename it first")
     _rename(graph, renamed)
 
 
@@ -105,7 +105,7 @@ def check_weights(onx: ModelProto, names: list[str], ordered: bool) -> None:
                 f"{suggest(name, known)}"
             )
     if len(set(names)) != len(names):
-        raise ModelError(f"weights_to_train: a name is given twice in {names}")
+        raise ModelError(f"weights_to_train: a name occurs twice in {names}")
     if ordered and (sorted(names) != names or [n for n in known if n in names] != names):
         raise ModelError(
             f"weights_to_train: {names} should be in alphabetical order and in that of the model's "

@@ -30,7 +30,9 @@ class Adagrad(Optimizer):
     default_rate: ClassVar[float] = 1e-2
     slots: ClassVar[tuple[str, ...]] = ("s",)
 
-    rate_decay: float = hyper(default=0.0, validator=number(ge=0), help="how fast the rate falls")
+    rate_decay: float = hyper(
+        default=0.0, validator=number(ge=0), help="the decay of the rate per step"
+    )
     eps: float = hyper(default=1e-10, validator=number(gt=0), help="added to √s")
 
     def update(

@@ -51,7 +51,7 @@ def graph(level: Level, title: str) -> str:
         buttons = (
             '<div class="buttons"><button type="button" data-open="1">unfold all</button> '
             '<button type="button" data-open="">fold all</button> '
-            "<span>a click on a stacked box opens it</span></div>"
+            "<span>click a stacked box to open it</span></div>"
         )
     return (
         f'<div class="graph">{buttons}<div class="legend">{_legend(level)}</div>'

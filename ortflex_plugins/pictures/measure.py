@@ -61,7 +61,7 @@ class Measures:
         self._before = trainer.get_state()
         why = self._prepare(trainer)
         if why:
-            self._notes.append(f"no gradient norms and no times of parts: {why}")
+            self._notes.append(f"no gradient norms and no times per part: {why}")
 
     def _prepare(self, trainer: Trainer) -> str:
         inner = internals_of(trainer)
@@ -153,7 +153,7 @@ class Measures:
             feeds, values = self._feeds(trainer, self._step.program)
             self._parts = profiled(self._step, feeds, values)
         except Exception as error:  # any of onnxruntime; the training is finished
-            self._notes.append(f"no times of parts: {error}")
+            self._notes.append(f"no times per part: {error}")
 
     def content(self) -> dict[str, Any]:
         """Everything as values of JSON."""

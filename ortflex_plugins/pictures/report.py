@@ -54,9 +54,9 @@ def _summary(run: Run) -> str:
             facts[f"last {name.replace('_', ' ')}"] = f"{last[-1]:.5g}" if last else "–"
     if history.get("seconds"):
         whole = sum(history["seconds"])
-        facts["seconds of steps"] = f"{whole:.3g}"
+        facts["seconds in steps"] = f"{whole:.3g}"
         if whole and history.get("rows"):
-            facts["rows a second"] = f"{sum(history['rows']) / whole:,.0f}"
+            facts["rows per second"] = f"{sum(history['rows']) / whole:,.0f}"
     for key in ("backend", "device"):
         if key in versions:
             facts[key] = str(versions[key])
@@ -102,7 +102,7 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
     if "validation_loss" in history and any(validation):
         seconds["validation"] = validation
     if seconds:
-        figures.append(_figure("Seconds an epoch", charts.lines(seconds)))
+        figures.append(_figure("Seconds per epoch", charts.lines(seconds)))
     timed = {str(k): float(v) for k, v in measures.get("parts", {}).items() if _number(v)}
     if timed:
         scale, unit = next(

@@ -27,7 +27,7 @@ COLORS: Mapping[str, tuple[str, str, str]] = {
     "constant": ("#9ca3af", "#9ca3af", "constant or frozen weight"),
     "slot": ("#6d28d9", "#6d28d9", "optimizer state"),
     "host": ("#c2410c", "#c2410c", "number from the host"),
-    "far": ("#1d4ed8", "#1d4ed8", "value made far above"),
+    "far": ("#1d4ed8", "#1d4ed8", "value computed far above"),
 }
 """Fill, line and meaning of every kind; those of chips come last."""
 

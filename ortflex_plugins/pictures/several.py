@@ -25,7 +25,7 @@ def report_several(folders: Sequence[Path]) -> str:
         ConfigError: a folder is given twice, or every folder is broken.
     """
     if len({path.resolve() for path in folders}) < len(folders):
-        raise ConfigError("report: a run folder is given twice; give each once")
+        raise ConfigError("report: a run folder is given twice; give each one once")
     runs: dict[str, Run] = {}
     broken: dict[str, str] = {}
     for name, folder in zip(_names(folders), folders, strict=True):

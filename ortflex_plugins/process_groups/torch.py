@@ -89,8 +89,8 @@ class _Gloo:
                 self._distributed.init_process_group("gloo", timeout=limit)
             except (RuntimeError, ValueError) as error:
                 raise OrtflexError(
-                    f"the processes of this training did not find one another: {error}. Start as many "
-                    "as WORLD_SIZE says, with the same MASTER_ADDR and MASTER_PORT"
+                    f"the processes of this training could not connect: {error}. Start WORLD_SIZE "
+                    "processes with the same MASTER_ADDR and MASTER_PORT"
                 ) from error
             atexit.register(self.close)
         elif self._distributed.get_backend() != "gloo":  # of a program that trains on GPUs itself

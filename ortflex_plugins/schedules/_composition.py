@@ -39,7 +39,7 @@ def same_unit(whole: Schedule, part: Schedule) -> None:
     if part.by != whole.by:
         raise ConfigError(
             f"{whole.name} counts by {whole.by!r} and its schedule {part.name!r} by {part.by!r}; "
-            "give both the same by="
+            "use the same by= for both"
         )
 
 

@@ -45,8 +45,8 @@ class Cosine(Schedule):
         period = self.duration(progress) if self.period is None else self.period
         if period is None:
             raise ConfigError(
-                f"cosine: period=None is the length of the training in units of {self.by!r}, which "
-                "is not known for this data source; give period="
+                f"cosine: period=None is the length of the training in units of {self.by!r}, "
+                "which is not known for this data source; set period="
             )
         share = 0.5 * (1 + math.cos(math.pi * self.time(progress) / max(period, 1)))
         return self.minimum + (base - self.minimum) * share

@@ -56,8 +56,8 @@ class OneCycle(Schedule):
         length = self.duration(progress) if self.length is None else self.length
         if length is None:
             raise ConfigError(
-                f"one_cycle: length=None is the length of the training in units of {self.by!r}, which is "
-                "not known for this data source; give length="
+                f"one_cycle: length=None is the length of the training in units of {self.by!r}, "
+                "which is not known for this data source; set length="
             )
         first = base / self.start_divisor
         top, end = self.up * length - 1, length - 1

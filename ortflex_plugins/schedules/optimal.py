@@ -56,7 +56,8 @@ class Optimal(Schedule):
         """``1 / (alpha·(t0 + t))``."""
         if self.t0 is None:
             raise ConfigError(
-                "optimal: t0 depends on the loss and is not known yet. A Trainer finds it when the "
-                "training starts; elsewhere call bind(ScheduleContext(slope=…)) first, or give t0="
+                "optimal: t0 depends on the loss and is not known yet. A Trainer computes it "
+                "when the training starts; elsewhere call bind(ScheduleContext(slope=…)) first, "
+                "or pass t0="
             )
         return 1 / (self.alpha * (self.t0 + self.time(progress)))

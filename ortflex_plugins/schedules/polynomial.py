@@ -42,8 +42,8 @@ class Polynomial(Schedule):
         length = self.duration(progress) if self.length is None else self.length
         if length is None:
             raise ConfigError(
-                f"polynomial: length=None is the length of the training in units of {self.by!r}, which is "
-                "not known for this data source; give length="
+                f"polynomial: length=None is the length of the training in units of {self.by!r}, "
+                "which is not known for this data source; set length="
             )
         share = 1 - min(self.time(progress) / max(length, 1), 1)
         return float(base * share ** float(self.power))

@@ -265,7 +265,7 @@ def test_a_rule_with_since_is_used_from_that_opset_on() -> None:
         (lambda op, node, g: [g], "rule for Add returns 1 gradients for 2 inputs"),
         (
             lambda op, node, g: [op.Cast(g, to=1), g],
-            "rule for Add gives input 0 a gradient of type float32, but the input is float64",
+            "rule for Add returns a gradient of type float32 for input 0, but the input is float64",
         ),
     ],
 )

@@ -49,7 +49,7 @@ X, Y = regression(rows=20)
         ("loss", [], "loss: at least one loss is needed"),
         ("loss", 3, "loss: expected a name, a mapping with the key 'name', or a loss, got 3"),
         ("penalty", {"coef": {"l3": 1}}, r"penalty.*l3: unknown parameter"),
-        ("penalty", {"l2": 0.1}, r"penalty\.l2: is that the penalty or a parameter's name\?"),
+        ("penalty", {"l2": 0.1}, r"penalty\.l2 may be a penalty or the name of a parameter"),
         ("reinitialize", "W*", r"reinitialize: no trained parameter matches 'W\*'"),
     ],
 )
@@ -195,7 +195,7 @@ def cut(array: Any, value: Any, at: int = 3) -> Any:
         ),
         (X, np.hstack([Y, Y]), None, r"shape \[batch, 1\], got label: float32\[batch, 2\]"),
         (X, Y.astype("U"), None, "has type <U.*, expected numbers"),
-        (X, Y, cut(np.ones(20), -1.0), r"sample_weight must be >= 0, row 3 has .*-1\.0"),
+        (X, Y, cut(np.ones(20), -1.0), r"sample_weight must be >= 0, but row 3 has .*-1\.0"),
         (X, Y, cut(np.ones(20), np.nan), "sample_weight has a value that is not finite"),
         (X, Y, np.ones((20, 3)), r"sample weights of shape \[batch, 3\] do not broadcast"),
         (X, Y, {"wieght": np.ones(20)}, "sample_weight has 'wieght', which no loss uses"),
@@ -323,7 +323,7 @@ def test_validation_data_of_a_wrong_kind() -> None:
     trainer = make(models.linear())
     for bad, text in (
         (X, r"validation_data: expected \(X, y\)"),
-        (2.0, "rows on both sides; 2.0 of 20 rows"),
+        (2.0, "rows for both training and validation; 2.0 of 20 rows"),
         ((X, Y[:3]), "different numbers of rows"),
     ):
         with pytest.raises(DataError, match=text):

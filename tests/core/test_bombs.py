@@ -156,7 +156,7 @@ def test_functions_that_double_are_counted_before_they_are_written_out() -> None
         model.functions.append(helper.make_function("f", f"f{k}", ["a"], ["c"], calls, opsets))
     assert len(model.SerializeToString()) < 3000
     with pytest.raises(
-        ModelError, match=f"has 65537 nodes; the file has 34, for which {34 + MOST_ADDED}"
+        ModelError, match=f"has 65537 nodes; for a file of 34 nodes, at most {34 + MOST_ADDED}"
     ):
         Model(model)
 

@@ -235,7 +235,7 @@ def test_a_class_in_place_of_a_callback_is_refused_at_once() -> None:
         @hook
         def epoch_end(self) -> None: ...
 
-    with pytest.raises(ConfigError, match=r"Stop is a class; give an object of it: .*Stop\(\)"):
+    with pytest.raises(ConfigError, match=r"Stop is a class; pass an instance: .*Stop\(\)"):
         make(models.linear(), callbacks=[Stop])
 
 
@@ -268,8 +268,8 @@ def test_the_message_about_a_formula_is_complete(install: Install) -> None:
     with pytest.raises(BrokenPlugin) as caught:
         trained(Plugins.discover(), loss="arr")
     assert str(caught.value) == (
-        "the loss 'arr' (array_module:Plugin, from array 1.0) gives a numpy array of shape [3, 1] from "
-        "per_sample, expected a float tensor with at least one value a sample, [batch, …], made by "
+        "the loss 'arr' (array_module:Plugin, from array 1.0) returns a numpy array of shape [3, 1] from "
+        "per_sample, expected a float tensor with at least one value per sample, [batch, …], made by "
         "the operators of op"
     )
 
@@ -285,7 +285,7 @@ def test_a_class_that_no_distribution_has_is_named_by_its_module() -> None:
             return None
 
     with pytest.raises(
-        BrokenPlugin, match=r"the loss tests\.core\..*Mine gives None from per_sample"
+        BrokenPlugin, match=r"the loss tests\.core\..*Mine returns None from per_sample"
     ):
         trained(Plugins.discover(), loss=Mine())
 

@@ -26,7 +26,7 @@ def test_another_model_optimizer_or_plugin_version_is_refused(
     trainer = make(models.mlp(), backend="fused", optimizer="adam")
     folder = trainer.save(tmp_path / "c")
     other = make(models.mlp(activation="Relu"), backend="fused", optimizer="adam")
-    with pytest.raises(CheckpointError, match="belongs to another model: the structure there"):
+    with pytest.raises(CheckpointError, match="belongs to a different model: its structure"):
         other.restore(folder)
     other = make(models.mlp(), backend="fused", optimizer="momentum")
     trainer.fit(*regression(features=6))
@@ -90,7 +90,7 @@ def test_another_runtime_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, "ortflex"):
         Trainer.resume(folder, plugins=plugins())
     assert "was written with onnxruntime 1.0, this is onnxruntime" in caplog.text
-    assert "to rounding, not to the last bit" in caplog.text
+    assert "up to rounding, but not bit for bit" in caplog.text
 
 
 def test_objects_that_no_file_can_name_are_asked_for(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def with_weights(x: Array, y: Array) -> tuple[Array, ...]:
     [
         (other_value, "'X' has other values"),
         (other_label, "'label' has other values"),
-        (other_order, "'X' has other values, or its rows come in another order"),
+        (other_order, "'X' has other values, or its rows are in a different order"),
         (labels_in_another_order, "'label' has other values"),
         (features_in_another_order, "'X' has other values"),
         (other_numbers, "'X' has other values"),

@@ -171,7 +171,7 @@ def test_sources_by_their_ending(folder: Path) -> None:
     (found,) = problems(folder, "", f"data={folder / 'rows.tsx'}")
     assert "no data source is called 'tsx', the ending of" in found
     (found,) = problems(folder, "", f"data={folder / 'one.npy'}")
-    assert "is a single array; give the folder of .npy files it is in" in found
+    assert "is a single array; specify the folder of .npy files that contains it" in found
 
 
 # ---------------------------------------------------------------------- overrides
@@ -244,9 +244,9 @@ def test_values_are_toml_or_text(text: str, value: Any) -> None:
 )
 def test_lists_that_lost_their_quotation_marks_name_what_to_type(typed: str, meant: str) -> None:
     key = typed.partition("=")[0]
-    with pytest.raises(ConfigError, match="a shell removes quotation marks") as caught:
+    with pytest.raises(ConfigError, match="the shell removes quotation marks") as caught:
         parse_override(typed)
-    hint = str(caught.value).partition("in others: ")[2]
+    hint = str(caught.value).partition("in quotation marks: ")[2]
     assert hint == f"'{key}={meant}'"
     parse_override(hint.strip("'"))
 

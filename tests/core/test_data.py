@@ -87,7 +87,9 @@ def test_a_split_is_disjoint_complete_and_the_seed_s() -> None:
 @pytest.mark.parametrize("fraction", [0.0, 1.0, 1.5, -0.5, 0.01, 0.99])
 def test_a_split_that_leaves_one_side_empty_is_refused(fraction: float) -> None:
     columns = Columns(inputs={"X": np.zeros((10, 1))})
-    with pytest.raises(DataError, match=rf"rows on both sides; {fraction} of 10 rows"):
+    with pytest.raises(
+        DataError, match=rf"rows for both training and validation; {fraction} of 10 rows"
+    ):
         split(columns, fraction, 0)
 
 
@@ -103,7 +105,7 @@ def columns_of(x: Any, y: Any = None, weight: Any = None, **names: Any) -> Colum
         (3.0, None, None, {}, "X is a single value, expected at least one row"),
         (np.zeros((3, 2)), np.zeros(2), None, {}, "X has 3, label has 2"),
         (np.zeros((3, 2)), np.zeros(3), np.ones(4), {}, "sample_weight has 4"),
-        (np.zeros(3), None, None, {"inputs": ["a", "b"]}, r"2 inputs: give a mapping \{'a': …"),
+        (np.zeros(3), None, None, {"inputs": ["a", "b"]}, r"2 inputs: pass a mapping \{'a': …"),
         ({"a": np.zeros(3)}, None, None, {"inputs": ["a", "b"]}, "X lacks the input 'b'; it has a"),
         (
             {"a": [0], "bb": [0]},

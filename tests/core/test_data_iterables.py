@@ -138,11 +138,11 @@ def test_what_is_no_source_of_batches_is_refused() -> None:
     for wrong in (-1, 2.0, True):
         with pytest.raises(ValueError, match=r"Batches\.buffer: expected an integer >= 0"):
             Batches([], buffer=wrong)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="the data are empty: the iterable gives no batches"):
+    with pytest.raises(DataError, match="the data are empty: the iterable yields no batches"):
         open_([])
     used = open_(iter(numbers([2])))
     assert epoch(used, 0) == [[0, 1]]
-    with pytest.raises(DataError, match="used up after one epoch; give a list"):
+    with pytest.raises(DataError, match="exhausted after one epoch; pass a list"):
         epoch(used, 1)
 
 
@@ -191,7 +191,10 @@ def test_validation_evaluation_and_predictions_take_batches() -> None:
 
 def test_an_iterable_cannot_be_split() -> None:
     x, y = regression()
-    with pytest.raises(DataError, match="an iterable cannot be split; give validation_data="):
+    with pytest.raises(
+        DataError,
+        match="an iterable cannot be split into training and validation rows; pass validation_data=",
+    ):
         make(models.linear()).fit(parts(x, y), validation_data=0.2)
 
 

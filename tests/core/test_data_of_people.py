@@ -179,7 +179,7 @@ def test_errors_about_frames_name_the_columns() -> None:
 
 def test_a_lazy_frame_is_to_be_collected() -> None:
     polars = pytest.importorskip("polars")
-    with pytest.raises(DataError, match=r"X is lazy \(LazyFrame\); give X\.collect\(\)"):
+    with pytest.raises(DataError, match=r"X is a lazy frame \(LazyFrame\); pass X\.collect\(\)"):
         trainer().fit(polars.DataFrame(x, schema=NAMES).lazy(), y)
 
 
@@ -201,10 +201,10 @@ class Empty(Mappings):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Ragged(), r"has the shape \[4\] in row 3 and \[5\] in row 0; give rows of one shape"),
+        (Ragged(), r"has the shape \[4\] in row 3 and \[5\] in row 0; pass rows of one shape"),
         (Changing(), "row 2 of the dataset has other names than X, y"),
         (Empty(), "the dataset has 0 rows"),
-        (((x[k], y[k]) for k in range(3)), "has to be batched first"),
+        (((x[k], y[k]) for k in range(3)), "batch an iterable of single rows first"),
     ],
 )
 def test_wrong_datasets_are_refused(data: Any, message: str) -> None:

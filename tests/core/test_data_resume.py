@@ -259,7 +259,7 @@ def test_data_in_another_order_are_refused(shards: NpyFolder, tmp_path: Path) ->
         np.save(Path(shards.path) / f"shard-{k}" / "X.npy", x[a:b])
         np.save(Path(shards.path) / f"shard-{k}" / "y.npy", y[a:b])
     with pytest.raises(
-        DataError, match="had the same number of pieces of data, but with other sizes"
+        DataError, match="had the same number of pieces of data, but their sizes differ"
     ):
         Trainer.resume(saver.written[0], plugins=plugins()).fit(wider)
     _, saver = train(Batches(parts(), buffer=17), tmp_path / "list", 21)

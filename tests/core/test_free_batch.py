@@ -89,7 +89,7 @@ def test_without_it_the_error_names_it() -> None:
     trainer = make(fixed(models.mlp(), 4), backend="fused", batch_size=8)
     with pytest.raises(DataError, match=r"fixed batch dimension.*free_batch=True"):
         trainer.fit(X, Y)
-    with pytest.raises(ModelError, match="was not freed for the training; make the Trainer with"):
+    with pytest.raises(ModelError, match="was not freed for the training; create the Trainer with"):
         trainer.export(free_batch=True)
 
 
@@ -165,7 +165,7 @@ def test_old_opsets_too() -> None:
 
 
 def test_a_model_object_made_without_it() -> None:
-    with pytest.raises(ModelError, match=r"make it with Model\(…, free_batch=True\)"):
+    with pytest.raises(ModelError, match=r"create it with Model\(…, free_batch=True\)"):
         make(Model(fixed(models.mlp(), 4)), free_batch=True)
 
 

@@ -160,7 +160,7 @@ def test_an_installed_plugin_with_bad_hooks_is_left_out(
     strange = Entry("ortflex", "hooks", "strange:hooks", "strange", "1.0", point)
     manager = HookManager(Plugins([strange]), [recorder])
     assert manager.installed == []
-    assert "the hooks of strange are left out: " in caplog.text
+    assert "the hooks of strange are skipped: " in caplog.text
     assert "epoch_ends" in caplog.text
     manager.callables(None)["epoch_end"](progress=Progress(), record={})
     assert recorder.names() == ["epoch_end"]

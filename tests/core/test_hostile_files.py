@@ -143,7 +143,9 @@ def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
 @posix
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
-    with pytest.raises(ModelError, match="'pipe', where 'coef' is, is not a regular file"):
+    with pytest.raises(
+        ModelError, match="'pipe', which has the data of 'coef', is not a regular file"
+    ):
         Model(saved(folder, outside("pipe")))
     with pytest.raises(ModelError, match="it is a pipe"):
         Model(folder / "pipe")
@@ -166,11 +168,11 @@ def test_a_device_without_an_end_is_not_read_until_memory_ends() -> None:
 @pytest.mark.parametrize(
     ("location", "offset", "length", "text"),
     [
-        ("w.bin", -4, None, "'coef' needs 20 from -4 on|the location is not valid"),
-        ("w.bin", 4, None, "has 20 bytes, 'coef' needs 20 from 4 on"),
-        ("w.bin", 2**62, None, "'coef' needs 20 from 4611686018427387904 on"),
-        ("w.bin", 0, 8, "of which it claims 8"),
-        ("w.bin", 0, -1, "of which it claims -1|the location is not valid"),
+        ("w.bin", -4, None, "'coef' needs 20 from offset -4|the location is not valid"),
+        ("w.bin", 4, None, "has 20 bytes, but 'coef' needs 20 from offset 4"),
+        ("w.bin", 2**62, None, "'coef' needs 20 from offset 4611686018427387904"),
+        ("w.bin", 0, 8, "and declares 8"),
+        ("w.bin", 0, -1, "and declares -1|the location is not valid"),
         ("", 0, None, "is not a regular file"),
         (".", 0, None, "is not a regular file"),
         ("nothing.bin", 0, None, "No such file"),

@@ -80,7 +80,9 @@ def test_a_revision_and_a_file_can_be_named(hub: Path, tmp_path: Path) -> None:
     files = saved(tmp_path / "files", models.linear())
     put(hub, {"a.onnx": files["model.onnx"], "b.onnx": files["model.onnx"]}, ref="second")
     assert from_hub("b.onnx", revision="second").model.label.endswith("b.onnx")
-    with pytest.raises(ConfigError, match=r"2 models; say which by filename=: 'a.onnx', 'b.onnx'"):
+    with pytest.raises(
+        ConfigError, match=r"2 models; choose one with filename=: 'a.onnx', 'b.onnx'"
+    ):
         from_hub(revision="second")
 
 

@@ -180,7 +180,7 @@ def test_an_endless_generator_needs_the_length_of_an_epoch() -> None:
 def test_an_exhausted_generator_is_an_error() -> None:
     x, y = regression(rows=10)
     trainer = make(models.linear(), epochs=2)
-    with pytest.raises(DataError, match="used up after one epoch; give a list"):
+    with pytest.raises(DataError, match="exhausted after one epoch; pass a list"):
         trainer.fit(pair for pair in [(x, y)])
 
 

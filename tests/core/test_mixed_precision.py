@@ -345,7 +345,7 @@ def test_skipped_steps_are_reported(caplog: pytest.LogCaptureFixture) -> None:
         trainer = train(model, x, y, precision=precision, learning_rate=1e-4)
     skipped = int(trainer.engine.slots()[SKIPPED])
     assert 0 < skipped < 6
-    assert f"{skipped} of 6 steps were left out" in caplog.text
+    assert f"{skipped} of 6 steps were skipped" in caplog.text
     assert "precision" in trainer.summary().facts
 
 

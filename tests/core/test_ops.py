@@ -205,7 +205,7 @@ def test_errors_name_what_is_wrong(trace: Trace, call: Any, reason: str) -> None
 
 
 def test_two_inputs_of_one_name_are_refused(trace: Trace, x: Tensor) -> None:
-    with pytest.raises(GraphError, match="two inputs of the name 'x'"):
+    with pytest.raises(GraphError, match="two inputs named 'x'"):
         trace.input("x", np.float32, ())
 
 

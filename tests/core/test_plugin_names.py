@@ -314,7 +314,7 @@ def test_disabling_ortflex_itself_gives_an_error_that_says_so(
     monkeypatch.setenv("ORTFLEX_DISABLE_PLUGINS", "ortflex")
     text = (
         r"unknown optimizer 'sgd': it is a plugin of ortflex .*, which ORTFLEX_DISABLE_PLUGINS switches "
-        "off, and with it all that is built in; take ortflex out of ORTFLEX_DISABLE_PLUGINS"
+        "off together with all built-in plugins; remove ortflex from ORTFLEX_DISABLE_PLUGINS"
     )
     with pytest.raises(OrtflexError, match=text):
         Trainer(models.linear(), loss="squared_error")

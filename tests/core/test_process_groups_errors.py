@@ -200,4 +200,4 @@ def test_processes_at_different_places_are_an_error_not_a_wrong_sum() -> None:
 
     for error in run_ranks(2, job):
         assert isinstance(error, RankFailed)
-        assert "not at the same place" in str(error)
+        assert "not at the same point" in str(error)

@@ -106,7 +106,7 @@ def test_a_penalty_of_what_a_group_has_says_whose_it_is(
     """A parameter that is trained, or frozen, is not said to be unknown; other mistakes are."""
     options: dict[str, Any] = {"groups": [{"params": "W2", "rate": 0.5}, group], "backend": "fused"}
     if pattern != "*1":
-        with pytest.raises(OrtflexError, match=rf"{pattern[0]}.*fits 'b\d', which {why}\[1\]"):
+        with pytest.raises(OrtflexError, match=rf"{pattern[0]}.*matches 'b\d', which {why}\[1\]"):
             make(models.mlp(), penalty={"by_parameter": {pattern: "l2"}}, **options)
     else:
         make(models.mlp(), penalty={"by_parameter": {pattern: "l2"}}, **options)  # W1 is left

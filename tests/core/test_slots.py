@@ -190,19 +190,22 @@ def test_parameters_do_not_move_as_one_vector_where_slots_have_other_shapes(opti
     [
         (
             FullRow(),
-            r"FullRow gives a tensor of shape \[.*8\] from update, expected .*; the slot 'row'",
+            r"FullRow returns a tensor of shape \[.*8\] from update, expected .*; the slot 'row'",
         ),
-        (Unknown(), r"Unknown gives .* from slot_shapes, expected .* the slots being row"),
-        (NotSizes(), r"NotSizes gives .* from slot_shapes, expected a tuple of sizes .*'3'"),
+        (Unknown(), r"Unknown returns .* from slot_shapes, expected .* where the slots are row"),
+        (NotSizes(), r"NotSizes returns .* from slot_shapes, expected a tuple of sizes .*'3'"),
         (Raises(), r"Raises fails in slot_shapes: IndexError"),
         (
             SharesAVector(),
-            r"SharesAVector gives a tensor of shape \[.*\] from update_shared, expec",
+            r"SharesAVector returns a tensor of shape \[.*\] from update_shared, expec",
         ),
-        (SharesNothing(), r"SharesNothing gives .* from update_shared, .* the names being long"),
-        (SharesTheStep(), r"SharesTheStep gives .* from shared \('step'\)"),
-        (SharesASlot(), r"SharesASlot gives .* from shared \('long'\)"),
-        (GivesSharedBack(), r"GivesSharedBack gives .* from update, .* the slots given are long"),
+        (
+            SharesNothing(),
+            r"SharesNothing returns .* from update_shared, .* where the names are long",
+        ),
+        (SharesTheStep(), r"SharesTheStep returns .* from shared \('step'\)"),
+        (SharesASlot(), r"SharesASlot returns .* from shared \('long'\)"),
+        (GivesSharedBack(), r"GivesSharedBack returns .* from update, .* the slots given are long"),
         (ForgetsUpdateShared(), r"ForgetsUpdateShared has shared state but no update_shared"),
     ],
 )

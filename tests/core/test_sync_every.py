@@ -231,7 +231,7 @@ def test_a_checkpoint_within_an_epoch_continues_to_the_same_bits(
     assert results(run_ranks(2, second)) == expected
     for error in run_ranks(1, lambda g: Trainer.resume(tmp_path, plugins=plugins(), callbacks=())):
         assert isinstance(error, ConfigError)
-        assert "expected together with distributed" in str(error)
+        assert "needs distributed" in str(error)
 
 
 def test_another_number_of_processes_is_another_training(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_local_steps_of_a_backend_that_knows_nothing_of_processes() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sync_every: expected together with distributed"):
+    with pytest.raises(ConfigError, match="sync_every: needs distributed"):
         training(sync_every=2)
     with pytest.raises(ConfigError, match="sync_every: expected an integer >= 1, got 0"):
         training(sync_every=0, distributed=ThreadGroup())

@@ -91,11 +91,11 @@ PLANTED = [
     Planted("test_start", ChangeAtOnce(), "y at the start"),
     Planted("test_start", ChangeDraws(), "first values of one seed"),
     Planted("test_merge", ChangeLost(), "the merged block.0.proj"),
-    Planted("test_float64", ChangeSingle(), "gives a tensor of shape"),
+    Planted("test_float64", ChangeSingle(), "returns a tensor of shape"),
     Planted("test_determinism", ChangeNoisy(), "differs from one run to the next"),
     Planted("test_backends", ChangeTwice(), "coef.change on"),
     Planted("test_export", ChangeLost(), "predictions of the exported model"),
-    Planted("test_resume", ChangeNoisy(), "change gone on"),
+    Planted("test_resume", ChangeNoisy(), "change, continued"),
     Planted("test_run_time", ChangeHalved(), "the base with the adapter"),
 ]
 KNOWN = {"reference": lambda x, matrix, tensors: x @ (matrix + tensors["change"])}

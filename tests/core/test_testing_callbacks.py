@@ -193,7 +193,7 @@ CALLBACKS = [
     Planted("test_steps_per_run", CountsRuns(), "steps_per_run='auto' and steps_per_run=1"),
     Planted("test_hooks", Undecorated(), "epoch_end: the decorator @hook is missing"),
     Planted("test_hooks", Misspelt(), "unknown hook 'epoch_ended'"),
-    Planted("test_is_frozen", OfItsOwn(), "a copy of a fresh callback is unequal"),
+    Planted("test_is_frozen", OfItsOwn(), "a copy of a new callback is not equal"),
     Planted("test_bad_parameters_are_refused", Anything(), "DID NOT RAISE"),
     Planted("test_effect", Lazy(), "it counts all steps"),
     Planted("test_a_second_training", CountsOn(), "it counts all steps"),

@@ -91,9 +91,11 @@ def box_at_rank(bad: int) -> Planted:
 CONSTRAINTS = [
     *map(box_at_rank, range(1, 6)),
     Planted("test_value", BoxAbove(), "apply"),
-    Planted("test_twice_is_once", BoxHalf(), "allowed already is moved"),
+    Planted("test_twice_is_once", BoxHalf(), "that already satisfies the constraint is changed"),
     Planted("test_weights_of_0_and_100", BoxRatio(), "a weight of 0 becomes nan"),
-    Planted("test_shape", BoxLargest(), r"apply gives \(\) of a weight \(3,\)"),
+    Planted(
+        "test_shape", BoxLargest(), r"apply returns the shape \(\) for a weight of shape \(3,\)"
+    ),
     Planted("test_float64", BoxRounded(), "accuracy of float32"),
     Planted("test_backends", BoxFloat32(), "after a step on"),
     Planted("test_determinism", BoxNoisy(), "differs from one run to the next"),

@@ -66,12 +66,12 @@ class Losing(CPU):
 
 
 DEVICES = [
-    Planted("test_available", SaysYes(), "available gives True, expected a list of reasons"),
+    Planted("test_available", SaysYes(), "available returns True, expected a list of reasons"),
     Planted("test_there_and_back", FloatsOnly(), "the type float32", {"what": "float64"}),
     Planted("test_put_is_a_copy", Sharing(), "an array that was read and changed"),
     Planted("test_write", Moving(), "read after write"),
     Planted("test_view", Peeking(), "read after a change by view"),
-    Planted("test_session", Nowhere(), "ort_device gives nothing"),
+    Planted("test_session", Nowhere(), "ort_device returns nothing"),
     Planted("test_backends", Losing(), r"(Y|[Wb]\d) on "),
 ]
 

@@ -68,7 +68,7 @@ class NeedsAnEnd(Halving):
 SCHEDULES = [
     Planted("test_value", Thirding(), "the rate of step 3"),
     Planted("test_rates_are_numbers_from_0_on", Falling(), r"the rate of step 6 is -0\.0"),
-    Planted("test_it_is_pure", Remembering(), "asked again, the rates are others"),
+    Planted("test_it_is_pure", Remembering(), "a second call returns different rates"),
     Planted("test_units", StepsOnly(), "by='epoch', but the rates of an epoch are"),
     Planted("test_an_endless_training", NeedsAnEnd(), "division by zero"),
     Planted("test_backends", Remembering(), "the rates on"),
@@ -171,10 +171,10 @@ class AskedOften(Squares):
 
 METRICS = [
     Planted("test_value", Rooted(), "the metric"),
-    Planted("test_batches", MeanOfMeans(), "batch by batch and all at once"),
+    Planted("test_batches", MeanOfMeans(), "batch by batch compared with all rows at once"),
     Planted("test_sample_weights", Unweighted(), "weights of 2, 0 and 1"),
-    Planted("test_better", Backwards(), "better is 'higher', but right is 0.0"),
-    Planted("test_fresh_start", OneForAll(), "an accumulator next to another one"),
+    Planted("test_better", Backwards(), "better is 'higher', but correct predictions have 0.0"),
+    Planted("test_fresh_start", OneForAll(), "an accumulator while another one is used"),
     Planted("test_result_is_a_number", NumpyNumber(), r"the result is (np\.float64\()?0"),
     Planted("test_a_trainer_reports_it", AskedOften(), "the metric"),
 ]
@@ -288,9 +288,9 @@ SOURCES = [
     Planted("test_pieces", CutWrong(), "piece 0 from row 1"),
     Planted("test_pieces", CutInPairs(), "X"),
     Planted("test_columns", WrongOrder(), "X"),
-    Planted("test_columns", NoLabels(), "no column is among the labels"),
+    Planted("test_columns", NoLabels(), "no column is a label"),
     Planted("test_rows", ShortLabels(), "different numbers of rows"),
-    Planted("test_determinism", Shuffled(), "opened twice, the rows differ"),
+    Planted("test_determinism", Shuffled(), "the rows differ between two openings"),
     Planted("test_missing_file", Unexplained(), "No such file"),
 ]
 

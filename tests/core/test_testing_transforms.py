@@ -99,14 +99,14 @@ class BoundUnused(Bound):
 
 PLANTED = [
     Planted("test_value", BoundAbove(), "in step 1"),
-    Planted("test_shape", BoundForgets(), "gives gradients for 'kernel', 'matrix' from apply"),
-    Planted("test_shape", BoundSum(), r"gives a tensor of shape \[\] from apply"),
+    Planted("test_shape", BoundForgets(), "returns gradients for 'kernel', 'matrix' from apply"),
+    Planted("test_shape", BoundSum(), r"returns a tensor of shape \[\] from apply"),
     Planted("test_gradients_of_0_and_100", BoundRatio(), "a gradient of 0 becomes nan"),
     Planted("test_float64", BoundRounded(), "accuracy of float32"),
     Planted("test_scale", BoundAsItIs(), "of gradients times 0.01"),
     Planted("test_flat", BoundEach(), "one vector for all"),
     Planted("test_backends", BoundFloat32(), "after three steps on"),
-    Planted("test_resume", BoundNoisy(), "bound gone on: '.*' differs"),
+    Planted("test_resume", BoundNoisy(), "bound, continued: '.*' differs"),
     Planted("test_determinism", BoundNoisy(), "differs from one run to the next"),
     Planted("test_hyperparameters_are_symbols", BoundUnused(), "does not use bound"),
 ]

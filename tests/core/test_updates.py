@@ -254,7 +254,7 @@ def test_weights_that_are_set_are_their_own_average() -> None:
         ),
         (
             {"groups": [{"params": "W*"}, {"params": ["W1", "W3"], "rate": 0.1}]},
-            r"groups\[1\]\.params: an earlier group has W1, W3 already; a parameter belongs to the first",
+            r"groups\[1\]\.params: an earlier group already has W1, W3; a parameter belongs to the first",
         ),
         (
             {"groups": [{"params": "W*", "start_epoch": 1}, {"params": "b*", "start_epoch": 3}]},
@@ -405,7 +405,7 @@ def test_groups_are_unfrozen_epoch_by_epoch_and_count_their_own_steps(
     made = trainer(backend, groups=groups, epochs=3, optimizer=optimizer)
     with caplog.at_level("INFO", "ortflex"):
         made.fit(x, y)
-    assert "from epoch 2 on W2, b2 are trained as well" in caplog.text
+    assert "from epoch 2 on, W2, b2 are also trained" in caplog.text
 
     def until(w: Any) -> Any:
         """Of each parameter torch counts the steps that it was there for."""

@@ -196,8 +196,8 @@ def of_another_model(table: Any) -> None:
         (retyped, r"its input 'X' is float64\[8, 6\], in the graph it is float32\[8, 6\]"),
         (removed, "it lacks the input 'b1' of the graph"),
         (without_a_key, "manifest.json' is broken: .*rows"),
-        (of_another_format, "has the format 7, this version reads format 1"),
-        (of_another_model, "belongs to another model than the manifest"),
+        (of_another_format, "has the format 7, but this version reads format 1"),
+        (of_another_model, "belongs to a different model than the manifest"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(
@@ -258,7 +258,7 @@ def test_a_state_whose_header_was_lost_is_refused(
 
     bare = save(load(exported["state.safetensors"]))
     folder = write(tmp_path / "step", exported | {"state.safetensors": bare})
-    with pytest.raises(CheckpointError, match="does not say what its tensors are"):
+    with pytest.raises(CheckpointError, match="does not describe its tensors"):
         apply_state(models.mlp(), folder / "state.safetensors")
 
 

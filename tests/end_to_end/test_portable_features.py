@@ -274,7 +274,7 @@ def test_training_information_of_large_models_is_left_out_and_named(
     assert not (tmp_path / "large" / "training_info.onnx").exists()
     (one,) = open_step(tmp_path / "large").manifest.not_portable
     assert (one.what, one.name) == ("file", "training_info.onnx")
-    assert "2 GB at most" in one.why
+    assert "at most 2 GB" in one.why
 
 
 def test_what_is_not_portable_is_named(tmp_path: Path) -> None:

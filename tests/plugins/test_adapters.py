@@ -183,7 +183,7 @@ def test_targets_are_paths_nodes_or_weights(targets: Any, modules: set[str]) -> 
         ({**LORA, "rank": 0}, ConfigError, r"rank: expected an integer >= 1, got 0"),
         ({**LORA, "rank": 2.5}, ConfigError, "rank"),
         ({**LORA, "dropout": 1.0}, ConfigError, "dropout: must be a number >= 0 and < 1"),
-        ([LORA, LORA], ModelError, "already has a tensor .*; give the adapter another label"),
+        ([LORA, LORA], ModelError, "already has a tensor .*; choose another label for the adapter"),
         ("lara", OrtflexError, "did you mean 'lora'"),
     ],
 )

@@ -170,11 +170,13 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     path = export(network(), tmp_path / "base.onnx", False)
     torch.manual_seed(0)
     adapted(Net(width=8)).save_pretrained(tmp_path / "narrow")
-    with pytest.raises(ModelError, match=r"of another base: .* takes 8 inputs .* takes 16"):
+    with pytest.raises(ModelError, match=r"to a different base model: .* has 8 inputs .* but 16"):
         trainer(path, adapters=Lora.from_peft(tmp_path / "narrow"))
     other = nn.ModuleDict({"query": nn.Linear(16, 16)})
     adapted(other, target_modules=["query"]).save_pretrained(tmp_path / "other")
-    with pytest.raises(ModelError, match="of another base: its module 'query' fits no product"):
+    with pytest.raises(
+        ModelError, match="to a different base model: its module 'query' matches no product"
+    ):
         trainer(path, adapters=Lora.from_peft(tmp_path / "other"))
     adapted(network(), use_dora=True, target_modules=["q_proj"]).save_pretrained(tmp_path / "dora")
     with pytest.raises(ConfigError, match="more than A·B: use_dora is True"):

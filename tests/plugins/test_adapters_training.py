@@ -127,7 +127,7 @@ def test_a_training_continues_without_the_folder_it_started_with(
         same(whole.get_state(), rest.get_state())
         np.testing.assert_array_equal(rest.predict(x), whole.predict(x))
     if change == "gone":
-        with pytest.raises(ConfigError, match=r"is not a folder of PEFT.*Trainer\.resume"):
+        with pytest.raises(ConfigError, match=r"is not a PEFT folder.*Trainer\.resume"):
             trainer(adapters=[task, style])
 
 

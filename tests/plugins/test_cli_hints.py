@@ -226,7 +226,8 @@ def test_an_array_of_another_name_is_asked_for(folder: Path) -> None:
     result = ortflex("train", "train.toml")
     assert result.exit_code == 1
     assert (
-        "target names 'y', and there is no such array; say which it is, as in data" in result.output
+        "target names 'y', but there is no such array; choose one, for example data"
+        in result.output
     )
     assert "Known: labels, x" in result.output
     assert 'data = { path = …, target = "…" }' in result.output

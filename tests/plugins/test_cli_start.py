@@ -79,7 +79,7 @@ def test_labels_choose_the_loss_and_the_recipe_trains(
     assert f"X: float32[40, 5], y: {labels.dtype}{list(labels.shape)}" in text
     done = ortflex("train", "new.toml", "epochs=2", "output=run")
     if labels.shape == (40, 1) and outputs > 1:  # nothing adds or drops an axis of class numbers
-        assert "class numbers have the shape [batch]: y.reshape(-1)" in done.output
+        assert "class numbers need the shape [batch]: y.reshape(-1)" in done.output
     else:
         assert done.exit_code == 0, done.output
 
@@ -158,7 +158,7 @@ def test_missing_labels_name_the_option(folder: Path, target: tuple[str, ...]) -
     np.savez("odd.npz", X=X, label=Y)
     result = ortflex("init", "model.onnx", "--data", "odd.npz", *target, "-o", "new.toml")
     assert result.exit_code == 1
-    assert "Say which it is: --target NAME" in result.output
+    assert "choose one, for example --target NAME" in result.output
     assert "data = {" not in result.output
     assert not (folder / "new.toml").exists()
 

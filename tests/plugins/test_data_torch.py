@@ -114,5 +114,5 @@ def test_errors_of_a_loader_reach_the_user_and_no_thread_is_left() -> None:
 
 def test_tensors_that_need_gradients_are_named() -> None:
     x = torch.from_numpy(X).requires_grad_()
-    with pytest.raises(DataError, match=r"X cannot be made an array.*detach"):
+    with pytest.raises(DataError, match=r"X cannot be converted to an array.*detach"):
         make(models.mlp(), **OPTIONS).fit([(x, torch.from_numpy(Y))])

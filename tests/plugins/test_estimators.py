@@ -250,7 +250,7 @@ def test_bad_input_is_refused_as_scikit_learn_does() -> None:
     clf.fit(x, y)
     with pytest.raises(ValueError, match="X has 3 features, but OrtClassifier is expecting 4"):
         clf.predict(x[:, :3])
-    with pytest.raises(ModelError, match="y has 3 classes, but the model's scores are"):
+    with pytest.raises(ModelError, match="y has 3 classes, but the model has"):
         OrtClassifier(models.classifier(4, 5), **quick).fit(x, y)
     with pytest.raises(ValueError, match="X has 4 features, the model's X"):
         OrtClassifier(models.classifier(5, 3), **quick).fit(x, y)

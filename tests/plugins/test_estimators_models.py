@@ -166,7 +166,7 @@ def test_probabilities_without_a_softmax_are_no_scores(
     options: dict[str, Any] = {"options": {"zipmap": False}, "target_opset": 17}
     model = to_onnx(fitted, x[:1], black_op={"LinearClassifier"}, **options)
     with pytest.raises(
-        (ModelError, ConfigError), match=r"adds up to 1|has normalized scores, x / Σ x"
+        (ModelError, ConfigError), match=r"sums to 1|has normalized scores, x / Σ x"
     ):
         OrtClassifier(model, **SHORT).fit(x, y)
     clf = OrtClassifier(
@@ -187,7 +187,7 @@ def test_numbers_that_add_up_to_one_are_no_scores() -> None:
     model.graph.node.remove(softmax)
     model.graph.node.extend(power)
     model.graph.output[0].CopyFrom(models.floats("shares", "N", 3))
-    with pytest.raises(ModelError, match=r"'shares' adds up to 1: .* loss={'scores': 'log_loss'}"):
+    with pytest.raises(ModelError, match=r"'shares' sums to 1, .* loss={'scores': 'log_loss'}"):
         OrtClassifier(model, **SHORT).fit(x, y)
 
 

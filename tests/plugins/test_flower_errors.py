@@ -42,7 +42,7 @@ class Spoiling(FedAvg):
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (Renaming, "Renaming returned other arrays in round 1.*missing are 'W1'.*'xW1'"),
+        (Renaming, "Renaming changed the arrays in round 1.*missing are 'W1'.*'xW1'"),
         (Reshaping, r"'W1' is float32\[6, 8\], got float32\[48\]"),
         (Spoiling, "'W1' has values that are not finite"),
     ],
@@ -92,14 +92,16 @@ def test_another_optimizer_in_a_later_round_is_an_error(tmp_path: Path) -> None:
     def make_trainer(context: Context, config: Any) -> Any:
         return new(optimizer=["adam", "momentum"][config["server-round"] - 1]), parts()[0]
 
-    with pytest.raises(OrtflexError, match=r"round 2.*belongs to another training.*keep='nothing'"):
+    with pytest.raises(
+        OrtflexError, match=r"round 2.*belongs to a different training.*keep='nothing'"
+    ):
         federate(tmp_path, make_trainer)
 
 
 @pytest.mark.parametrize(
     ("share", "words"),
     [
-        ("w1", "fits no trained tensor.*'W1'"),
+        ("w1", "matches no trained tensor.*'W1'"),
         (["!*"], "leaves nothing to share"),
         ([], "expected 'parameters', 'adapters'"),
         ([3], "expected 'parameters', 'adapters'"),

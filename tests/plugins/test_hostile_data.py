@@ -269,7 +269,7 @@ def checkpoint(tmp_path: Path) -> Path:
         (lambda r: r["arguments"].update(loss="os:system"), "expected a subclass of .* Loss"),
         (lambda r: r["arguments"].update(loss="antigravity:X"), "a checkpoint does not execute"),
         (lambda r: r["arguments"].update(evil=1), "evil"),
-        (lambda r: r.update(structure="x"), "belongs to another model"),
+        (lambda r: r.update(structure="x"), "belongs to a different model"),
     ],
 )
 def test_records_that_cannot_be_meant(checkpoint: Path, change: Any, text: str) -> None:

@@ -118,7 +118,7 @@ def test_other_weights_several_outputs_and_absent_cotangents() -> None:
 def test_mistakes_are_named() -> None:
     f = OnnxFunction(models.mlp())
     good = np.ones((2, 6), np.float32)
-    with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got float64\[2, 6\]"):
+    with pytest.raises(DataError, match=r"'X' expects X: float32\[N, 6\], got float64\[2, 6\]"):
         f.forward(np.ones((2, 6)))
     with pytest.raises(DataError, match=r"inputs has 'x'; .*Known: X"):
         f.forward({"x": good})
@@ -129,9 +129,11 @@ def test_mistakes_are_named() -> None:
         DataError, match=r"the cotangent of 'Y' has shape \[3, 1\], the output has \[2, 1\]"
     ):
         f.backward(np.ones((3, 1), np.float32), saved)
-    with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got the shape \[2, 5\]"):
+    with pytest.raises(DataError, match=r"'X' expects X: float32\[N, 6\], got the shape \[2, 5\]"):
         f.forward(good[:, :5])
-    with pytest.raises(DataError, match=r"'W1' takes W1: float32\[6, 8\], got the shape \[6, 4\]"):
+    with pytest.raises(
+        DataError, match=r"'W1' expects W1: float32\[6, 8\], got the shape \[6, 4\]"
+    ):
         f.forward(good, {"W1": f.state["W1"][:, :4]})
     with pytest.raises(DataError, match="saved comes from the forward pass of another"):
         OnnxFunction(models.mlp()).backward(np.ones((2, 1), np.float32), saved)
@@ -272,13 +274,13 @@ def test_no_grad_eval_frozen_parameters_and_the_second_derivative() -> None:
     y = net(x).sum()
     with pytest.raises(Unsupported, match="OrtLayer has no second derivative"):
         torch.autograd.grad(y, x, create_graph=True)
-    with pytest.raises(DataError, match=r"'X' is torch\.float64, the model takes float32"):
+    with pytest.raises(DataError, match=r"'X' is torch\.float64, but the model expects float32"):
         net(x.double())
-    with pytest.raises(DataError, match="expected the inputs X, got 2 by place"):
+    with pytest.raises(DataError, match="expected the inputs X, got 2 by position"):
         net(x, x)
-    with pytest.raises(DataError, match="got 1 by place and X by name"):
+    with pytest.raises(DataError, match="got 1 by position and X by name"):
         net(x, X=x)
-    with pytest.raises(DataError, match=r"'X' takes X: float32\[N, 6\], got the shape \[2, 7\]"):
+    with pytest.raises(DataError, match=r"'X' expects X: float32\[N, 6\], got the shape \[2, 7\]"):
         net(torch.ones(2, 7))
     with pytest.raises(DataError, match="'X' is a ndarray; a layer takes tensors of torch"):
         net(np.ones((2, 6), np.float32))

@@ -55,7 +55,7 @@ def test_float_labels_take_the_prediction_s_type_and_keep_its_symbols(loss: Loss
             "real numbers.*complex64",
         ),
         (LogLoss(), spec(F32, "N", 2), spec(I64, 15), "two columns.*on='probabilities'"),
-        (LogLoss(on="probabilities"), spec(F32, "N", 3), None, r"takes two columns \[B, 2\]"),
+        (LogLoss(on="probabilities"), spec(F32, "N", 3), None, r"expects two columns \[B, 2\]"),
         (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(F32, 15), r"y.astype\(numpy.int64\)"),
         (LogLoss(on="probabilities"), spec(F32, "N", 2), spec(I64, 15, 1), r"y.reshape\(-1\)"),
         (
@@ -82,7 +82,7 @@ def test_float_labels_take_the_prediction_s_type_and_keep_its_symbols(loss: Loss
             r"one column.*y.reshape\(-1\)",
         ),
         (SoftmaxCrossEntropy(), spec(F32, "N", 3), spec(F32, 15, 4), r"\[N, 3\], got"),
-        (SoftmaxCrossEntropy(), spec(F32, "N", 1), None, "two classes or more.*log_loss"),
+        (SoftmaxCrossEntropy(), spec(F32, "N", 1), None, "two or more classes.*log_loss"),
         (SoftmaxCrossEntropy(), spec(F32, "N"), None, r"\[B, C, …\]"),
         (SoftmaxCrossEntropy(), TensorSpec("Y", F32, None), None, r"\[B, C, …\]"),
     ],

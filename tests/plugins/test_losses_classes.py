@@ -337,19 +337,19 @@ def spec(*shape: Any, dtype: int = 1) -> TensorSpec:
 @pytest.mark.parametrize(
     ("loss", "predicted", "given", "text"),
     [
-        (KullbackLeibler(), spec("N", 1), None, r"predictions \[B, C, …\] of two classes or more"),
+        (KullbackLeibler(), spec("N", 1), None, r"predictions \[B, C, …\] of two or more classes"),
         (KullbackLeibler(), spec("N", 3), spec(4, dtype=7), r"must have the shape \[N, 3\]"),
         (CosineEmbedding(), spec("N", 3, 4), None, r"pairs of embeddings \[B, 2, D\], got"),
         (CosineEmbedding(), spec("N", 2, 4), spec(5, 2, 4), r"must have the shape \[N\], got"),
         (CosineEmbedding(), spec("N", 4), spec(5, 3), r"must have the shape \[N, 4\]"),
-        (Dice(), spec("N"), None, r"dice over regions takes scores \[B, N\] or \[B, C, …\]"),
-        (Dice(over="classes"), spec("N", 3), None, r"dice over classes takes scores \[B, C, …\]"),
+        (Dice(), spec("N"), None, r"dice over regions expects scores \[B, N\] or \[B, C, …\]"),
+        (Dice(over="classes"), spec("N", 3), None, r"dice over classes expects scores \[B, C, …\]"),
         (Dice(over="classes"), spec("N", 3, 4), spec(5, 7, dtype=7), r"have the shape \[N, 4\]"),
         (
             SoftmaxCrossEntropy(class_weight=(1, 2)),
             spec("N", 3),
             None,
-            "class_weight has 2 numbers, the scores Y: float32\\[N, 3\\] have 3 classes",
+            "class_weight has 2 numbers, but the scores Y: float32\\[N, 3\\] have 3 classes",
         ),
     ],
 )
@@ -362,8 +362,13 @@ def test_what_does_not_fit_is_refused(loss: Loss, predicted: Any, given: Any, te
     ("loss", "predicted", "labels", "text"),
     [
         (KullbackLeibler(), spec(None, 2), [[0.5, 1.5]], "They are fractions of the classes"),
-        (CosineEmbedding(), spec(None, 2, 3), [1.0, 0.0], "1 belongs together, -1 does not"),
-        (Dice(), spec(None, 2), [[0.5, -0.5]], "They are fractions of a position"),
+        (
+            CosineEmbedding(),
+            spec(None, 2, 3),
+            [1.0, 0.0],
+            "1 marks similar pairs, -1 dissimilar ones",
+        ),
+        (Dice(), spec(None, 2), [[0.5, -0.5]], "They say how much of each position"),
         (Dice(over="classes"), spec(None, 3, 2), [[0, 3]], "at least 0 and at most 2"),
     ],
 )
@@ -377,9 +382,9 @@ def test_labels_without_a_meaning_are_refused(
 @pytest.mark.parametrize(
     ("table", "text"),
     [
-        ({"class_weight": [1.0, -1.0]}, "class_weight: must be numbers >= 0, one a class"),
+        ({"class_weight": [1.0, -1.0]}, "class_weight: must be numbers >= 0, one per class"),
         ({"class_weight": [0, 0]}, "not all 0, got"),
-        ({"class_weight": [2.0]}, "class_weight: must be numbers >= 0, one a class"),
+        ({"class_weight": [2.0]}, "class_weight: must be numbers >= 0, one per class"),
         ({"class_weight": "two"}, "class_weight: expected a list of numbers"),
         ({"label_smoothing": 1.5}, "label_smoothing: must be a number >= 0 and <= 1, got 1.5"),
         ({"class_wieght": [1, 2]}, "did you mean 'class_weight'"),
@@ -394,7 +399,9 @@ def test_parameters_are_checked(table: Any, text: str) -> None:
 
 def test_class_weights_are_no_mapping_whose_keys_would_be_taken() -> None:
     by_class = {0: 1.0, 1: 2.0, 2: 3.0}
-    with pytest.raises(TypeError, match="one a class in the order of the scores, got the mapping"):
+    with pytest.raises(
+        TypeError, match="one per class in the order of the scores, got the mapping"
+    ):
         SoftmaxCrossEntropy(class_weight=by_class)  # type: ignore[arg-type]
     loss = {"name": "softmax_cross_entropy", "class_weight": by_class}
     with pytest.raises(ConfigError, match=r"loss\.class_weight: expected a list of numbers, got"):

@@ -66,7 +66,9 @@ def test_top_k_counts_every_position() -> None:
     labels[0, 0] = 0
     assert streamed(TopK(k=2), labels, scores, None) == 7 / 8
     assert streamed(TopK(k=1), labels, scores, None) == 0
-    with pytest.raises(DataError, match=r"top_k takes scores \[B, C, …\] of several classes, got"):
+    with pytest.raises(
+        DataError, match=r"top_k expects scores \[B, C, …\] of several classes, got"
+    ):
         TopK().start().update(np.zeros(3), np.zeros(3), None)
 
 
@@ -104,7 +106,7 @@ def test_f1_of_two_classes_is_scikit_learn_s(shape: Any, batch: int) -> None:
 
 def test_f1_of_many_classes_needs_an_average() -> None:
     state = F1().start()
-    with pytest.raises(DataError, match=r"takes two classes, got 0, 1, 2, …; choose average="):
+    with pytest.raises(DataError, match=r"needs two classes, got 0, 1, 2, …; choose average="):
         state.update(np.array([0, 1, 2]), np.eye(3), None)
     with pytest.raises(ValueError, match=r"F1.average must be one of 'binary', 'macro'"):
         F1(average="none")  # type: ignore[arg-type]
@@ -150,7 +152,7 @@ def test_roc_auc_says_what_it_cannot_judge() -> None:
         streamed(RocAuc(), np.array([0, 2]), np.arange(2.0), None)
     with pytest.raises(DataError, match=r"predictions \[2, 3\] have no class"):
         streamed(RocAuc(), np.array([0, 3]), np.eye(3)[:2], None)
-    with pytest.raises(DataError, match="takes scores or probabilities, got int64"):
+    with pytest.raises(DataError, match="expects scores or probabilities, got int64"):
         streamed(RocAuc(), np.array([0, 1]), np.array([0, 1]), None)
 
 

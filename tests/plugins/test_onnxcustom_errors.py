@@ -72,9 +72,9 @@ def test_data_that_do_not_fit() -> None:
     with pytest.raises(DataError, match="X has 33 rows, y has 32"):
         trainer("beside").fit(X, Y[1:])
     for way in ("inside", "beside"):
-        with pytest.raises(DataError, match="X_val and y_val belong together"):
+        with pytest.raises(DataError, match="X_val and y_val: expected both or none"):
             trainer(way).fit(X, Y, X_val=X)
-    with pytest.raises(DataError, match=r"predicts \[10, 1\], the labels are \[10, 2\]"):
+    with pytest.raises(DataError, match=r"predicts \[10, 1\], but the labels are \[10, 2\]"):
         trainer("beside").fit(X, Y.repeat(2, axis=1))
 
 
@@ -204,7 +204,7 @@ def test_sparse_matrices_are_named(way: str) -> None:
 def test_classes_of_the_log_loss() -> None:
     session = trainer("beside", learning_loss="log")
     with pytest.raises(
-        DataError, match=r"y has the class -1 \(row 2\), NegLogLearningLoss takes 0"
+        DataError, match=r"y has the class -1 \(row 2\), but NegLogLearningLoss expects 0"
     ):
         session.fit(X, np.where(np.arange(ROWS) == 2, -1, 1))
     with pytest.raises(DataError, match=r"y has type float32.*astype\('int64'\)"):
@@ -283,7 +283,7 @@ def test_several_passes_wait_and_outputs_outlive_the_way_back() -> None:
 
 def test_forward_and_backward_say_what_is_missing() -> None:
     instance = OrtGradientForwardBackward(models.linear(3)).new_instance()
-    with pytest.raises(RuntimeError, match="no forward pass is open"):
+    with pytest.raises(RuntimeError, match="there is no saved forward pass"):
         instance.backward([Y])
     with pytest.raises(DataError, match=r"inputs: expected 3 \(X, coef, intercept\), got 1"):
         instance.forward([X])

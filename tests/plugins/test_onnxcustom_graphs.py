@@ -261,13 +261,15 @@ def test_loss_output_says_what_is_wrong() -> None:
         ConfigError, match=r"unknown parameter 'l1_wait' .* did you mean 'l1_weight'"
     ):
         add_loss_output(model, "elastic", l1_wait=0.1)
-    with pytest.raises(ConfigError, match=r"which of the outputs \['amount', 'scores'\]"):
+    with pytest.raises(
+        ConfigError, match=r"choose the one to compare with the labels: \['amount', 'scores'\]"
+    ):
         add_loss_output(models.two_headed())
     with pytest.raises(ConfigError, match="'score' is not an output; did you mean 'scores'"):
         add_loss_output(models.two_headed(), output_index="score")
     with pytest.raises(ConfigError, match="'koef' is not a float initializer; did you mean 'coef'"):
         add_loss_output(model, penalty={"koef": 0.1})
-    with pytest.raises(ModelError, match="a tensor 'coef' already"):
+    with pytest.raises(ModelError, match="already has a tensor 'coef'"):
         add_loss_output(model, weight_name="coef")
 
 
@@ -311,7 +313,7 @@ def test_derivative_options() -> None:
     assert [i.name for i in kept.graph.input] == ["X", "coef", "intercept"]
     with pytest.raises(TypeError, match="expected a DerivativeOptions, got int"):
         onnx_derivative(model, options=1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="FillGrad needs KeepOutputs"):
+    with pytest.raises(ConfigError, match="FillGrad requires KeepOutputs"):
         onnx_derivative(model, options=DerivativeOptions.FillGrad)
     both = DerivativeOptions.KeepYieldOp | DerivativeOptions.KeepOutputs
     with pytest.raises(ConfigError, match="KeepYieldOp cannot be combined"):
@@ -334,11 +336,11 @@ def test_derivative_of_a_loss(tmp_path: Path) -> None:
     error = x @ coef + intercept - Y
     np.testing.assert_allclose(out["X_grad"], 2 * error @ coef.T, rtol=1e-5, atol=1e-5)
     for options, text in (
-        ({"loss": "loss", "label": "label"}, "path_name: needed"),
+        ({"loss": "loss", "label": "label"}, "path_name: required"),
         ({"loss": "los", "label": "label", "path_name": path}, "did you mean 'loss'"),
         (
             {"loss": "loss", "label": "label", "path_name": path, "weights": ["coef"]},
-            "only inputs are possible",
+            "supports gradients of inputs only",
         ),
     ):
         with pytest.raises(ConfigError, match=text):
@@ -354,7 +356,7 @@ def test_graphs_are_written_to_files(tmp_path: Path) -> None:
         "my_ElasticLPenalty.penalty_onnx_.onnx",
     ]
     assert onnx.load(saved["penalty_onnx_"]) == penalty.penalty_onnx_
-    with pytest.warns(UserWarning, match="exists already"):
+    with pytest.warns(UserWarning, match="already exists"):
         penalty.save_onnx_graph(str(tmp_path), prefix="my_")
     with pytest.raises(OSError, match="does not exist"):
         penalty.save_onnx_graph(str(tmp_path / "nowhere"))

@@ -71,7 +71,7 @@ def test_the_page_shows_what_was_trained(folder: Path) -> None:
     page = Page((folder / "report.html").read_text("utf-8"))
     words = "\n".join(page.words)
     for heading in (
-        "Loss", "Validation: rmse", "Learning rate", "Gradient norm", "Seconds an epoch",
+        "Loss", "Validation: rmse", "Learning rate", "Gradient norm", "Seconds per epoch",
         "Time of the parts of a step", "coef 5×1", "Graph", "Recipe", "Versions",
     ):  # fmt: skip
         assert heading in words, heading

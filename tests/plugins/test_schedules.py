@@ -187,7 +187,7 @@ def test_a_steep_loss_makes_optimal_start_lower() -> None:
 
 
 def test_optimal_must_be_bound_first() -> None:
-    with pytest.raises(ConfigError, match=r"optimal: t0 depends on the loss .* give t0="):
+    with pytest.raises(ConfigError, match=r"optimal: t0 depends on the loss .* pass t0="):
         Optimal().rate(0.1, Progress())
 
 
@@ -229,7 +229,7 @@ def test_rates_are_torch_s(case: str) -> None:
 
 
 def test_cosine_needs_to_know_how_long_the_training_is() -> None:
-    with pytest.raises(ConfigError, match=r"cosine: period=None .* units of 'rows'.*give period="):
+    with pytest.raises(ConfigError, match=r"cosine: period=None .* units of 'rows'.*set period="):
         Cosine(by="rows").rate(0.1, Progress(epochs=3))
 
 
@@ -249,7 +249,7 @@ def test_an_inner_cosine_lasts_what_the_warm_up_leaves(by: Any) -> None:
     assert schedule.rate(1.0, at(by, 14, total=14)) == pytest.approx(0.0, abs=1e-16)
     # A training shorter than its warm-up has a rate anyway.
     assert schedule.rate(1.0, at(by, 2, total=3)) == pytest.approx(2 / 3)
-    with pytest.raises(ConfigError, match="give period="):
+    with pytest.raises(ConfigError, match="set period="):
         schedule.rate(1.0, at(by, 2))
 
 

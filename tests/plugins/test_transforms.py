@@ -178,19 +178,19 @@ def test_what_is_trained_later_is_not_among_the_gradients(backend: str) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "nothing": (lambda op, g: None, "gives None from apply, expected a mapping with a gradient"),
+    "nothing": (lambda op, g: None, "returns None from apply, expected a mapping with a gradient"),
     "a tensor": (
         lambda op, g: g["W1"],
-        "gives a tensor of shape .* from apply, expected a mapping",
+        "returns a tensor of shape .* from apply, expected a mapping",
     ),
-    "other names": (lambda op, g: {"w": g["W1"]}, "gives gradients for 'w' from apply, expected"),
+    "other names": (lambda op, g: {"w": g["W1"]}, "returns gradients for 'w' from apply, expected"),
     "another shape": (
         lambda op, g: {n: op.ReduceSum(t, keepdims=0) for n, t in g.items()},
-        "gives a tensor of shape .* from apply, expected gradients of the types and shapes",
+        "returns a tensor of shape .* from apply, expected gradients with their types and shapes",
     ),
     "arrays": (
         lambda op, g: {n: np.zeros(t.shape) for n, t in g.items()},
-        "gives a numpy array of shape .* from apply",
+        "returns a numpy array of shape .* from apply",
     ),
     "an error": (lambda op, g: 1 / 0, "fails in apply: ZeroDivisionError"),
 }
