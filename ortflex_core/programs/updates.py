@@ -191,9 +191,9 @@ def update_averages(
 ) -> dict[str, Tensor]:
     """Running means after several steps at once, by parameter.
 
-    ``a ← Π (1 − sₖ) · a + Σ sₖ · Π_{j>k} (1 − sⱼ) · wₖ`` with the shares s of the steps: one product
-    of a row of host scalars and the stacked mean and weights, where step by step it would be three
-    operators each.
+    ``a ← Π (1 − sₖ) · a + Σ sₖ · Π_{j>k} (1 − sⱼ) · wₖ`` with the shares s of the steps: one
+    product of a row of host scalars and the stacked mean and weights, instead of three operators
+    per step.
     """
     op = trace.op
     rest: Any = 1.0
