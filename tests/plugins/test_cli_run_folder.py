@@ -129,7 +129,7 @@ def test_simultaneous_starts_get_folders_of_their_own(folder: Path) -> None:
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "made = [run_folder.make(recipe) for _ in range(20)]\n"
-        "print(*(folder for folder, lock in made), sep='\\n', flush=True)\n"
+        "print(*(place.folder for place in made), sep='\\n', flush=True)\n"
         "sys.stdin.readline()\n"
     )
     call = [sys.executable, "-c", code]
