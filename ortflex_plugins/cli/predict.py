@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ _ENDINGS = (".npz", ".npy", ".csv")
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("predictions.npz"),
     show_default=True,
-    help="The file to write: .npz has every output by its name; .npy and .csv have one output.",
+    help="The file to write: .npz has every output by its name, .csv has them as columns, .npy has one.",
 )
 @click.option(
     "--tensor",
@@ -53,17 +53,31 @@ def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], f
     recipe, trainer = trained.open_run(run)
     what, source = trained.source(recipe, trainer, data)
     names = list(tensors) or [spec.name for spec in trainer.model.outputs]
+    # A map of each class to its probability is no tensor: the tensor that the map is made of is written.
+    maps = {} if tensors else trained.class_maps(trainer.model)
+    if output.suffix == ".npy" and names:
+        for name, (tensor, _) in maps.items():
+            click.echo(
+                f"{output} has no {name!r}; --tensor {tensor} writes it, and so do .npz and .csv"
+            )
+        maps = {}
     given = trained.features(source)
-    found = trainer.predict(given, names)
-    arrays = found if isinstance(found, Mapping) else {names[0]: found}
-    write_bytes(output, _encode(arrays, output.suffix))
+    wanted = list(dict.fromkeys([*names, *(tensor for tensor, _ in maps.values())]))
+    found = trainer.predict(given, wanted)
+    values = found if isinstance(found, Mapping) else {wanted[0]: found}
+    arrays = {name: values[name] for name in names}
+    arrays |= {name: values[tensor] for name, (tensor, _) in maps.items()}
+    heads = {name: classes for name, (_, classes) in maps.items()}
+    write_bytes(output, _encode(arrays, output.suffix, heads))
     rows = given.rows if isinstance(given, Columns) else len(next(iter(arrays.values())))
     shown = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
     click.echo(f"wrote {output}: {shown} for {rows} rows of {what}")
 
 
-def _encode(arrays: Mapping[str, Array], ending: str) -> bytes:
-    """The content of a file.
+def _encode(
+    arrays: Mapping[str, Array], ending: str, classes: Mapping[str, Sequence[str]] | None = None
+) -> bytes:
+    """The content of a file; ``classes`` name the columns of an array in a .csv file.
 
     Raises:
         ConfigError: the arrays do not fit into a file of that kind.
@@ -82,22 +96,40 @@ def _encode(arrays: Mapping[str, Array], ending: str) -> bytes:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
         return out.getvalue()
-    if len(plain) != 1:
-        raise ConfigError(
-            f"a {ending} file holds one tensor, but there are {len(plain)}: {', '.join(plain)}; choose "
-            "one with --tensor, or write .npz"
-        )
-    [(name, array)] = plain.items()
     if ending == ".npy":
+        if len(plain) != 1:
+            raise ConfigError(
+                f"a .npy file holds one tensor, but there are {len(plain)}: {', '.join(plain)}; choose "
+                "one with --tensor, or write .npz"
+            )
+        [array] = plain.values()
         np.save(out, array, allow_pickle=False)
         return out.getvalue()
-    table = array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1)
-    heads = [name] if table.shape[1] == 1 else [f"{name}_{k}" for k in range(table.shape[1])]
-    # Enough digits to read the same number back.
-    digits = {"e": 5, "f": 9}.get(table.dtype.char, 17)
+    tables = {n: a.reshape(len(a), -1) if a.ndim else a.reshape(1, 1) for n, a in plain.items()}
+    if len({len(table) for table in tables.values()}) > 1:
+        sizes = ", ".join(f"{n} {list(a.shape)}" for n, a in plain.items())
+        raise ConfigError(
+            f"a .csv file has one line a row, but the tensors have different numbers of rows: {sizes}; "
+            "choose one with --tensor, or write .npz"
+        )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    for row in table.tolist():
-        writer.writerow([f"{v:.{digits}g}" if isinstance(v, float) else v for v in row])
+    writer.writerow(h for n, t in tables.items() for h in _heads(n, t, (classes or {}).get(n)))
+    for rows in zip(*(_written(table) for table in tables.values()), strict=True):
+        writer.writerow(cell for row in rows for cell in row)
     return text.getvalue().encode()
+
+
+def _heads(name: str, table: Array, classes: Sequence[str] | None) -> list[str]:
+    """The names of the columns of a table with one line a row."""
+    count = table.shape[1]
+    if classes is not None and len(classes) == count:
+        return [f"{name}_{label}" for label in classes]
+    return [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+
+
+def _written(table: Array) -> Iterator[list[str]]:
+    """The cells of each row, with enough digits to read the same number back."""
+    digits = {"e": 5, "f": 9}.get(table.dtype.char, 17)
+    for row in table.tolist():
+        yield [f"{v:.{digits}g}" if isinstance(v, float) else v for v in row]

@@ -12,6 +12,7 @@ from ortflex_core.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from ortflex_core import Trainer
     from ortflex_core.config import Recipe
+    from ortflex_core.model import Model
     from ortflex_core.registry import Plugins
 
 
@@ -66,6 +67,22 @@ def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Traine
         progress=False,
     )
     return Trainer.from_recipe(quiet, plugins)
+
+
+def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:
+    """The outputs that map each class to a number: the tensor that each is made of, and the classes."""
+    from onnx import helper
+
+    from ortflex_core.model import find_nodes
+
+    ends = {o.name for o in model.proto.graph.output}
+    maps = {}
+    for node in find_nodes(model.proto.graph, "ZipMap", "ai.onnx.ml"):
+        if node.output[0] in ends:
+            values = [helper.get_attribute_value(a) for a in node.attribute]
+            labels = [v.decode() if isinstance(v, bytes) else str(v) for row in values for v in row]
+            maps[node.output[0]] = node.input[0], labels
+    return maps
 
 
 def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any]:

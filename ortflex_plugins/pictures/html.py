@@ -40,6 +40,21 @@ def text(value: str, limit: int = 300) -> str:
     return escape(clean(value, limit))
 
 
+def setting(value: Any) -> str:
+    """A value of a recipe or of JSON, as a person writes it.
+
+    >>> setting([{"name": "checkpoint", "every": 5}, "epoch_line", True])
+    'checkpoint (every 5), epoch_line, true'
+    """
+    if isinstance(value, dict):
+        rest = ", ".join(f"{key} {setting(v)}" for key, v in value.items() if key != "name")
+        name = setting(value["name"]) if "name" in value else ""
+        return f"{name} ({rest})" if name and rest else name or rest
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def graph(level: Level, title: str) -> str:
     """A graph whose folded boxes open at a click; without JavaScript, the folded picture."""
     drawing = layout.layout(level)

@@ -46,6 +46,7 @@ class Measures:
 
     def __init__(self) -> None:
         self._before: dict[str, Array] = {}
+        self._begun: dict[str, float] = {}
         self._after: dict[str, Array] = {}
         self._epochs: list[dict[str, float | None]] = []
         self._parts: dict[str, float] = {}
@@ -59,9 +60,27 @@ class Measures:
     def train_start(self, trainer: Trainer) -> None:
         """Keep the weights, and prepare the measurements."""
         self._before = trainer.get_state()
+        self._begun = self._scores(trainer)
         why = self._prepare(trainer)
         if why:
             self._notes.append(f"no gradient norms and no times per part: {why}")
+
+    def _scores(self, trainer: Trainer) -> dict[str, float]:
+        """The results on the validation data with the weights of the start, by column of the History.
+
+        They are left out if the training continues an earlier one or runs in several processes.
+        """
+        loop = internals_of(trainer).loop
+        if loop is None or loop.plan.validate is None:
+            return {}
+        if loop.plan.start is not None or loop.plan.peers is not None:
+            return {}
+        try:
+            found = loop.plan.validate()
+        except OrtflexError as error:
+            self._notes.append(f"no results before the training: {error}")
+            return {}
+        return {f"validation_{k}": float(v) for k, v in found.items() if math.isfinite(v)}
 
     def _prepare(self, trainer: Trainer) -> str:
         inner = internals_of(trainer)
@@ -158,6 +177,7 @@ class Measures:
     def content(self) -> dict[str, Any]:
         """Everything as values of JSON."""
         return {
+            "begun": self._begun,
             "epochs": self._epochs,
             "parts": self._parts,
             "notes": self._notes,

@@ -51,6 +51,8 @@ def _summary(run: Run) -> str:
         facts["epochs"] = str(len(history["loss"]))
         for name in ("loss", *(n for n in history if n.startswith("validation_"))):
             last = [v for v in history[name] if math.isfinite(v)]
+            if _number(start := run.measures.get("begun", {}).get(name)):
+                facts[f"{name.replace('_', ' ')} before the training"] = f"{start:.5g}"
             facts[f"last {name.replace('_', ' ')}"] = f"{last[-1]:.5g}" if last else "–"
     if history.get("seconds"):
         whole = sum(history["seconds"])
@@ -102,7 +104,7 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
     if "validation_loss" in history and any(validation):
         seconds["validation"] = validation
     if seconds:
-        figures.append(_figure("Seconds per epoch", charts.lines(seconds)))
+        figures.append(_figure("Seconds per epoch", charts.lines(seconds, log=_wide(seconds))))
     timed = {str(k): float(v) for k, v in measures.get("parts", {}).items() if _number(v)}
     if timed:
         scale, unit = next(
@@ -120,6 +122,12 @@ def _curves(history: Mapping[str, Sequence[float]], measures: Mapping[str, Any])
         f'<p class="note">{html.text(str(note))}</p>' for note in measures.get("notes", ())
     )
     return f'<h2>Curves</h2><div class="charts">{"".join(figures)}</div>{notes}' if figures else ""
+
+
+def _wide(series: Mapping[str, Numbers]) -> bool:
+    """Whether times need a logarithmic axis; that the first epoch compiles is no reason."""
+    times = [v for row in series.values() for v in row[1:] if v is not None and v > 0]
+    return bool(times) and max(times) > 1000 * min(times)
 
 
 def _number(value: object) -> bool:
@@ -188,11 +196,9 @@ def _versions(versions: Mapping[str, Any]) -> str:
     rows = []
     for key, value in versions.items():
         if isinstance(value, dict):
-            shown = ", ".join(f"{k} {v}" for k, v in value.items())
-        elif isinstance(value, list):
-            shown = ", ".join(map(str, value))
+            shown = ", ".join(f"{k} {html.setting(v)}" for k, v in value.items())
         else:
-            shown = str(value)
+            shown = html.setting(value)
         rows.append(
             f"<tr><th>{html.text(key, 30)}</th><td>{html.text(shown, 1000) or '–'}</td></tr>"
         )

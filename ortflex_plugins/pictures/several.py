@@ -134,7 +134,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     [('optimizer.name', 'adam')]
     """
     if not isinstance(value, dict):
-        yield path, str(value)
+        yield path, html.setting(value)
         return
     for key, inner in value.items():
         yield from _flat(inner, f"{path}.{key}" if path else str(key))

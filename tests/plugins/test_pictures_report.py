@@ -264,3 +264,63 @@ def test_a_line_that_hides_another_is_dashed_so_that_both_show() -> None:
         "dasharray" in line for line in re.findall(r'<path d="M[^"]*" fill="none" [^>]*>', chart)
     ]
     assert dashed == [False, True, False, True]
+
+
+def test_the_results_before_the_training_are_those_of_the_untrained_model(folder: Path) -> None:
+
+    measured = json.loads((folder / "measures.json").read_text())["begun"]
+    assert set(measured) == {"validation_loss", "validation_rmse"}
+    # The rows that were held out, by a run that learns nothing.
+    assert (
+        ortflex(
+            "train", "train.toml", "learning_rate=1e-30", "penalty=none", "output=still"
+        ).exit_code
+        == 0
+    )
+    still = json.loads(Path("still/measures.json").read_text())["begun"]
+    assert still == measured
+    text = Path("still/history.csv").read_text().splitlines()
+    last = dict(zip(text[0].split(","), text[-1].split(","), strict=True))
+    for name, value in measured.items():
+        assert float(last[name]) == pytest.approx(value, rel=1e-6)
+    words = Page(report(folder)).words
+    place = words.index("validation rmse before the training")
+    assert float(words[place - 1]) == pytest.approx(measured["validation_rmse"], rel=1e-4)
+
+
+def test_measuring_the_start_does_not_change_the_training(folder: Path) -> None:
+    x, y = regression()
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 8, "metrics": ["rmse"]}
+    weights = []
+    for callbacks in ([], [Measures()]):
+        trainer = make(models.linear(), callbacks=callbacks, **options)
+        trainer.fit(x, y, validation_data=0.25)
+        weights.append(trainer.get_state())
+    for name, array in weights[0].items():
+        np.testing.assert_array_equal(array, weights[1][name])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "logarithmic"),
+    [([2.0, 0.01, 0.012], False), ([0.5, 0.4], False), ([0.1, 0.001, 5.0], True), ([1.0], False)],
+)
+def test_seconds_have_a_linear_axis_unless_they_differ_by_far(
+    seconds: list[float], logarithmic: bool
+) -> None:
+    from ortflex_plugins.pictures.report import _wide
+
+    assert _wide({"steps": seconds, "validation": [None] * len(seconds)}) == logarithmic
+
+
+def test_settings_are_written_as_a_person_writes_them(folder: Path) -> None:
+    other = 'callbacks=[{name="early_stopping", patience=7, monitor="loss"}, "csv_log"]'
+    assert ortflex("train", "train.toml", other, "output=other").exit_code == 0
+    done = ortflex("report", "run", "other", "-o", "both.html")
+    assert done.exit_code == 0, done.output
+    words = "\n".join(Page(Path("both.html").read_text("utf-8")).words)
+    assert "early_stopping (" in words
+    assert "patience 7" in words
+    page = "\n".join(w for w in Page(report(folder)).words if "numpy" in w and "{" in w)
+    for text in (words.split("Where the recipes differ")[1], page):
+        assert "{'" not in text
+        assert "['" not in text
