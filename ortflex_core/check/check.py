@@ -28,6 +28,7 @@ from ortflex_core.graph import sequences
 from ortflex_core.graph.ops import FLOATS, Trace
 from ortflex_core.model import shape_probe
 from ortflex_core.model.model import Model
+from ortflex_core.model.version import check_version
 from ortflex_core.onnx_files.nodes import reads
 from ortflex_core.opsets import decompositions, function_bodies, kernels
 from ortflex_core.parameters import quantized
@@ -40,7 +41,6 @@ from ortflex_core.protocols import Device, calls
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.runtime.session import get_session
-from ortflex_core.training.setup import check_version
 from ortflex_core.types import TensorSpec
 from ortflex_core.views.tracebacks import short_traceback
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import attrs
+import numpy as np
 
 from ortflex_core.class_paths import is_class_path
 from ortflex_core.config.checks import (
@@ -33,6 +34,7 @@ from ortflex_core.config.checks import (
     texts,
 )
 from ortflex_core.errors import ConfigError
+from ortflex_core.graph.program import Recompute
 from ortflex_core.problem.groups import GROUP_KEYS, table_problems
 
 MOST_SEED = 2**63 - 1
@@ -349,3 +351,16 @@ def device_spec(spec: Any) -> Any:
             raise ConfigError(f"device: expected a number after the colon, got {spec!r}")
         return {"name": name, "index": int(index)}
     return spec
+
+
+def recompute_spec(spec: Any) -> Recompute:
+    """The argument recompute in one of the types that programs take.
+
+    >>> recompute_spec(np.True_), recompute_spec(np.int64(4))
+    (True, 4)
+    """
+    if isinstance(spec, tuple):
+        return spec
+    if isinstance(spec, bool | np.bool_):
+        return bool(spec)
+    return int(spec)

@@ -179,6 +179,19 @@ def chosen(
     raise Unsupported(f"{what} train this here ({runtime}):\n" + "\n".join(told_of))
 
 
+def check_available(plugins: Plugins, device: Device, runtime: Runtime) -> None:
+    """Refuse a device that this machine or this runtime does not have.
+
+    Raises:
+        Unsupported: with the first reason.
+        BrokenPlugin: the device raises, or returns something other than reasons.
+    """
+    failing = f"{whose(plugins, 'devices', device)} fails in available"
+    unavailable = reasons(device, lambda: type(device).available(runtime), failing)
+    if unavailable:
+        raise Unsupported(f"the device {device.name!r} cannot be used: {unavailable[0]}")
+
+
 def whose(plugins: Plugins, kind: str, component: Any) -> str:
     """A component and its distribution, for messages."""
     entry = plugins[kind].entry_of(component)

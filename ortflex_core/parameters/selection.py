@@ -98,6 +98,24 @@ def shared(readers: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str,
     return {name: tuple(labels) for name, labels in groups.items() if len(labels) > 1}
 
 
+def shared_in(
+    model: Model, outputs: Sequence[str], parameters: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """The parameters that several nodes read on the way to ``outputs``, with these nodes."""
+    leading = set(map(id, model.ancestors(outputs)))
+    origins = {name: name for name in parameters}
+    readers = []
+    for k, node in enumerate(model.internal.graph.node):
+        if id(node) not in leading:
+            continue
+        names = list(dict.fromkeys(origins[n] for n in reads(node) if n in origins))
+        if node.op_type == "Identity" and names:  # torch's older exporter merges by copies
+            origins[node.output[0]] = names[0]
+        else:
+            readers.append((node.name or f"#{k}", names))
+    return shared(readers)
+
+
 def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list[Choice]) -> str:
     floats = [n for n, s in model.initializers.items() if s.dtype in FLOATS]
     nodes = model.ancestors(outputs)

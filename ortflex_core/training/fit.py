@@ -20,7 +20,7 @@ from ortflex_core.feed.feed import Feed, held_out
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
-from ortflex_core.training.announcement import announce, announce_skipped
+from ortflex_core.training.announcement import announce, announce_skipped, shared_parameters
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import Loop, Plan, beginning
@@ -114,7 +114,7 @@ def train(
             "validation_data, or set validation = 0.2 in a recipe to hold out a fifth of the rows",
             ", ".join(metric.name for metric in inner.setup.metrics),
         )
-    if not standing.fits and (shared := inner.setup.shared()):
+    if not standing.fits and (shared := shared_parameters(inner.setup)):
         _log.warning(
             "several nodes read one parameter, which is trained as one: %s. This is right for "
             "tied weights, but exporters also merge weights of equal values. `ortflex check` "

@@ -139,7 +139,7 @@ class Live:
         if before is not None:
             self.standing.slots, self.standing.buffers = slots, self.buffers()
         with shape_probe.explain_unknown(self.model):
-            backend, engine = self._built(problem, batch, source)
+            backend, engine = self._build_engine(problem, batch, source)
         self._load(problem, state, engine)
         taken = {"step", *problem.slot_ports}
         if batch is not None and failures.batch_dim_uncertain(problem):
@@ -192,7 +192,7 @@ class Live:
         if self.standing.buffers:
             engine.load_buffers(self.standing.buffers)
 
-    def _built(
+    def _build_engine(
         self,
         problem: Problem,
         batch: Columns | None,
@@ -201,7 +201,7 @@ class Live:
         """The backend of a problem, and its engine."""
         setup = self.setup
         if not setup.fastest:
-            return setup.compiled(problem)
+            return setup.build_engine(problem)
         backends = backend_choice.by_name(setup.plugins, setup.backends)
         name, engine = fastest.choose(
             Setting(setup.plugins, problem, self.device, setup.runtime),
@@ -212,7 +212,7 @@ class Live:
             alone=setup.sync_every is not None,
         )
         if engine is None:
-            backend, engine = setup.compiled(problem, [backends[name]] if name else None)
+            backend, engine = setup.build_engine(problem, [backends[name]] if name else None)
             name = next(n for n, b in backends.items() if b is backend)
         self.standing.backend = name
         return backends[str(name)], engine

@@ -29,7 +29,7 @@ from ortflex_core.parameters.initialize import reinitialize as draw
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling, portable_step
-from ortflex_core.training.announcement import short, summary
+from ortflex_core.training.announcement import describe, short, summary
 from ortflex_core.training.internals import Internals, moved_attribute
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
@@ -273,7 +273,7 @@ class Trainer(SharesModels):
 
     def describe(self) -> str:
         """What is trained and what is not, in one line."""
-        return self._internals.setup.describe()
+        return describe(self._internals.setup)
 
     def fit(
         self,
