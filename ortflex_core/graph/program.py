@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -116,72 +117,180 @@ def build(
     if len(nodes) > _MANY:
         nodes = _soonest(nodes)
     used = {id(a) for node in nodes for a in node.arguments} | set(map(id, outputs.values()))
-    promised = {key for key in (*outputs, *trace.inputs) if isinstance(key, str)}
-    clash = sorted(promised & set(outputs) & set(trace.inputs))
+    required = {key for key in (*outputs, *trace.inputs) if isinstance(key, str)}
+    clash = sorted(required & set(outputs) & set(trace.inputs))
     if clash:
         raise GraphError(f"{name}: {clash[0]!r} names both an input and an output")
-    taken = set(promised)
-    names: dict[int, str] = {}
-    chosen = _names_of(trace.inputs, taken)
-    inputs = {
-        key: TensorSpec(chosen[key], t.dtype, t.shape)
-        for key, t in trace.inputs.items()
-        if id(t) in used
-    }
-    names.update((id(t), chosen[key]) for key, t in trace.inputs.items())
-    labels = _names_of(outputs, taken, known=trace.inputs)
-    hosts = []
-    for (expression, dtype), tensor in trace.hosts.items():
-        if id(tensor) in used:
-            spec = TensorSpec(fresh_name(repr(expression)[:80], taken), dtype, ())
-            hosts.append(HostInput(spec, expression))
-            names[id(tensor)] = spec.name
-    named = {labels[key]: tensor for key, tensor in outputs.items()}
-    graph = GraphProto(name=name)
-    copies: list[NodeProto] = []
-    produced = {id(o) for node in nodes for o in node.outputs}
-    for label, tensor in named.items():
-        if id(tensor) in produced and id(tensor) not in names:
-            names[id(tensor)] = label
-        else:
-            # An input, a constant, or one value with two names: only a copy can have the name.
-            copies.append(NodeProto(op_type="Identity", output=[label], name=f"output/{label}"))
-            copies[-1].doc_string = (tensor.node.part if tensor.node is not None else None) or ""
-    copied = [(label, t) for label, t in named.items() if names.get(id(t)) != label]
-    counts: dict[str, int] = {}
+    writer = _GraphWriter(name, required)
+    inputs = writer.name_inputs(trace.inputs, used)
+    labels = writer.names_of(outputs, known=trace.inputs)
+    hosts = writer.name_hosts(trace.hosts, used)
+    writer.name_outputs({labels[key]: tensor for key, tensor in outputs.items()}, nodes)
     for node in nodes:
-        graph.node.append(_node(node, names, taken, counts, graph))
-        if node.domain or node.op_type in ("If", "Loop", "Scan"):
-            graph.value_info.extend(_declared(node, names, named))
-    for proto, (_, tensor) in zip(copies, copied, strict=True):
-        proto.input.append(_name_of(tensor, names, taken, counts, graph))
-        graph.node.append(proto)
-    # The doc string of an input or output is its role, for people and pictures.
-    graph.input.extend(s.to_proto(getattr(k, "role", "")) for k, s in inputs.items())
-    graph.input.extend(host.spec.to_proto("host") for host in hosts)
+        writer.add(node)
     # A new value has the type and shape of the old value.
     known = {labels[key]: t.shape for key, t in trace.inputs.items() if key in outputs}
     specs = tuple(
         TensorSpec(label, t.dtype, known.get(label) if t.shape is None else t.shape)
-        for label, t in named.items()
+        for label, t in writer.outputs.items()
     )
+    # The doc string of an input or output is its role, for people and pictures.
+    graph = writer.finish()
+    graph.input.extend(s.to_proto(getattr(k, "role", "")) for k, s in inputs.items())
+    graph.input.extend(host.spec.to_proto("host") for host in hosts)
     roles = [getattr(key, "role", "") for key in outputs]
     graph.output.extend(s.to_proto(role) for s, role in zip(specs, roles, strict=True))
-    domains = {"", *(node.domain for node in nodes)} | _inner_domains(graph)
-    opsets = [(d, v) for d, v in trace.opsets.items() if d in domains]
-    model = ModelProto(ir_version=ir_for(trace.opsets[""]), producer_name="ortflex", graph=graph)
-    model.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in opsets)
     return Program(
         name=name,
-        model=model.SerializeToString(deterministic=True),
+        model=_model_of(graph, trace.opsets).SerializeToString(deterministic=True),
         inputs=tuple(inputs.values()),
         hosts=tuple(hosts),
         outputs=specs,
         nodes=len(graph.node),
         input_keys=tuple(inputs),
         output_keys=tuple(outputs),
-        sizes={} if rows is None else _sizes(trace, nodes, names, rows),
+        sizes={} if rows is None else _sizes(trace, nodes, writer.names, rows),
     )
+
+
+class _GraphWriter:
+    """Writes nodes into a graph, and gives names to values.
+
+    Attributes:
+        graph: what is written so far.
+        names: the names of values by the ids of their tensors.
+        outputs: the outputs of the graph by their names.
+    """
+
+    def __init__(self, name: str, required: set[str]) -> None:
+        self.graph = GraphProto(name=name)
+        self.names: dict[int, str] = {}
+        self.outputs: Mapping[str, Tensor] = {}
+        self._copies: list[str] = []  # the outputs that only a copy can carry
+        self._taken = set(required)
+        self._constants = 0
+        self._values: Counter[str] = Counter()  # how many values have this in their names
+        self._labels: set[str] = set()  # the names of nodes
+        self._numbers: dict[str, int] = {}  # the last number of the nodes with this name
+
+    def names_of(self, keys: Iterable[Key], known: Iterable[Key] = ()) -> dict[Key, str]:
+        """A name for every key: required names first, then tensors by their own names, then the rest.
+
+        Outputs that are among the inputs ``known`` are new values of them.
+        """
+        again = set(known)
+        keys = list(keys)
+        names: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
+        ports = [key for key in keys if isinstance(key, Port)]
+        for port in sorted(ports, key=lambda p: p.label != p.of):  # which keeps the order of equals
+            wanted = f"new/{port.label}" if port in again else port.label
+            names[port] = fresh_name(wanted, self._taken)
+        return names
+
+    def name_inputs(
+        self, inputs: Mapping[Key, Tensor], used: Container[int]
+    ) -> dict[Key, TensorSpec]:
+        """Name all inputs; returns those that are used."""
+        chosen = self.names_of(inputs)
+        self.names.update((id(tensor), chosen[key]) for key, tensor in inputs.items())
+        return {
+            key: TensorSpec(chosen[key], t.dtype, t.shape)
+            for key, t in inputs.items()
+            if id(t) in used
+        }
+
+    def name_hosts(
+        self, hosts: Mapping[tuple[Host, int], Tensor], used: Container[int]
+    ) -> list[HostInput]:
+        """Name the host scalars that are used."""
+        found = []
+        for (expression, dtype), tensor in hosts.items():
+            if id(tensor) in used:
+                label = fresh_name(repr(expression)[:80], self._taken)
+                found.append(HostInput(TensorSpec(label, dtype, ()), expression))
+                self.names[id(tensor)] = label
+        return found
+
+    def name_outputs(self, outputs: Mapping[str, Tensor], nodes: Iterable[Node]) -> None:
+        """Give the results of nodes the names of outputs.
+
+        An input, a constant, or one value with two names needs a copy, which :meth:`finish` adds.
+        """
+        self.outputs = outputs
+        produced = {id(o) for node in nodes for o in node.outputs}
+        for label, tensor in outputs.items():
+            if id(tensor) in produced and id(tensor) not in self.names:
+                self.names[id(tensor)] = label
+            else:
+                self._copies.append(label)
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The name of a value; a constant becomes an initializer the first time it is used."""
+        name = self.names.get(id(tensor))
+        if name is None:
+            name = self._constant(tensor) if tensor.constant is not None else self._value(tensor)
+            self.names[id(tensor)] = name
+        return name
+
+    def _constant(self, tensor: Tensor) -> str:
+        self._constants += 1
+        name = fresh_name(f"constant.{self._constants}", self._taken)
+        array = np.asarray(tensor.constant, order="C")
+        self.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def _value(self, tensor: Tensor) -> str:
+        origin = tensor.hint or (tensor.node.op_type if tensor.node else "value")
+        if tensor.hint and origin not in self._taken:
+            return fresh_name(origin, self._taken)
+        self._values[origin] += 1
+        return fresh_name(f"{origin}.{self._values[origin]}", self._taken)
+
+    def add(self, node: Node) -> None:
+        """Write a node."""
+        proto = NodeProto(op_type=node.op_type, domain=node.domain, doc_string=node.part or "")
+        proto.input.extend("" if a is None else self.name_of(a) for a in node.inputs)
+        outer = {name: self.name_of(tensor) for name, tensor in node.captures.items()}
+        proto.output.extend(self.name_of(output) for output in node.outputs)
+        proto.name = self._label(node)
+        for attribute in node.attributes.values():
+            proto.attribute.append(rename_captures(attribute, outer) if outer else attribute)
+        self.graph.node.append(proto)
+        if node.domain or node.op_type in ("If", "Loop", "Scan"):
+            self.graph.value_info.extend(_declared(node, self.names, self.outputs))
+
+    def _label(self, node: Node) -> str:
+        """A name for a node; one that occurs several times, once per step, gets a number."""
+        base = node.name or node.op_type
+        label = node.name
+        while not label or label in self._labels:
+            self._numbers[base] = self._numbers.get(base, int(bool(node.name))) + 1
+            label = f"{base}.{self._numbers[base]}"
+        self._labels.add(label)
+        return label
+
+    def finish(self) -> GraphProto:
+        """The graph with the copies for outputs; its inputs and outputs are not declared yet."""
+        for label in self._copies:
+            tensor = self.outputs[label]
+            part = tensor.node.part if tensor.node is not None else None
+            copy = NodeProto(op_type="Identity", output=[label], name=f"output/{label}")
+            copy.doc_string = part or ""
+            copy.input.append(self.name_of(tensor))
+            self.graph.node.append(copy)
+        return self.graph
+
+
+def _model_of(graph: GraphProto, opsets: Mapping[str, int]) -> ModelProto:
+    """The graph with the opsets of the domains that it uses."""
+    domains = {""} | _inner_domains(graph)
+    model = ModelProto(ir_version=ir_for(opsets[""]), producer_name="ortflex", graph=graph)
+    model.opset_import.extend(
+        onnx.helper.make_opsetid(domain, version)
+        for domain, version in opsets.items()
+        if domain in domains
+    )
+    return model
 
 
 def _sizes(
@@ -197,20 +306,6 @@ def _sizes(
         return math.prod(known) * numpy_dtype(tensor.dtype).itemsize
 
     return {names[id(t)]: size(t) for node in nodes for t in node.outputs if t.dtype}
-
-
-def _names_of(keys: Iterable[Key], taken: set[str], known: Iterable[Key] = ()) -> dict[Key, str]:
-    """A name for every key: required names first, then tensors by their own names, then the rest.
-
-    Outputs that are among the inputs ``known`` are new values of them.
-    """
-    again = set(known)
-    keys = list(keys)
-    names: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
-    ports = [key for key in keys if isinstance(key, Port)]
-    for port in sorted(ports, key=lambda p: p.label != p.of):  # which keeps the order of equals
-        names[port] = fresh_name(f"new/{port.label}" if port in again else port.label, taken)
-    return names
 
 
 def _declared(
@@ -278,59 +373,6 @@ def fresh_name(wanted: str, taken: set[str]) -> str:
         name, k = f"{wanted}.{k}", k + 1
     taken.add(name)
     return name
-
-
-def _name_of(
-    tensor: Tensor,
-    names: dict[int, str],
-    taken: set[str],
-    counts: dict[str, int],
-    graph: GraphProto,
-) -> str:
-    """The tensor's name; a constant becomes an initializer the first time it is used."""
-    name = names.get(id(tensor))
-    if name is None:
-        if tensor.constant is not None:
-            counts["constant"] = counts.get("constant", 0) + 1
-            name = fresh_name(f"constant.{counts['constant']}", taken)
-            graph.initializer.append(
-                onnx.numpy_helper.from_array(np.asarray(tensor.constant, order="C"), name)
-            )
-        else:
-            origin = tensor.hint or f"{tensor.node.op_type if tensor.node else 'value'}"
-            if tensor.hint and origin not in taken:
-                name = fresh_name(origin, taken)
-            else:
-                counts[origin] = counts.get(origin, 0) + 1
-                name = fresh_name(f"{origin}.{counts[origin]}", taken)
-        names[id(tensor)] = name
-    return name
-
-
-def _node(
-    node: Node,
-    names: dict[int, str],
-    taken: set[str],
-    counts: dict[str, int],
-    graph: GraphProto,
-) -> NodeProto:
-    proto = NodeProto(op_type=node.op_type, domain=node.domain, doc_string=node.part or "")
-    for argument in node.inputs:
-        name = "" if argument is None else _name_of(argument, names, taken, counts, graph)
-        proto.input.append(name)
-    outer = {name: _name_of(t, names, taken, counts, graph) for name, t in node.captures.items()}
-    proto.output.extend(_name_of(o, names, taken, counts, graph) for o in node.outputs)
-    # A node of the model may occur several times, once per step: its name then gets a number.
-    base = node.name or node.op_type
-    label = node.name
-    while not label or f"node {label}" in counts:
-        counts[f"numbered {base}"] = counts.get(f"numbered {base}", int(bool(node.name))) + 1
-        label = f"{base}.{counts[f'numbered {base}']}"
-    counts[f"node {label}"] = 1
-    proto.name = label
-    for attribute in node.attributes.values():
-        proto.attribute.append(rename_captures(attribute, outer) if outer else attribute)
-    return proto
 
 
 def rename_captures(attribute: AttributeProto, outer: Mapping[str, str]) -> AttributeProto:
