@@ -18,17 +18,20 @@ from ortflex_core.engines.buffers import (
     read_into,
     start_average,
 )
+from ortflex_core.engines.device_engine import DeviceEngine, TwinEngine
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.last_good import first_not_finite
 from ortflex_core.engines.precision_support import missing_types
 
 __all__ = [
     "DataBuffers",
+    "DeviceEngine",
     "Evaluator",
     "HostEngine",
     "ReadLosses",
     "Scalar",
     "Scales",
+    "TwinEngine",
     "Twins",
     "averaged",
     "check_state",

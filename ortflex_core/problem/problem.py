@@ -184,6 +184,13 @@ class Problem:
         """The tensors that the losses read, without duplicates."""
         return tuple(dict.fromkeys(t.predicted.name for t in self.terms))
 
+    @cached_property
+    def columns(self) -> tuple[TensorSpec, ...]:
+        """The columns that a step reads: inputs of the model, labels and sample weights."""
+        weights = [t.weight for t in self.terms if t.weight is not None]
+        specs = (*self.model.inputs, *(t.label for t in self.terms), *weights)
+        return tuple({s.name: s for s in specs}.values())
+
     @property
     def is_lowered(self) -> bool:
         """Whether the passes compute in a shorter type than float32."""

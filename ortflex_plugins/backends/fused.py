@@ -12,16 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
-import numpy as np
 
 from ortflex_core.data import Batch, Block
 from ortflex_core.engines import (
-    Evaluator,
     ReadLosses,
+    TwinEngine,
     Twins,
-    averaged,
     missing_types,
-    start_average,
 )
 from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable
 from ortflex_core.graph import Key, Program, ports_of
@@ -30,7 +27,7 @@ from ortflex_core.problem import Problem
 from ortflex_core.programs import problem_key, step_program
 from ortflex_core.protocols import Backend, Device, Losses, Value
 from ortflex_core.runtime import Runtime, binding_counts, get_program
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core.types import Array
 from ortflex_plugins.backends.accumulating import Accumulator, split
 from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
@@ -143,7 +140,7 @@ def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -
     return min(range(1, most + 1), key=lambda k: (whole // k + whole % k, k))
 
 
-class FusedEngine:
+class FusedEngine(TwinEngine):
     """A compiled problem in one graph (see :class:`ortflex_core.protocols.Engine`)."""
 
     def __init__(
@@ -153,8 +150,7 @@ class FusedEngine:
         steps: int | Literal["auto"] = "auto",
         cuda_graph: Wanted = False,
     ) -> None:
-        self.problem = problem
-        self.device = device
+        super().__init__(problem, device)
         self.graphs = DeviceGraphs(device, cuda_graph, problem.threads)
         model = problem.model
         state = {n: model.initializer(n) for n in problem.parameters}
@@ -163,12 +159,8 @@ class FusedEngine:
         self._slots = Twins(device, problem.slot_values(), problem.slot_ports)
         self._buffers = Twins(device, statistics, ports_of("buffer", statistics))
         self._twins = (self._weights, self._slots, self._buffers)
-        self._step = self._kept_step = 0
-        self.evaluator = Evaluator(problem, device)
-        labels = [t.label for t in problem.terms]
-        weights = [t.weight for t in problem.terms if t.weight is not None]
-        columns: dict[str, TensorSpec] = {s.name: s for s in (*model.inputs, *labels, *weights)}
-        self.columns = tuple(columns.values())
+        self._kept_step = 0
+        self.columns = problem.columns
         self.resident = Resident(device, self.columns)
         self._programs: dict[tuple[int, int | None], Program] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
@@ -264,36 +256,13 @@ class FusedEngine:
     @property
     def _now(self) -> dict[str, Value]:
         """The weights of predictions."""
-        means = averaged(self.problem, self._slots)
-        return {**self._weights.values, **self._buffers.values, **means}
-
-    def evaluate(
-        self, batch: Batch, outputs: Sequence[str]
-    ) -> tuple[list[float], dict[str, Array]]:
-        return self.evaluator.evaluate(self._now, batch, outputs)
-
-    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self.evaluator.predict(self._now, batch, outputs)
-
-    def state(self) -> dict[str, Array]:
-        return self._weights.read()
-
-    def load(self, state: Mapping[str, Array]) -> None:
-        self._weights.write(state, "parameter")
-        start_average(self.problem, self._slots, state)
+        return {**super()._now, **self._buffers.values}
 
     def buffers(self) -> dict[str, Array]:
         return self._buffers.read()
 
     def load_buffers(self, buffers: Mapping[str, Array]) -> None:
         self._buffers.write(buffers, "buffer")
-
-    def slots(self) -> dict[str, Array]:
-        return {**self._slots.read(), "step": np.asarray(self._step)}
-
-    def load_slots(self, slots: Mapping[str, Array]) -> None:
-        self._slots.write({k: v for k, v in slots.items() if k != "step"}, "optimizer slot")
-        self._step = int(slots.get("step", self._step))
 
     def keep(self) -> str | None:
         bad = self._weights.not_finite()

@@ -18,15 +18,12 @@ import numpy as np
 from ortflex_core.data import Batch
 from ortflex_core.engines import (
     DataBuffers,
-    Evaluator,
     ReadLosses,
     Scalar,
     Scales,
+    TwinEngine,
     Twins,
-    averaged,
-    check_state,
     read_into,
-    start_average,
 )
 from ortflex_core.errors import Unsupported
 from ortflex_core.graph import Key, Port, Program, ports_of
@@ -150,14 +147,13 @@ class _Sum:
         self.sums.current = 1 - self.sums.current
 
 
-class TrainingAgentEngine:
+class TrainingAgentEngine(TwinEngine):
     """A compiled problem on TrainingAgent (see :class:`ortflex_core.protocols.Engine`)."""
 
     steps_per_run = 1
 
     def __init__(self, problem: Problem, device: Device, runtime: Runtime) -> None:
-        self.problem = problem
-        self.device = device
+        super().__init__(problem, device)
         model = problem.model
         names = problem.parameters
         self._forward = forward_program(problem, ort_gradients.rewrite(problem))
@@ -175,8 +171,6 @@ class TrainingAgentEngine:
         self._made = {spec.name: key for key, spec in gives.items()}
         self._weights = Twins(device, state, ports)
         self._slots = Twins(device, problem.slot_values(), problem.slot_ports)
-        self._step = 0
-        self._evaluator = Evaluator(problem, device)
         shapes = {n: model.initializers[n] for n in names}
         self._gradients = {
             n: device.empty(s.shape or (), s.numpy)  # type: ignore[arg-type]
@@ -198,11 +192,10 @@ class TrainingAgentEngine:
         self._constants = problem.constants()
         self._bind_updates()
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        labels = [t.label for t in problem.terms]
-        weights = [t.weight for t in problem.terms if t.weight is not None]
         read = {self._fed[n] for n in self._agent.inputs}
-        inputs = [i for i in model.inputs if problem.column_ports[i.name] in read]
-        self._columns = {s.name: s for s in (*inputs, *labels, *weights)}
+        # Those that the loss reads, and the model's inputs among those of the agent.
+        unused = {i.name for i in model.inputs if problem.column_ports[i.name] not in read}
+        self._columns = {s.name: s for s in problem.columns if s.name not in unused}
         self._last: tuple[Any, int, _Plan] | None = None
 
     def fetched(self, gradients: Mapping[str, Value]) -> Any:
@@ -261,7 +254,7 @@ class TrainingAgentEngine:
         for name in agent.inputs:
             key = self._fed[name]
             if key not in inputs and key not in weights[0]:
-                inputs[key] = self._evaluator.frozen_port(key)
+                inputs[key] = self.evaluator.frozen_port(key)
         first, second = (
             agent.pack([inputs.get(self._fed[n]) or own[self._fed[n]] for n in agent.inputs])
             for own in weights
@@ -344,48 +337,13 @@ class TrainingAgentEngine:
         """Copies of the last step's gradients of the loss, without the penalty's part."""
         return {n: self.device.read(v) for n, v in self._gradients.items()}
 
-    @property
-    def _now(self) -> dict[str, Value]:
-        """The weights of predictions."""
-        return {**self._weights.values, **averaged(self.problem, self._slots)}
-
-    def evaluate(
-        self, batch: Batch, outputs: Sequence[str]
-    ) -> tuple[list[float], dict[str, Array]]:
-        return self._evaluator.evaluate(self._now, batch, outputs)
-
-    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self._evaluator.predict(self._now, batch, outputs)
-
-    def state(self) -> dict[str, Array]:
-        return self._weights.read()
-
-    def load(self, state: Mapping[str, Array]) -> None:
-        self._weights.write(state, "parameter")
-        start_average(self.problem, self._slots, state)
-
-    def buffers(self) -> dict[str, Array]:
-        """None: BatchNormalization's statistics are frozen here."""
-        return {}
-
-    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        check_state(buffers, {}, "buffer")
-
-    def slots(self) -> dict[str, Array]:
-        return {**self._slots.read(), "step": np.asarray(self._step)}
-
-    def load_slots(self, slots: Mapping[str, Array]) -> None:
-        tensors = {k: v for k, v in slots.items() if k != "step"}
-        self._slots.write(tensors, "optimizer slot")
-        self._step = int(slots.get("step", self._step))
-
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {
             "forward": self._forward,
             "gradient": self._agent.model,
         }
         graphs |= {"loss": self._loss, "update": self._update}
-        return graphs | {p.name: p for p in self._evaluator.programs.values()}
+        return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
         return {**binding_counts(self._binders), "steps": self._step}

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflex_core.data import Batch
-from ortflex_core.engines import DataBuffers, Evaluator, ReadLosses, Scalar, Scales, check_state
+from ortflex_core.engines import DataBuffers, DeviceEngine, ReadLosses, Scalar, Scales, check_state
 from ortflex_core.errors import GraphError
 from ortflex_core.graph import COLUMNS, Key, Port, Program, ports_of
 from ortflex_core.model import buffer_value
@@ -34,7 +34,7 @@ from ortflex_core.runtime import (
     keep_alive,
     session_options,
 )
-from ortflex_core.types import Array, TensorSpec
+from ortflex_core.types import Array
 from ortflex_plugins.backends import ort_gradients
 
 _PREFIXES = ("Moment_", "Update_Count_", "Learning_Rate")
@@ -208,14 +208,13 @@ def _update_reasons(problem: Problem) -> list[str]:
     ]
 
 
-class TrainingSessionEngine:
+class TrainingSessionEngine(DeviceEngine):
     """A compiled problem on TrainingSession (see :class:`ortflex_core.protocols.Engine`)."""
 
     steps_per_run = 1
 
     def __init__(self, problem: Problem, device: Device, runtime: Runtime) -> None:
-        self.problem = problem
-        self.device = device
+        super().__init__(problem, device)
         self._native = native_optimizer(problem)
         self._program = training_program(problem, ort_gradients.rewrite(problem))
         if any(n.startswith(_PREFIXES) or n.endswith("_grad") for n in _tensors(self._program)):
@@ -234,20 +233,13 @@ class TrainingSessionEngine:
         self._loss = Scalar(device, costs[Port("loss")])
         penalty = costs.get(Port("penalty"))
         self._penalty = None if penalty is None else Scalar(device, penalty)
-        self._evaluator = Evaluator(problem, device)
         self._weights: dict[str, Value] | None = None
         self._copied = 0
-        self._step = 0
         self._binders: list[Binder] = []
         self._plans: dict[tuple[Any, ...], tuple[DataBuffers, Binder]] = {}
         self._last: tuple[Any, int, DataBuffers, Binder] | None = None
-        labels = [t.label for t in problem.terms]
-        weights = [t.weight for t in problem.terms if t.weight is not None]
-        self._columns: dict[str, TensorSpec] = {
-            s.name: s
-            for s in (*problem.model.inputs, *labels, *weights)
-            if problem.column_ports[s.name] in self._program.takes
-        }
+        taken, ports = self._program.takes, problem.column_ports
+        self._columns = {s.name: s for s in problem.columns if ports[s.name] in taken}
 
     def _open(self) -> Any:
         """The runtime's session: weights among the inputs *and* the initializers, as it requires."""
@@ -326,20 +318,13 @@ class TrainingSessionEngine:
             out.append((self._loss.read(), penalty))
         return ReadLosses(out)
 
-    def _current(self) -> dict[str, Value]:
+    @property
+    def _now(self) -> dict[str, Value]:
         """The weights on the evaluation's side, copied out of the session if they changed."""
         if self._weights is None:
             self._weights = {n: self.device.put(a) for n, a in self.state().items()}
             self._copied += len(self._weights)
         return self._weights
-
-    def evaluate(
-        self, batch: Batch, outputs: Sequence[str]
-    ) -> tuple[list[float], dict[str, Array]]:
-        return self._evaluator.evaluate(self._current(), batch, outputs)
-
-    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self._evaluator.predict(self._current(), batch, outputs)
 
     def state(self) -> dict[str, Array]:
         everything = self._session.get_state()
@@ -354,13 +339,6 @@ class TrainingSessionEngine:
         fresh = {names[n]: np.asarray(a, dtype=np.float32, order="C") for n, a in state.items()}
         self._session.load_state(fresh, strict=False)
         self._weights = None
-
-    def buffers(self) -> dict[str, Array]:
-        """None: BatchNormalization's statistics are frozen here."""
-        return {}
-
-    def load_buffers(self, buffers: Mapping[str, Array]) -> None:
-        check_state(buffers, {}, "buffer")
 
     def slots(self) -> dict[str, Array]:
         assert self._native is not None
@@ -391,7 +369,7 @@ class TrainingSessionEngine:
 
     def programs(self) -> dict[str, Program | bytes]:
         graphs: dict[str, Program | bytes] = {"training": self._program}
-        return graphs | {p.name: p for p in self._evaluator.programs.values()}
+        return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
         return {

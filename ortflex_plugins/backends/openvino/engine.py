@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.data import Batch, Block
-from ortflex_core.engines import Evaluator, HostEngine, check_state, first_not_finite
+from ortflex_core.engines import DeviceEngine, Evaluator, HostEngine, check_state, first_not_finite
 from ortflex_core.errors import DataError, GraphError
 from ortflex_core.graph import Key, Port, Program
 from ortflex_core.model import buffer_value
@@ -37,13 +37,6 @@ def programs_of(problem: Problem, steps: int, rows: int) -> tuple[Program, Progr
     return get_program(("openvino step", problem_key(problem), steps, rows), make)
 
 
-def columns_of(problem: Problem) -> tuple[TensorSpec, ...]:
-    """Inputs of the model, labels and sample weights."""
-    weights = [t.weight for t in problem.terms if t.weight is not None]
-    specs = (*problem.model.inputs, *(t.label for t in problem.terms), *weights)
-    return tuple({s.name: s for s in specs}.values())
-
-
 def usual_steps(problem: Problem) -> int:
     """How many steps a graph has: several where a step is short."""
     nodes = programs_of(problem, 1, problem.batch_size)[0].nodes
@@ -65,7 +58,7 @@ def check_problem(problem: Problem, precision: str, steps: int | None = None) ->
         programs = [programs_of(problem, steps, rows)[0]]
     ports = problem.column_ports
     known: dict[Key, tuple[int, ...]] = {}
-    for spec in columns_of(problem):
+    for spec in problem.columns:
         rest = [d for d in (spec.shape or ("batch",))[1:] if isinstance(d, int)]
         if spec.shape is None or len(rest) < len(spec.shape) - 1:
             return  # sizes that only the data tell: the first batch decides
@@ -82,7 +75,7 @@ class Plan(StepPlan):
     def __init__(self, engine: OpenVinoEngine, batch: Batch | Block, steps: int) -> None:
         problem, device = engine.problem, engine.device
         program, draws = programs_of(problem, steps, batch.size)
-        super().__init__(problem, device, engine.columns, program, batch, steps)
+        super().__init__(problem, device, problem.columns, program, batch, steps)
         shapes = {k: _sizes(exact) for k, (exact, _, _) in self.places.items()}
         self.compiled = compile_program(
             program, shapes, threads=problem.threads, precision=engine.precision
@@ -166,7 +159,7 @@ class Plan(StepPlan):
             np.copyto(arrays[key], self._states[name].state.data.reshape(arrays[key].shape))
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(DeviceEngine):
     """A compiled problem on OpenVINO (see :class:`ortflex_core.protocols.Engine`).
 
     The state is inside the request of the plan that ran last; where another plan runs, or it is asked
@@ -176,9 +169,8 @@ class OpenVinoEngine:
     def __init__(
         self, problem: Problem, device: Device, precision: str, steps: int | None = None
     ) -> None:
-        self.problem, self.device, self.precision = problem, device, precision
-        self.columns = columns_of(problem)
-        self.evaluator = Evaluator(problem, device)
+        super().__init__(problem, device)
+        self.precision = precision
         slots = problem.slot_values()
         start: dict[Key, Array] = {
             Port("parameter", of=n): problem.model.initializer(n) for n in problem.parameters
@@ -195,7 +187,7 @@ class OpenVinoEngine:
         self._known = True
         """Whether the arrays have the current state."""
         self._kept: dict[Key, Array] = {}
-        self._step = self._kept_step = self._runs = 0
+        self._kept_step = self._runs = 0
         self.steps_per_run = usual_steps(problem) if steps is None else steps
 
     # Training ----------------------------------------------------------------------------------
@@ -230,7 +222,7 @@ class OpenVinoEngine:
         return losses
 
     def _plan(self, batch: Batch | Block, steps: int) -> Plan:
-        shapes = tuple(batch.shape(s.name) for s in self.columns if s.name in batch.columns)
+        shapes = tuple(batch.shape(s.name) for s in self.problem.columns if s.name in batch.columns)
         if (steps, shapes) not in self._plans:
             self._plans[steps, shapes] = Plan(self, batch, steps)
         return self._plans[steps, shapes]
@@ -258,14 +250,6 @@ class OpenVinoEngine:
             slots = self.problem.slot_ports
             ports |= {n: slots[key] for n, key in self.problem.average_keys.items()}
         return {name: self._values[port] for name, port in ports.items()}
-
-    def evaluate(
-        self, batch: Batch, outputs: Sequence[str]
-    ) -> tuple[list[float], dict[str, Array]]:
-        return self.evaluator.evaluate(self._now, batch, outputs)
-
-    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self.evaluator.predict(self._now, batch, outputs)
 
     # State -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ortflex_core.data import Batch, Block, Lasting
-from ortflex_core.engines import Evaluator, check_state
+from ortflex_core.engines import DeviceEngine, check_state
 from ortflex_core.graph import Port, Program
 from ortflex_core.model import buffer_value
 from ortflex_core.problem import Problem
@@ -47,7 +47,7 @@ def steps_per_run(problem: Problem) -> int:
     return min(range(1, min(most, max(1, whole)) + 1), key=lambda k: (whole // k + whole % k, k))
 
 
-class XlaEngine:
+class XlaEngine(DeviceEngine):
     """A compiled problem on JAX (see :class:`ortflex_core.protocols.Engine`)."""
 
     def __init__(
@@ -56,9 +56,8 @@ class XlaEngine:
         import jax
 
         self._jax, self._place = jax, place
-        self.problem, self.device = problem, device
+        super().__init__(problem, device)
         self.steps_per_run = steps_per_run(problem) if steps is None else steps
-        self.evaluator = Evaluator(problem, device)
         self._ports = state_ports(problem)
         weights = {n: problem.model.initializer(n) for n in problem.parameters}
         statistics = {n: buffer_value(problem, n) for n in problem.buffers}
@@ -70,7 +69,7 @@ class XlaEngine:
         with self._wide():
             self._state = tuple(self._put(start[port]) for port in self._ports)
         self._constants = problem.constants()
-        self._step = self._kept_step = 0
+        self._kept_step = 0
         self._kept: tuple[Array, ...] = ()
         self._columns: Mapping[str, Array] | None = None
         self._resident: dict[str, Any] = {}
@@ -212,14 +211,6 @@ class XlaEngine:
             values = {**weights, **self._read("buffer")}
             self._values = {n: self.device.put(a) for n, a in values.items()}
         return self._values
-
-    def evaluate(
-        self, batch: Batch, outputs: Sequence[str]
-    ) -> tuple[list[float], dict[str, Array]]:
-        return self.evaluator.evaluate(self._now, batch, outputs)
-
-    def predict(self, batch: Batch, outputs: Sequence[str]) -> dict[str, Array]:
-        return self.evaluator.predict(self._now, batch, outputs)
 
     # State -------------------------------------------------------------------------------------
 
