@@ -170,8 +170,8 @@ def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
         if missing:
             raise GraphError(
                 f"recompute: the tensor {missing[0]!r} is not computed by a node of the optimized forward "
-                "pass; name another tensor, or give a number of segments; "
-                f"{suggest(missing[0], forward.place)}"
+                f"pass; {suggest(missing[0], forward.place)}. Name another tensor, or give a number of "
+                "segments"
             )
         kept = set(recompute) | set(forward.fixed)
         end = max(forward.place[name] for name in recompute)
