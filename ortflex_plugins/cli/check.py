@@ -11,6 +11,7 @@ import click
 from ortflex_core import check_model
 from ortflex_core.check import MemoryReport, ModelReport, NodeReport, estimate_memory, mebibytes
 from ortflex_core.errors import OrtflexError, printable
+from ortflex_plugins.cli.completion import names_of
 from ortflex_plugins.cli.overrides import refuse_recipe
 from ortflex_plugins.cli.terminal import open_console, plain, show_table
 
@@ -25,7 +26,11 @@ _COLORS = {
 
 @click.command()
 @click.argument("model", type=click.Path())
-@click.option("--loss", help="The loss, by name; squared_error on every float output by default.")
+@click.option(
+    "--loss",
+    shell_complete=names_of("losses"),
+    help="The loss, by name; squared_error on every float output by default.",
+)
 @click.option(
     "--params", multiple=True, help="A parameter to train, as a name or glob; may be repeated."
 )
@@ -36,7 +41,11 @@ _COLORS = {
 @click.option(
     "--batch-size", type=click.IntRange(1), help="With --memory: the rows per batch (32)."
 )
-@click.option("--optimizer", help="With --memory: the optimizer, by name (sgd).")
+@click.option(
+    "--optimizer",
+    shell_complete=names_of("optimizers"),
+    help="With --memory: the optimizer, by name (sgd).",
+)
 @click.option(
     "--recompute", help="With --memory: 'true', a number of segments, or a tensor to keep."
 )

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ortflex_plugins.cli.completion import names_of
+from ortflex_plugins.cli.completion import overrides as complete_overrides
 from ortflex_plugins.cli.overrides import TakesKeys
 from ortflex_plugins.cli.terminal import open_console, plain
 
@@ -18,9 +20,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=TakesKeys)
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
 @click.option("--steps", default=10, show_default=True, help="The number of steps to compare.")
-@click.option("--backend", "backends", multiple=True, help="Only this backend; may be repeated.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    shell_complete=names_of("backends"),
+    help="Only this backend; may be repeated.",
+)
 @click.option("--time", "times", is_flag=True, help="Measure the time of a step instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def compare(

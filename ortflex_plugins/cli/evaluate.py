@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.completion import names_of
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -14,6 +16,7 @@ import click
 @click.option(
     "--metric",
     "metrics",
+    shell_complete=names_of("metrics"),
     multiple=True,
     help="The name of a metric that replaces those of the recipe; may be repeated.",
 )

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.completion import overrides as complete_overrides
 from ortflex_plugins.cli.overrides import TakesKeys
 
 
 @click.command("export-step", cls=TakesKeys)
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
 @click.option(
     "-o",
     "--output",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.completion import names_of
+
 
 @click.command()
 @click.argument("source", metavar="MODEL", type=click.Path(path_type=Path))
@@ -19,7 +21,9 @@ import click
 @click.option(
     "--training", is_flag=True, help="Draw one training step: forward, loss, backward, update."
 )
-@click.option("--loss", help="The loss, by name; squared_error by default.")
+@click.option(
+    "--loss", shell_complete=names_of("losses"), help="The loss, by name; squared_error by default."
+)
 @click.option(
     "--params", multiple=True, help="A trained parameter, as a name or glob; may be repeated."
 )

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from ortflex_plugins.cli.completion import kinds as complete_kinds
+
 KINDS: Mapping[str, tuple[str, str]] = {
     "loss": ("losses", 'Train with it: `loss = "{name}"`.'),
     "penalty": ("penalties", 'Train with it: `penalty = "{name}"`.'),
@@ -44,7 +46,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @click.command("new-plugin")
-@click.argument("kind")
+@click.argument("kind", shell_complete=complete_kinds)
 @click.argument("name")
 @click.option(
     "-o",

@@ -9,6 +9,7 @@ import click
 
 from ortflex_core.errors import PluginError
 from ortflex_core.registry import HOOKS, Entry, Plugins, Registry
+from ortflex_plugins.cli.completion import names_of
 from ortflex_plugins.cli.terminal import open_console, plain, show_table
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ def _status(registry: Registry, entry: Entry, check: bool) -> str:
 
 
 @click.command()
-@click.argument("what", required=False, metavar="[KIND | NAME]")
+@click.argument(
+    "what", required=False, metavar="[KIND | NAME]", shell_complete=names_of(words=True)
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--check", is_flag=True, help="Import each plugin and report the broken ones.")
 def plugins(what: str | None, as_json: bool, check: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortflex_core.errors import printable
+from ortflex_plugins.cli.completion import overrides as complete_overrides
 from ortflex_plugins.cli.overrides import TakesKeys
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _RESULTS = ("loss", "penalty", "validation_")
 
 @click.command(cls=TakesKeys)
 @click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_overrides)
 @click.option(
     "--resume",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -1,0 +1,86 @@
+"""What a shell offers after TAB: names of plugins, keys of recipes and their values.
+
+Nothing is imported but what lists names: a shell waits for each answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+from click.shell_completion import CompletionItem
+
+_Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def names_of(*kinds: str, words: bool = False) -> _Complete:
+    """Complete the names of the plugins of some kinds; with ``words``, the names of the kinds, too."""
+
+    def complete(
+        _ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        own = _kinds() if not kinds else list(kinds)
+        return _items([*(own if words else ()), *_names(own)], incomplete)
+
+    return complete
+
+
+def kinds(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the kinds of plugins, in the singular."""
+    from ortflex_core.registry import singular
+
+    return _items([singular(kind) for kind in _kinds()], incomplete)
+
+
+def overrides(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete KEY=VALUE: the keys of recipes, then the values that are names.
+
+    bash divides ``optimizer=ad`` into three words, of which the last one is completed; other shells
+    give it whole.
+    """
+    key, equals, _ = incomplete.partition("=")
+    if equals:
+        return _items([f"{key}={name}" for name in _values(key)], incomplete)
+    before = list(ctx.params.get(param.name or "") or ())
+    while before and before[-1] == "=":
+        before.pop()
+    # In other shells the words before are whole, as epochs=3.
+    if before and "=" not in before[-1] and before[-1] in _keys():
+        return _items(_values(before[-1]), incomplete)
+    return _items([f"{name}=" for name in _keys()], incomplete)
+
+
+def _keys() -> list[str]:
+    import attrs
+
+    from ortflex_core.config import Recipe
+
+    return [field.name for field in attrs.fields(Recipe)]
+
+
+def _values(key: str) -> list[str]:
+    """The names that a key accepts; none for a number."""
+    from ortflex_core.config import key_choices, kinds_of_plugins
+
+    if key not in _keys():
+        return []
+    of = {**kinds_of_plugins(), "data": "", "validation": ""}.get(key)
+    return sorted({*key_choices(key), *(_names([of]) if of else ())})
+
+
+def _kinds() -> list[str]:
+    from ortflex_core.registry import KINDS
+
+    return list(KINDS)
+
+
+def _names(kinds: list[str]) -> list[str]:
+    from ortflex_core.registry import Plugins
+
+    plugins = Plugins.discover()
+    return [name for kind in kinds for name in plugins[kind].names()]
+
+
+def _items(names: list[str], incomplete: str) -> list[CompletionItem]:
+    low = incomplete.lower()
+    return [CompletionItem(name) for name in dict.fromkeys(names) if name.lower().startswith(low)]
