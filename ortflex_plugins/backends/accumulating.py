@@ -1,8 +1,8 @@
 """Steps of several batches on the fused backend: gradients are summed, then the weights are updated.
 
-Three graphs: one gives a batch's gradient, one adds it to those before it, ((g₀ + g₁) + g₂) …, and one
-updates the weights from the sum. The memory is that of one batch, however many there are; the sums come
-in two versions that swap, as the weights do.
+There are three graphs: one computes a batch's gradient, one adds it to the sum, ((g₀ + g₁) + g₂) …,
+and one updates the weights from the sum. The memory is that of one batch; the sums exist in two
+versions that swap, like the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _RATE, _COUNTER, _DRAW = (Port(role).label for role in ("rate", "counter", "draw"))
 _PENALTY = Port("penalty")
 _BATCH = 2
-"""Where a batch's gradient goes, next to the versions 0 and 1 of the sums: by itself, to be added."""
+"""The version number of a single batch's gradient, next to the versions 0 and 1 of the sums."""
 
 
 def together(batches: Sequence[Batch]) -> list[float]:
@@ -90,7 +90,7 @@ class Accumulator:
                 share_port(k, name): device.empty(running[name].shape, running[name].dtype)
                 for k, (name, _) in enumerate(moves)
             }
-            # Where the host sees the memory of the sums, they are added up there.
+            # If the host can read the memory of the sums, it computes them.
             views = {name: device.view(value) for name, value in self._sums.values.items()}
             seen = {name: view for name, view in views.items() if view is not None}
             self._direct = len(seen) == len(views)
@@ -101,7 +101,7 @@ class Accumulator:
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
 
     def binders(self) -> list[Binder]:
-        """All bindings there are."""
+        """All bindings."""
         plans = (b for p in self._plans.values() for b in p.binders())
         return [*self._movers.values(), *self._adders.values(), *plans]
 
@@ -125,7 +125,7 @@ class Accumulator:
     def _gather(
         self, batches: Sequence[Batch], factors: Mapping[str, float], first: int
     ) -> Iterator[list[float]]:
-        """Add up the batches' gradients, whose draws are numbered from ``first``; gives their totals."""
+        """Add the batches' gradients, whose draws are numbered from ``first``; returns their totals."""
         for k, batch in enumerate(batches):
             into = _BATCH if k else 1 - self._sums.current
             yield self._plan(batch).run(self, batch, factors, into, first + k)
@@ -134,7 +134,7 @@ class Accumulator:
     def _gather_from_all(
         self, batches: Sequence[Batch], factors: Mapping[str, float], first: int
     ) -> Iterator[list[float]]:
-        """The same, with the gradients that other processes compute."""
+        """The same, including the gradients that other processes compute."""
         exchange, device = self._exchange, self._device
         assert exchange is not None
         exchange.statistics.update(self._buffers.read())
@@ -165,13 +165,13 @@ class Accumulator:
         self._sums.current = 1 - old
 
     def statistics(self) -> dict[Key, Value]:
-        """Where a batch's graph writes the running statistics, or what it adds to them."""
+        """The memory for the running statistics of a batch's graph, or for its contribution to them."""
         if self._exchange is not None:
             return self._shares
         return self._buffers.at_ports(1 - self._buffers.current)
 
     def gradients(self, into: int) -> dict[Key, Value]:
-        """The memory that a batch's gradient goes to, by ports."""
+        """The memory for a batch's gradient, by ports."""
         if into == _BATCH:
             return {Port("gradient", of=n): value for n, value in self._batch.items()}
         return self._sums.at_ports(into)

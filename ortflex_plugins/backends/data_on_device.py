@@ -1,4 +1,4 @@
-"""Training data that stay in the memory of a device: the rows of a step are gathered there."""
+"""Training data in the memory of a device, where the rows of a step are gathered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Resident:
         if not isinstance(columns, Lasting):
             return {}
         if columns is not self._columns:
-            self._values = {}  # before others are copied there
+            self._values = {}  # before other columns are copied
             own = {name: columns[name] for name in self._names if name in columns}
             if sum(array.nbytes for array in own.values()) <= self._device.room():
                 self._values = {name: self._device.put(array) for name, array in own.items()}

@@ -1,8 +1,8 @@
 """Runs that a device records once and replays: CUDA graphs of the step.
 
-A short step on a GPU is bound by the launches of its kernels. A device graph replaces them by one launch.
-It keeps the addresses and shapes of the run that was recorded, which is what the bindings of a plan do:
-each direction of a plan has a recording of its own.
+A short step on a GPU is bound by the launches of its kernels. A device graph replaces them by one
+launch. It keeps the addresses and shapes of the recorded run, as the bindings of a plan do: each
+direction of a plan has a separate recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Wanted = bool | Literal["auto"]
 PLAIN = -1
 """The number of a run that is not recorded."""
 _MOST = 16
-"""Recordings of an engine; batches of further shapes run without one."""
+"""The largest number of recordings of an engine; batches of further shapes run without one."""
 
 
 class DeviceGraphs:
@@ -48,7 +48,7 @@ class DeviceGraphs:
             self.reason = f"the device {device.name} cannot record runs"
 
     def session(self, program: Program) -> Any | None:
-        """A session that records; None if there is a reason against it.
+        """A session that records; None if recording is not possible.
 
         It is not shared between engines: a recording has the addresses of one engine's memory.
 

@@ -1,9 +1,9 @@
 """The whole training step as one graph of standard operators, on any onnxruntime.
 
-Forward, loss, backward, penalty and update are one graph, run once a step. Weights and optimizer
-state exist in two versions; the graph reads one and writes the other, and two prepared sets of
-bindings alternate, so that nothing is bound or copied between steps. If a step is so short that the
-start of a run matters, a graph holds several.
+Forward, loss, backward, penalty and update are one graph, which runs once per step. Weights and
+optimizer state exist in two versions; the graph reads one and writes the other, and two prepared
+sets of bindings alternate, so that nothing is bound or copied between steps. If a step is so short
+that the start of a run matters, a graph has several steps.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
 from ortflex_plugins.backends.fused_plan import Plan
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns
 
-# The cost of starting a run in nodes of a graph, how many times that a run should last, and how
-# many nodes of unrolled steps are worth their compilation; measured with small networks on one
-# thread.
+# The cost of starting a run in nodes of a graph, the length of a run in multiples of that cost, and
+# the largest number of nodes of unrolled steps; measured with small networks on one thread.
 _NODES_PER_RUN = 25
 _SHARE = 60
 _MOST_NODES = 1000
@@ -121,12 +120,12 @@ def _of_one_batch(problem: Problem) -> Problem:
 
 
 def steps_per_run(problem: Problem, nodes: int, most_nodes: int = _MOST_NODES) -> int:
-    """How many steps a graph should hold, so that the start of a run is a small part of it.
+    """The number of steps in a graph, chosen so that the start of a run is a small part of it.
 
     ``nodes`` is the number of nodes of a step with one batch, ``most_nodes`` that of a graph. The
-    length of a step is counted in nodes; its arithmetic (6 operations per weight and row) is converted
-    to nodes. Of the numbers that are not too large, the one with the fewest runs an epoch is taken. The
-    result only depends on the problem.
+    length of a step is counted in nodes; its arithmetic (6 operations per weight and row) is
+    converted to nodes. Among the numbers that are not too large, the one with the fewest runs per
+    epoch is chosen. The result only depends on the problem.
     """
     weights = sum(problem.model.initializer(n).size for n in problem.parameters)
     together = problem.updating.accumulate
@@ -174,7 +173,8 @@ class FusedEngine(TwinEngine):
                 one = _shared(_of_one_batch(problem), 1, problem.batch_size)
             steps = steps_per_run(problem, one.nodes)
         self.steps_per_run = steps
-        # One batch after the other if a step is long or alone: that needs the memory of one batch.
+        # One batch after the other if a step is long or single, which needs the memory of one
+        # batch.
         self._accumulator: Accumulator | None = None
         if problem.updating.accumulate > 1:
             self._accumulator = self._accumulating()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortflex_plugins.backends.fused import FusedEngine
 
 _PAGE = 256
-"""Runs whose costs stay on a device together; the loop reads them as often."""
+"""The number of runs whose costs stay on a device together; the loop reads them at this interval."""
 _NOTHING = np.empty(0)
 
 
@@ -40,10 +40,10 @@ class Plan(StepPlan):
         if far and device.room():
             self._gathering = Gathering(device, far, engine.problem.threads)
         self._graphs = engine.graphs
-        # A recording writes to the same place in every run, whose costs are therefore read at once.
+        # A recording writes to the same memory in every run, so costs are read after each run.
         self._session = engine.graphs.session(program)
         self.page = self._new_page(device)
-        # Further bindings exist only if statistics change with every batch and weights do not.
+        # More bindings exist only if statistics change with every batch and weights do not.
         both: list[tuple[int, ...]] = [(0, 0, 0), (1, 1, 1)]
         self._binders = {now: self._bind(engine, now) for now in both}
 
@@ -126,7 +126,7 @@ class Plan(StepPlan):
 
 
 class Page:
-    """The costs of runs: of one run in host memory, else of many, which are copied when they are read."""
+    """The costs of runs: of one run in host memory, or of many, which are copied when they are read."""
 
     def __init__(self, device: Device, costs: Sequence[TensorSpec], rows: int = _PAGE) -> None:
         self._device, self._specs = device, costs

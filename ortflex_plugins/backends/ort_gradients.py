@@ -1,9 +1,9 @@
 """Obstacles between a problem and onnxruntime's own gradient builder, and ways around them.
 
-The builder is quick and mostly right, but for some operators and attributes it raises, aborts the
-process, or returns wrong gradients without an error. The backends that rely on it call this module
-first: :func:`rewrite` replaces nodes by operators that the builder differentiates rightly,
-:func:`reasons` refuses the rest. What is right was tested: see
+The builder is fast and mostly correct, but for some operators and attributes it raises, aborts the
+process, or silently returns wrong gradients. The backends that rely on it call this module first:
+:func:`rewrite` replaces nodes by operators that the builder differentiates correctly,
+:func:`reasons` refuses the rest. The correct cases were found by tests: see
 :mod:`ortflex_plugins.backends.ort_gradients_table`.
 """
 
@@ -38,7 +38,7 @@ class Obstacle:
 
 
 def reasons(problem: Problem, runtime: Runtime) -> list[str]:
-    """Why onnxruntime's builder cannot rightly train a problem: one line for each obstacle.
+    """The reasons why onnxruntime's builder cannot train a problem correctly, one line per obstacle.
 
     The graph that is checked is the one that would be trained, after :func:`rewrite`.
     """
@@ -112,7 +112,7 @@ def describe(node: NodeProto) -> str:
 
 
 def rewrite(problem: Problem) -> Rewrite:
-    """Replace nodes that the builder gets wrong by others of the same value.
+    """Replace nodes that the builder differentiates incorrectly by equivalent ones.
 
     For :meth:`ortflex_core.model.Model.replay`. Frozen BatchNormalization and inactive Dropout
     are replaced everywhere, as the builder would switch them to training; other nodes only where

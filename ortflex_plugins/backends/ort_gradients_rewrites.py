@@ -1,4 +1,4 @@
-"""Nodes that onnxruntime's gradient builder gets wrong, rewritten with operators that it gets right.
+"""Rewrites of nodes that onnxruntime's gradient builder differentiates incorrectly.
 
 Every rewrite computes the same values as its node. A rewrite that does not apply returns None; the
 later check then refuses the node.
@@ -103,7 +103,7 @@ def _softmax(op: Ops, a: Attributes, x: Tensor) -> Made:
 
 
 def _mul(op: Ops, a: Attributes, x: Tensor, y: Tensor) -> Made:
-    # A parameter that one node alone reads, twice, gets two gradients of one name.
+    # A parameter that only one node reads, twice, gets two gradients with the same name.
     return op.Pow(x, 2.0) if x is y and x.node is None else None
 
 

@@ -1,9 +1,9 @@
-"""What onnxruntime's gradient builder differentiates rightly: operators, inputs, attributes, types.
+"""The operators, inputs, attributes and types that onnxruntime's gradient builder differentiates correctly.
 
 Every entry was checked against central differences in float64, on onnxruntime-training 1.16.3
 (TrainingAgent and TrainingSession) and 1.19.2 (TrainingAgent), at opsets 13 to 21; so was every
-condition. Where the two versions differ, the entry says what holds in both. Other operators are not
-known to be right, and are refused.
+condition. If the two versions differ, the entry has what holds for both. Other operators have not
+been checked, and are refused.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Condition = Callable[[View], str | None]
 
 
 def same(left: Shape | None, right: Shape | None) -> bool:
-    """Whether two shapes are surely equal."""
+    """Whether two shapes are known to be equal."""
     return left is not None and left == right and None not in left
 
 
@@ -78,10 +78,10 @@ def known(sizes: Sequence[Any]) -> TypeGuard[tuple[int, ...]]:
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """How far the builder's gradient of one operator can be trusted.
+    """The cases in which the builder's gradient of an operator is correct.
 
-    ``differentiable`` are the places of the inputs with a gradient (None: all), ``discrete`` those
-    that have none by nature, such as an index.
+    ``differentiable`` are the positions of the inputs with a gradient (None: all), ``discrete``
+    those without one by definition, such as an index.
     """
 
     differentiable: tuple[int, ...] | None = None
@@ -322,7 +322,7 @@ DISCRETE = frozenset(
     {"And", "ArgMax", "ConstantOfShape", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN"}
     | {"Less", "LessOrEqual", "NonZero", "Not", "OneHot", "Or", "Range", "Shape", "Size", "Xor"}
 )
-"""Operators without a derivative, at which the builder rightly stops."""
+"""Operators without a derivative, at which the builder correctly stops."""
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose output shares the memory of their first input."""

@@ -19,14 +19,15 @@ class StepPlan:
     """A program of steps with the memory of its data and host scalars.
 
     Attributes:
-        batches: how many the steps have together.
-        data: of every column: its name, memory for the rows of all steps, an array, and whether that is
-            to be copied to the memory.
-        places: of every port of a column: its exact shape and type, its column's place in ``data``, and
-            its own number among the batches.
+        batches: the number of batches of all steps.
+        data: for every column its name, memory for the rows of all steps, an array, and whether the
+            array is copied to the memory.
+        places: of every port of a column: its exact shape and type, its column's place in ``data``,
+            and its own number among the batches.
         costs: the outputs that are costs.
-        totals: where the Σ w·l of each batch and term are among them, [steps, batches · terms].
-        penalties: where the penalty of each step is.
+        totals: the positions of the Σ w·l of each batch and term among them, [steps, batches ·
+            terms].
+        penalties: the positions of the penalty of each step.
     """
 
     def __init__(
@@ -98,9 +99,9 @@ class StepPlan:
     def set_hosts(
         self, done: int, denominators: Sequence[Sequence[float]], rates: Sequence[float]
     ) -> bool:
-        """Set the host scalars after ``done`` steps; returns whether they had to be.
+        """Set the host scalars after ``done`` steps; returns whether they changed.
 
-        Whole batches of unweighted data share their denominators, and a constant rate its list.
+        Full batches of unweighted data share their denominators, and a constant rate its list.
         """
         if not self.counts_steps and self._rates is rates and self._denominators == denominators:
             return False
@@ -160,7 +161,7 @@ class RunLosses:
         plan, costs = self._plan, self._costs
         if plan.only is not None:
             return [(costs.item(plan.only) * self._factors.item(), 0.0)]
-        if plan.steps == 1:  # a hook may wait for it, and arrays are slow for a few numbers
+        if plan.steps == 1:  # a hook may wait for this, and arrays are slow for a few numbers
             pairs = zip(plan.totals[0].tolist(), self._factors[0].tolist(), strict=True)
             loss = sum(costs.item(k) * factor for k, factor in pairs)
             return [(loss, costs.item(plan.penalties[0]) if plan.penalties else 0.0)]

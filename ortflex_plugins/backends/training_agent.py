@@ -2,9 +2,9 @@
 
 One step is: the model's forward pass; one graph for loss and its gradient; the model's backward
 pass; one graph for the penalty, if there is one, and the update of all weights. Every tensor
-between them lives in a buffer that is bound once, including the agent's outputs: buffers that are
-given to it are quicker than its own allocation, and without them its backward pass reuses the
-memory of the predictions.
+between them lives in a buffer that is bound once, including the agent's outputs: preallocated
+buffers are faster than its own allocation, and without them its backward pass reuses the memory of
+the predictions.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _Sum:
         self.program = adding_program(problem)
         hosts = HostVector(self.program, device, {})
         self.fetched = [engine.fetched(version) for version in self.sums.versions]
-        """Where the backward pass writes the gradient of a step's first batch: to the sum itself."""
+        """The memory for the gradient of a step's first batch: the sum itself."""
         self._binders = []
         for old in (0, 1):
             binder = engine._binder(self.program)
@@ -142,7 +142,7 @@ class _Sum:
             self._binders.append(binder)
 
     def add(self) -> None:
-        """Add a batch's gradients to what there is."""
+        """Add a batch's gradients to the sum."""
         self._binders[self.sums.current].run()
         self.sums.current = 1 - self.sums.current
 
@@ -199,7 +199,7 @@ class TrainingAgentEngine(TwinEngine):
         self._last: tuple[Any, int, _Plan] | None = None
 
     def fetched(self, gradients: Mapping[str, Value]) -> Any:
-        """Memory for the gradients of all parameters, as the backward pass takes it."""
+        """Memory for the gradients of all parameters, in the form that the backward pass needs."""
         return self._agent.pack([gradients[self._owners[n]] for n in self._agent.gradients])
 
     def _binder(self, program: Program) -> Binder:
@@ -273,7 +273,7 @@ class TrainingAgentEngine(TwinEngine):
             for key, value in values.items()
         }
         plan.predicted = agent.pack([values[key] for key in outputs])
-        # The runtime takes no cotangent of an output that depends on no parameter.
+        # The runtime accepts no cotangent for an output that depends on no parameter.
         wanted = [self._made[name] for name in agent.differentiable]
         plan.cotangents = agent.pack([cotangents[key] for key in wanted])
         plan.loss = self._binder(self._loss)

@@ -53,7 +53,7 @@ class _Native:
 
 
 def native_optimizer(problem: Problem) -> _Native | None:
-    """The runtime's optimizer with the definition of ours; None where it has none."""
+    """The runtime's optimizer that is equivalent to ours; None if there is none."""
     values = problem.optimizer.hyper_values()
     if problem.optimizer_name == "sgd":
         return _Native("SGDOptimizer")
@@ -79,7 +79,7 @@ def _tensors(program: Program) -> list[str]:
 
 
 def _numbered(program: Program) -> Program:
-    """The program with numbers for names: the runtime generates further names from those of the graph."""
+    """The program with numbers as names, because the runtime derives new names from them."""
     names = {name: f"t{k}" for k, name in enumerate(_tensors(program))}
     model = program.proto()
     _rename(model.graph, names)

@@ -1,4 +1,4 @@
-"""What `ortflex init --data` sees in a file: shapes, and the loss that its labels ask for."""
+"""The preview of `ortflex init --data`: shapes of a file, and the loss that fits its labels."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _with_option(text: str, target: str | None) -> str:
 def loss_of_labels(model: Model, output: str, labels: Array) -> tuple[str, str] | None:
     """(loss, why) for whole-number or named labels, None where they are values.
 
-    Scores of shape [N, C > 1] with one whole number or name a row are classes; a single score with
-    labels 0 and 1 only is a decision between two.
+    With scores of shape [N, C > 1], one whole number or name per row is a class; with a single
+    score, labels that are only 0 and 1 are two classes.
     """
     shape = model.value(output).shape
     if shape is None or len(shape) < 2 or labels.dtype.kind not in "iubUSO":

@@ -20,10 +20,11 @@ _PACKAGES = ("ortflex", "numpy", "onnx", "torch", "scikit-learn", "skl2onnx")
 
 
 class Report(TypedDict):
-    """What ``ortflex doctor --json`` prints.
+    """The output of ``ortflex doctor --json``.
 
-    ``backends`` and ``devices`` give the reasons against each one, an empty list if it works;
-    both are empty while the installation is broken, and then ``fault`` says how to repair it.
+    ``backends`` and ``devices`` have the reasons why each one does not work, an empty list if it
+    works; both are empty while the installation is broken, and ``fault`` then says how to repair
+    it.
     """
 
     python: str
@@ -37,7 +38,7 @@ class Report(TypedDict):
 
 
 def examine() -> Report:
-    """Look at this environment; onnxruntime is imported only if nothing is wrong with it.
+    """Examine this environment; onnxruntime is imported only if the installation has no fault.
 
     Example:
         >>> examine()["python"] == platform.python_version()

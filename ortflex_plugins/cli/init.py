@@ -19,7 +19,7 @@ _WIDTH = 98
 _LISTED = 40
 _ON_CLASSES = ("softmax_cross_entropy", "log_loss")
 _ENOUGH = 50
-"""Rows from which a fifth of them is kept for validation."""
+"""The number of rows from which a fifth is held out for validation."""
 
 
 @click.command()
@@ -40,7 +40,7 @@ _ENOUGH = 50
 def init(model: Path, output: Path, data: str | None, target: str | None, force: bool) -> None:
     """Write a commented TOML file for a model.
 
-    It lists the model's inputs, what can be trained and why the rest cannot, and every key with its
+    It lists the model's inputs, what can be trained, why the rest cannot, and every key with its
     default. Put the data at the path of its key `data`, and run `ortflex train`.
     """
     from ortflex_core.errors import ConfigError
@@ -81,7 +81,7 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
     if look is not None and look.labels is not None:
         from ortflex_plugins.cli.data_preview import loss_of_labels
 
-        raw = loss == "squared_error"  # a Softmax or a Sigmoid has said it already
+        raw = loss == "squared_error"  # otherwise a Softmax or a Sigmoid determines the loss
         if raw and (found := loss_of_labels(model, output, look.labels)) is not None:
             loss, why = found
     choices = choose_parameters(model, [output], None)
@@ -134,7 +134,7 @@ def suggest_loss(model: Model) -> tuple[str, str, str]:
 
 
 def candidates(model: Model) -> list[TensorSpec]:
-    """The float tensors that a loss can be on: the outputs, or the scores before a ZipMap.
+    """The float tensors that a loss can be attached to: the outputs, or the scores before a ZipMap.
 
     Raises:
         ModelError: the model has no such tensor.

@@ -64,7 +64,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Show the installed runtime, what works with it, and how to repair what does not.",
     ),
 }
-"""The module of each command, and its line of help: ``ortflex --help`` imports no command."""
+"""The module of each command and its help line, so that ``ortflex --help`` imports no command."""
 
 
 class LazyGroup(click.Group):
@@ -84,7 +84,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a call, or suggest the one that was probably meant."""
+        """Find the command of a call, or suggest the nearest one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from ortflex_core.errors import suggest
 

@@ -42,7 +42,8 @@ def project(path: Path, folder: Path) -> dict[Path, str]:
     """The files of a project in ``folder``.
 
     Raises:
-        ConfigError: the recipe has errors or a key that has no meaning on a client, or the folder exists.
+        ConfigError: the recipe has errors or a key that does not apply to a client, or the folder
+            exists.
     """
     from string import Template
 

@@ -1,4 +1,4 @@
-"""The table of operators in docs/reference, made from the gradient rules themselves."""
+"""The table of operators in docs/reference, generated from the gradient rules."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def _first(name: str) -> int:
 
 
 def _builder() -> frozenset[tuple[str, str]]:
-    """The operators that onnxruntime-training's gradient builder differentiates rightly."""
+    """The operators that onnxruntime-training's gradient builder differentiates correctly."""
     try:
         from ortflex_plugins.backends.ort_gradients_table import TABLE
     except ImportError:  # a distribution without those backends

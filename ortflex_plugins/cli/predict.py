@@ -38,8 +38,8 @@ _ENDINGS = (".npz", ".npy", ".csv")
 def predict(run: Path, data: str | None, output: Path, tensors: Sequence[str], force: bool) -> None:
     """Write the predictions of a trained model for data.
 
-    RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the one
-    of the training, with labels or without; by default the recipe's own.
+    RUN is the folder that `ortflex train` wrote, or a recipe. DATA is a file or folder like the
+    training data, with or without labels; by default the recipe's data.
     """
     from ortflex_core.data import Columns
     from ortflex_core.errors import ConfigError
@@ -86,11 +86,11 @@ def _encode(
 
     from ortflex_core.errors import ConfigError
 
-    # Strings of a model are Python objects, which no file holds without unpickling.
+    # Strings of a model are Python objects, which could only be stored as pickles.
     plain = {n: a.astype(str) if a.dtype == object else a for n, a in arrays.items()}
     out = io.BytesIO()
     if ending == ".npz":
-        # np.savez takes names as keyword arguments, so that no array may be called "file".
+        # np.savez takes names as keyword arguments, so an array cannot be called "file".
         with zipfile.ZipFile(out, "w") as archive:
             for name, array in plain.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:

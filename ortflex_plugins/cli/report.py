@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 _EVERY = 5
-"""Seconds between two pages of a training that is watched."""
+"""Seconds between updates of the page of a running training."""
 
 
 @click.command()

@@ -48,7 +48,7 @@ _PACKAGES = ("ortflex", "numpy", "onnx")
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """A run folder with its lock, and what was changed to make it.
+    """A run folder with its lock, and the changes that created it.
 
     ``new`` are the folders that did not exist, the inner ones first; ``before`` are the names in the
     folder; ``renamed`` is where an earlier run is now.
@@ -61,9 +61,9 @@ class Place:
     renamed: Path | None = None
 
     def discard(self) -> None:
-        """Remove what a training that was refused has written, unless there is more than its settings.
+        """Remove the files of a refused training, unless there is more than its settings.
 
-        Files and folders that were there before stay, and an earlier run gets its name back.
+        Files and folders that existed before are kept, and an earlier run gets its name back.
         """
         with contextlib.suppress(OSError):
             there = {p.name for p in self.folder.iterdir()} - {self.lock.name}
@@ -84,7 +84,7 @@ class Place:
 
 
 def _missing(folder: Path) -> tuple[Path, ...]:
-    """The folders that making a folder will make, the inner ones first."""
+    """The folders that will be created with a folder, the inner ones first."""
     return tuple(itertools.takewhile(lambda p: not p.exists(), (folder, *folder.parents)))
 
 
@@ -95,7 +95,7 @@ def make(recipe: Recipe, resume: Path | None = None, *, force: bool = False) -> 
     with files that this run would replace, is refused; ``force`` renames it first.
 
     Raises:
-        OutputError: it cannot be made or written to, is in use, or has files that would be lost.
+        OutputError: it cannot be created or written to, is in use, or has files that would be lost.
     """
     folder = None if recipe.output is None else Path(recipe.output)
     if folder is None and resume is not None and (resume / _VERSIONS).is_file():
@@ -127,7 +127,7 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
     lock = FolderLock(".run.lock")
     try:
         free = lock.acquire(folder)
-        if not free:  # `ortflex report` holds it for a moment while it looks
+        if not free:  # `ortflex report` holds the lock for a moment while it reads
             time.sleep(0.1)
             free = lock.acquire(folder)
     except OSError as error:
@@ -141,7 +141,7 @@ def _taken(folder: Path) -> tuple[Path, FolderLock]:
 
 
 def _fresh(parent: Path, name: str) -> Path:
-    """Make a folder, even if another process tries the same name at the same moment."""
+    """Create a folder, even if another process tries the same name at the same time."""
     make_folder(parent)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     for count in itertools.count(1):
@@ -228,9 +228,10 @@ def checkpoint(given: Path) -> Path:
 
 
 class Curves:
-    """Keeps history.csv up to date, so that a training that is killed leaves its curves.
+    """Keeps history.csv up to date, so that a killed training leaves its curves.
 
-    Epochs shorter than 20 times the writing are written together. If the file cannot be written
+    Epochs that are shorter than 20 times the time of writing are written together. If the file
+    cannot be written
     there is a warning, and the training continues.
     """
 
@@ -327,7 +328,7 @@ def _owners(trainer: Trainer) -> dict[str, str]:
 
 
 def _plot(history: History) -> bytes:
-    # The object-oriented way: no window system, no global state.
+    # matplotlib's object-oriented interface, which needs no window system and no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ROOM = 30
-"""The least width of a column of sentences; in less space they stand below their row."""
+"""The smallest width of a column of sentences; in less space, sentences are below their row."""
 
 
 def plain(text: str) -> str:
@@ -34,7 +34,7 @@ def show_table(
 ) -> None:
     """Print a table whose last ``long`` columns are sentences; all cells are rich's markup.
 
-    They are folded; on a terminal that is too narrow they stand below their row.
+    They are wrapped; on a narrow terminal they are printed below their row.
 
     >>> from rich.console import Console
     >>> show_table(Console(width=24), ["node", "why"], [["a_convolution", "it is frozen"]])
@@ -70,12 +70,12 @@ def show_table(
 
 
 def terminal_columns() -> int | None:
-    """The width of the terminal; None for a pipe, whose output may be searched and is not folded."""
+    """The width of the terminal; None for a pipe, whose output is not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def open_console() -> Console:
-    """What commands print to: lines are folded in a terminal alone."""
+    """The console of commands; lines are wrapped only in a terminal."""
     from rich.console import Console
 
     return Console(highlight=False, width=terminal_columns() or 240)

@@ -70,10 +70,10 @@ def train(
         watching = [measures, run_folder.Curves()]
         trainer = Trainer.from_recipe(loaded, plugins, callbacks=watching)
         if trainer.rank:
-            messages.setLevel(logging.CRITICAL)  # the process of rank 0 says and writes all
+            messages.setLevel(logging.CRITICAL)  # only the process of rank 0 prints and writes
             _follow(loaded, trainer, resume, strict=strict)
             return
-        # Before the training: otherwise its result is lost if the folder cannot be written to.
+        # Before the training, so that its result is not lost if the folder cannot be written to.
         with internals_of(trainer).sharing_errors():
             place = run_folder.make(loaded, resume, force=force)
         trainer.folder = folder = place.folder

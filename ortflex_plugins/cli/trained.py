@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def open_run(run: Path, metrics: Sequence[str] = ()) -> tuple[Recipe, Trainer]:
     """The recipe of a run folder, and a Trainer whose model is the folder's trained.onnx.
 
-    A recipe file stands for itself: its model is used as it is. ``metrics`` are in place of those of
-    the recipe.
+    For a recipe file, its model is used without training. ``metrics`` replace those of the recipe.
 
     Raises:
         ConfigError: the folder has no recipe or no trained model.
@@ -55,7 +54,7 @@ def _trainer(recipe: Recipe, plugins: Plugins, metrics: Sequence[str]) -> Traine
 
     from ortflex_core import Trainer
 
-    # What was done to the weights before or around the training is done already.
+    # Changes of the weights before or around the training have already been made.
     quiet = attrs.evolve(
         recipe,
         metrics=list(metrics) or recipe.metrics,
@@ -88,7 +87,7 @@ def class_maps(model: Model) -> dict[str, tuple[str, list[str]]]:
 def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any]:
     """The data of a path, read as the recipe reads its own; without a path, those of the recipe.
 
-    These are the recipe's validation data, where it names any, else its data.
+    These are the recipe's validation data, if it has any, otherwise its training data.
 
     Returns:
         What they are, for a person, and a data source.
@@ -109,7 +108,7 @@ def source(recipe: Recipe, trainer: Trainer, path: str | None) -> tuple[str, Any
 
 
 def features(made: Any) -> Any:
-    """The inputs of a source; labels may be there or missing.
+    """The inputs of a source, with or without labels.
 
     Raises:
         DataError: they cannot be read, with labels or without.
@@ -123,7 +122,7 @@ def features(made: Any) -> Any:
     except DataError:
         if not hasattr(made, "target"):
             raise
-        # Columns that are there are still left out of the features.
+        # Existing columns of labels are still excluded from the features.
         absent: list[dict[str, Any]] = [{"target": {}}]
         if hasattr(made, "weight"):
             absent += [{"weight": None}, {"target": {}, "weight": None}]

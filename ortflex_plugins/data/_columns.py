@@ -17,7 +17,7 @@ DEFAULT_WEIGHT = "sample_weight"
 required."""
 
 Names = str | Mapping[str, str]
-"""A name in the file, or a mapping from the name ortflex knows to the name in the file."""
+"""A name in the file, or a mapping from the name in ortflex to the name in the file."""
 
 
 def rows_or_none(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

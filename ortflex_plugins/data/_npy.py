@@ -11,7 +11,7 @@ from ortflex_core.types import Array
 
 
 class Refused(Exception):
-    """What is wrong with a file; the caller adds which file."""
+    """The problem of a file; the caller adds the name of the file."""
 
 
 def header(file: IO[bytes], size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -55,7 +55,7 @@ class _Member:
         return cls(path, shape, dtype, begin)
 
     def read(self, start: int, rows: int) -> Array:
-        """Some rows; nothing is mapped, so that a file that shrinks is an error, not a crash."""
+        """Read some rows; the file is not mapped, so that a truncated file is an error, not a crash."""
         out = np.empty((rows, *self.shape[1:]), self.dtype)
         size = out.nbytes // rows
         try:
@@ -156,13 +156,13 @@ class NpyPieces(Pieces):
         return self._buffer
 
     def read(self, piece: int, start: int = 0) -> Iterator[Columns]:
-        """The rows of a piece, all at once."""
+        """All rows of a piece."""
         rows = self._sizes[piece] - start
         if rows:
             yield self._columns(self._shard(piece), self._starts[piece] + start, rows)
 
     def place(self, piece: int) -> str:
-        """The folder, and where in it the piece begins."""
+        """The folder, and the position of the piece in it."""
         return f"{self._shard(piece).folder} from row {self._starts[piece]}"
 
     def _shard(self, piece: int) -> _Shard:

@@ -18,7 +18,7 @@ from ortflex_plugins.data._tables import Plan, files, pyarrow
 
 
 class Reader(abc.ABC):
-    """How files of one kind are read; errors of pyarrow are passed on."""
+    """Reads files of one format; errors of pyarrow are passed on."""
 
     ending: str
 
@@ -50,7 +50,7 @@ class Table(DataSource, abc.ABC):
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together; by default as many as 64 MiB hold",
+        help="the number of rows that are shuffled together; by default as many as fit into 64 MiB",
     )
 
     @abc.abstractmethod
@@ -58,7 +58,7 @@ class Table(DataSource, abc.ABC):
         """How the files are read."""
 
     def load(self) -> Columns | Pieces:
-        """Read data that fit into the buffer; of larger ones only the metadata."""
+        """Read data that fit into the buffer; of larger data, only the metadata."""
         return read_if_small(TablePieces(self))
 
 

@@ -55,9 +55,9 @@ def files(path: str, ending: str) -> list[Path]:
 
 @attrs.frozen
 class Plan:
-    """Which columns of a table feed which input, label and sample weight.
+    """The columns of a table for each input, label and sample weight.
 
-    A string is one column as it is, a tuple several columns of numbers side by side.
+    A string is a single column, a tuple several columns of numbers side by side.
     """
 
     inputs: Mapping[str, str | tuple[str, ...]]
@@ -145,7 +145,7 @@ class Plan:
                 )
 
     def read(self, batch: Any, where: str) -> Columns:
-        """Arrays out of some rows of a table.
+        """Convert some rows of a table to arrays.
 
         Raises:
             DataError: a value is missing, lists differ in length, or arrays cannot have the type.

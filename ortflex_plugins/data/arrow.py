@@ -60,7 +60,7 @@ class _RecordBatches(Reader):
         """The schema, and the batch."""
         import pyarrow
 
-        # Not mapped: a file that shrinks while it is read is an error, not a crash.
+        # Not mapped, so that a file that is truncated while it is read is an error, not a crash.
         with pyarrow.OSFile(str(file)) as raw:
             schema = pyarrow.ipc.open_file(raw).schema
             yield schema

@@ -19,7 +19,7 @@ from ortflex_core.types import Array
 from ortflex_plugins.data._columns import DEFAULT_WEIGHT
 
 _LONGEST = 1000
-"""The most characters of a class name: an array of strings uses as many for every row."""
+"""The largest number of characters of a class name, because an array of strings uses it for every row."""
 
 
 def _one_character(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -164,7 +164,7 @@ class _Table:
                 )
 
     def _hint(self) -> str:
-        """What to do where the first line is data; "" where it is not."""
+        """Advice if the first line is data; otherwise ""."""
         if self.headed and self.header and all(_is(float, name) for name in self.header):
             return (
                 "line 1 has numbers only, so the table seems to have no header; read it with header = "
@@ -188,7 +188,8 @@ class _Table:
         places = [self._place(c) for c in columns]
         fields = [[row[p] for p in places] for row in self.rows]
         try:
-            # Not through an array of strings, in which every field would be as long as the longest.
+            # Not through an array of strings, in which every field would have the length of the
+            # longest.
             return np.array([[float(text) for text in row] for row in fields], np.float32)
         except ValueError:
             for row, line in zip(fields, self.lines, strict=True):

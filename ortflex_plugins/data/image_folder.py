@@ -90,11 +90,11 @@ class ImageFolder(DataSource):
     buffer: int | None = setting(
         default=None,
         validator=rows_or_none,
-        help="the number of rows that are shuffled together; by default as many as 64 MiB hold",
+        help="the number of rows that are shuffled together; by default as many as fit into 64 MiB",
     )
 
     def load(self) -> Columns | Pieces:
-        """Read data that fit into the buffer; of larger ones only the names of the files."""
+        """Read data that fit into the buffer; of larger data, only the names of the files."""
         return read_if_small(ImagePieces(self))
 
 
@@ -127,12 +127,12 @@ class ImagePieces(Pieces):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """One row a file."""
+        """One row per file."""
         return [1] * len(self._files)
 
     @property
     def buffer(self) -> int:
-        """Rows that are mixed."""
+        """The number of rows that are shuffled together."""
         return self._buffer
 
     def place(self, piece: int) -> str:

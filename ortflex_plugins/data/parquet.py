@@ -18,10 +18,10 @@ _ROWS = 2**14
 class Parquet(Table):
     """Tables in parquet files of one schema; data may be larger than the memory.
 
-    Columns of numbers stand side by side in one input of shape [rows, columns]; a column of lists of
-    one length, or of tensors, is a separate input with the column's name (or ``input`` if it is the
-    only one). ``target`` as a name gives labels of shape [rows], as a list of names [rows, names],
-    as a mapping several labels.
+    Columns of numbers are placed side by side in one input of shape [rows, columns]; a column of
+    lists of one length, or of tensors, is a separate input with the column's name (or ``input`` if
+    it is the only one). ``target`` as a name gives labels of shape [rows], as a list of names
+    [rows, names], as a mapping several labels.
 
     Row groups are read in a random order, and rows are mixed within ``buffer``
     (:mod:`ortflex_core.data.shuffle_buffer`). Data that fit into the buffer are read once.

@@ -38,10 +38,11 @@ def _inputs(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class Tokenized(DataSource):
     """Strings in a csv, jsonl or parquet file, converted to token numbers by a tokenizer.json.
 
-    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]: shorter strings are
-    padded, longer ones cut. ``pair`` is the column of a second string. ``target`` as a name gives
-    labels of shape [rows]: int64 if all are integers, float32 if all are numbers, else strings; a
-    mapping gives several labels by name; None gives none. All rows are kept in memory, 24 bytes a token.
+    ``input_ids``, ``attention_mask`` and ``token_type_ids`` are int64 [rows, length]: shorter
+    strings are padded, longer ones cut. ``pair`` is the column of a second string. ``target`` as a
+    name gives labels of shape [rows]: int64 if all are integers, float32 if all are numbers, else
+    strings; a mapping gives several labels by name; None gives none. All rows are kept in memory,
+    with 24 bytes per token.
 
     Raises:
         DataError: tokenizers (or pyarrow) is missing; no such file; a column is missing; a row

@@ -1,7 +1,7 @@
 """scikit-learn estimators around ONNX models: a Trainer with scikit-learn's interface.
 
-``_networks`` builds the network that parameters describe, ``_base`` is what regressor and
-classifier share, ``converter`` exports them through skl2onnx.
+``_networks`` builds the network that parameters describe, ``_base`` is the common base of regressor
+and classifier, ``converter`` exports them through skl2onnx.
 
 >>> from ortflex_plugins.estimators import OrtClassifier, OrtRegressor
 """

@@ -1,4 +1,4 @@
-"""The inputs of estimators (X, y and the model) in the form that the graph takes."""
+"""The inputs of estimators (X, y and the model) in the form of the graph's inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def given(estimator: Any) -> onnx.ModelProto:
 
 
 def columns(spec: TensorSpec) -> int | None:
-    """How many numbers a row of a tensor has; None if a size is unknown."""
+    """The number of elements in a row of a tensor; None if a size is unknown."""
     sizes = _sizes(spec)
     return None if sizes is None else math.prod(sizes)
 
@@ -49,16 +49,16 @@ def as_input(spec: TensorSpec, X: Array) -> Array:
     """X [rows, features] in the type and the shape of the input, such as that of images.
 
     Raises:
-        DataError: numbers that the type cannot hold.
+        DataError: numbers out of the range of the type.
     """
     return _shaped(spec, _cast(spec, X, "X"))
 
 
 def as_labels(spec: TensorSpec, y: Array) -> Array:
-    """Labels in the type and the shape of the loss's prediction; class numbers stay as they are.
+    """Labels in the type and the shape of the loss's prediction; class numbers are not changed.
 
     Raises:
-        DataError: numbers that the type cannot hold.
+        DataError: numbers out of the range of the type.
     """
     return _shaped(spec, _cast(spec, y, "y")) if y.dtype.kind == "f" else y
 

@@ -1,4 +1,4 @@
-"""What both estimators share: a Trainer with scikit-learn's interface."""
+"""The common base of both estimators: a Trainer with scikit-learn's interface."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _SMALL = 10_000
 class OrtEstimator(BaseEstimator):
     """a Trainer with scikit-learn's interface; see the two estimators.
 
-    The fields are the parameters, and attrs writes the constructor that scikit-learn reads them from.
-    Those with the name of an argument of the Trainer have its meaning, and its default unless
-    ``OWN_DEFAULTS`` says otherwise.
+    The fields are the parameters, and attrs writes the constructor that scikit-learn reads them
+    from. Those with the name of an argument of the Trainer have the same meaning, and the same
+    default unless ``OWN_DEFAULTS`` has another one.
     """
 
     _loss_default: ClassVar[str]
@@ -77,7 +77,7 @@ class OrtEstimator(BaseEstimator):
     # ------------------------------------------------------------------ for subclasses
 
     def _encode(self, y: Array, reset: bool) -> Array:
-        """Checked targets as the loss takes them, [rows, …]."""
+        """Checked targets in the form of the loss, [rows, …]."""
         raise NotImplementedError
 
     def _weighted(self, target: Array, weight: Array | None) -> Array | None:
@@ -89,7 +89,7 @@ class OrtEstimator(BaseEstimator):
         raise NotImplementedError
 
     def _split(self, y: Array, random: np.random.RandomState) -> tuple[Array, Array]:
-        """Rows to train on and rows to hold out."""
+        """Training rows and held-out rows."""
         raise NotImplementedError
 
     def _held_out_score(self, X: Array, y: Array) -> float:
@@ -104,7 +104,7 @@ class OrtEstimator(BaseEstimator):
         Args:
             X: rows [rows, features]; dense and finite.
             y: targets [rows] or [rows, outputs]; class labels of any kind.
-            sample_weight: one weight a row, ≥ 0.
+            sample_weight: one weight per row, ≥ 0.
 
         Raises:
             ValueError: data that do not fit, as every scikit-learn estimator raises it.
@@ -275,7 +275,7 @@ class OrtEstimator(BaseEstimator):
         return request.output
 
     def _try(self, X: Array) -> None:
-        """Refuse a model whose predictions of some rows do not fit."""
+        """Refuse a model whose predictions for some rows do not fit."""
 
     def _proto_now(self) -> onnx.ModelProto:
         return self._made.export() if self._made is not None else self._proto

@@ -77,9 +77,9 @@ def takes_numbers(loss: Loss) -> bool:
 def one_against_rest(loss: Loss, codes: Array, columns: int, probabilities: bool) -> Array:
     """Labels [rows, columns] of a loss that compares each score with a number.
 
-    1 in the row's class, elsewhere 0 where scores are log-odds or probabilities, −1 where they are
-    distances from a border; the other of the two if a loss refuses it. A single column is that of
-    the second class.
+    The label is 1 in the row's class; elsewhere it is 0 if scores are log-odds or probabilities,
+    and −1 if they are margins; if a loss refuses one value, the other is used. A single column
+    belongs to the second class.
     """
     spec, low = TensorSpec("s", TensorProto.FLOAT, ("batch", 1)), 0.0
     for low in (0.0, -1.0) if loss.scores == "raw" or probabilities else (-1.0, 0.0):

@@ -139,7 +139,7 @@ def with_classes(model: ModelProto, scores: str, classes: np.ndarray, link: str)
 
 
 def _keep(graph: GraphProto, wanted: str) -> None:
-    """Remove the outputs, and every node that only they need."""
+    """Remove the outputs, and every node that only they depend on."""
     kept = ancestor_nodes(graph.node, [wanted])
     needed = {wanted, *(name for node in kept for name in reads(node))}
     weights = [t for t in graph.initializer if t.name in needed]

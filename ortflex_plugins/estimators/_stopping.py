@@ -1,4 +1,4 @@
-"""When an estimator's training ends: scikit-learn's tol, n_iter_no_change and early_stopping."""
+"""Stopping of an estimator's training: scikit-learn's tol, n_iter_no_change and early_stopping."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
     Args:
         model: as for :class:`~ortflex_plugins.estimators.regressor.OrtRegressor`, as are all other
             parameters that are not listed here.
-        loss: by default the one that fits the model's scores.
+        loss: by default the loss that fits the model's scores.
         class_weight: None, ``"balanced"`` or ``{class: weight}``; times the sample weights.
 
     After fit there are ``classes_``, ``n_features_in_``, ``feature_names_in_``, ``n_iter_``,
@@ -144,7 +144,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         return 1 if single else len(self.classes_)
 
     def _arguments(self) -> dict[str, Any]:
-        """Labels are class numbers already, whatever class labels the model's file has."""
+        """Labels are already class numbers, whatever class labels the model's file has."""
         return {"classes": range(len(self.classes_))}
 
     def _look_at(self, request: LossRequest) -> str:
@@ -229,7 +229,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
         """The class with the highest score, [rows].
 
         Raises:
-            ValueError: X has other columns than in fit.
+            ValueError: X has a different number of columns than in fit.
         """
         return self._decide(self._scores(X))
 

@@ -20,8 +20,8 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
     """Regression with any ONNX model, or with a built one.
 
     Args:
-        model: a path, bytes or a ModelProto, with whose weights every fit starts; None builds a
-            multilayer perceptron, ``"linear"`` a linear model.
+        model: a path, bytes or a ModelProto, whose weights are the start of every fit; None builds
+            a multilayer perceptron, ``"linear"`` a linear model.
         hidden_layer_sizes: units of the hidden layers of a built model.
         activation: ``"relu"``, ``"tanh"``, ``"logistic"`` or ``"identity"``, of a built model.
         loss: squared_error by default.
@@ -30,7 +30,7 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
         alpha: ½·alpha·Σw² on the matrices of a built model, divided by the rows of a batch, as in
             scikit-learn's MLPs; ``penalty``, if given, replaces it.
         batch_size: rows per step; ``"auto"`` is min(200, rows).
-        max_iter: the most epochs.
+        max_iter: the largest number of epochs.
         shuffle: a new order every epoch.
         random_state: the seed of the built weights, the order and the held-out rows.
         tol, n_iter_no_change: the training ends after ``n_iter_no_change`` epochs without an
@@ -38,8 +38,9 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
         early_stopping: hold out ``validation_fraction`` of the rows, and restore the weights with
             the best score on them.
         warm_start: fit starts from the weights of the last fit.
-        precision: ``"float32"`` or ``"float64"`` of a built model; ``"auto"`` is float64 where X is and
-            has at most 10,000 numbers; or a precision of the Trainer, over float32 weights.
+        precision: ``"float32"`` or ``"float64"`` of a built model; ``"auto"`` is float64 if X is
+            float64 and has at most 10,000 elements; or a precision of the Trainer, over float32
+            weights.
         callbacks: objects with hooks, or names of callbacks.
         options: further arguments of the Trainer, ``{"clip_norm": 1.0}``.
         verbose: a line per epoch.
@@ -65,10 +66,10 @@ class OrtRegressor(RegressorMixin, OrtEstimator):
     _y_numeric = True
 
     def predict(self, X: Any) -> Array:
-        """The model's output, [rows] where the targets were, else [rows, outputs].
+        """The model's output, [rows] if the targets had this shape, otherwise [rows, outputs].
 
         Raises:
-            ValueError: X has other columns than in fit.
+            ValueError: X has a different number of columns than in fit.
         """
         scores = self._scores(X)
         return scores[:, 0] if self._flat else scores

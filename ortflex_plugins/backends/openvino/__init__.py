@@ -1,5 +1,6 @@
 """The backend ``openvino``: the step program compiled by OpenVINO, with its state inside.
 
-:mod:`.draws` takes random draws out of a program, :mod:`.differences` is what OpenVINO computes otherwise,
-:mod:`.compiled` compiles the rest, :mod:`.engine` trains, :mod:`.backend` is the plugin.
+:mod:`.draws` separates random draws from a program, :mod:`.differences` lists what OpenVINO
+computes differently, :mod:`.compiled` compiles the rest, :mod:`.engine` trains, :mod:`.backend` is
+the plugin.
 """

@@ -15,7 +15,7 @@ from ortflex_core.runtime import Runtime
 
 _REFUSALS = (NoGradientRule, NotDifferentiable, GraphError, Unsupported)
 _PRECISIONS = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
-"""Values of the option, and what a processor must be capable of, in OpenVINO's words."""
+"""Values of the option, and the capability that a processor needs, in OpenVINO's terms."""
 
 
 def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -43,8 +43,8 @@ class OpenVinoBackend(Backend):
 
     ``steps_per_run`` is how many steps one graph holds; ``"auto"`` chooses by the size of a step.
     ``inference_precision`` is OpenVINO's hint of the same name: ``"f32"`` computes in float32,
-    ``"bf16"`` lets OpenVINO choose what it computes in bfloat16, ``"f16"`` in float16, on processors that
-    have such arithmetic. OpenVINO's own default on a processor with AMX is bfloat16.
+    ``"bf16"`` lets OpenVINO choose operators to compute in bfloat16, ``"f16"`` in float16, on
+    processors with such arithmetic. OpenVINO's own default on a processor with AMX is bfloat16.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or

@@ -1,4 +1,4 @@
-"""Programs compiled by OpenVINO, with the state that they replace inside."""
+"""Programs compiled by OpenVINO, which keep their state inside."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Compiled:
     states: Mapping[Key, str]
 
     def request(self) -> Any:
-        """A request of its own: with variables that no other request has."""
+        """A new request, whose variables are not shared with other requests."""
         return self.model.create_infer_request()
 
 
@@ -53,7 +53,7 @@ def compile_program(
     With ``stateful``, tensors that are inputs and outputs stay inside.
 
     Raises:
-        Unsupported: what OpenVINO cannot compute, with the node.
+        Unsupported: an operator that OpenVINO cannot compute, with its node.
     """
     known = tuple((program.takes[k].name, tuple(s)) for k, s in shapes.items())
     key = ("openvino", os.getpid(), program.key, known, threads, precision, stateful)
@@ -76,7 +76,7 @@ def _compile(
     proto = program.proto()
     if reasons := list(differences(proto.graph)):
         raise Unsupported("; ".join(reasons[:4]))
-    # What a program passes on unchanged would be removed from the state.
+    # A value that a program passes on unchanged would be removed from the state.
     same = {(n.input[0], n.output[0]) for n in proto.graph.node if n.op_type == "Identity"}
     pairs = {key: pair for key, pair in pairs.items() if pair not in same}
     replace_abs(proto.graph)
@@ -103,13 +103,13 @@ def _compile(
             passes.register_pass(MakeStateful(dict(pairs.values())))
             passes.run_passes(model)
         made = core.compile_model(model, "CPU", settings)
-    except RuntimeError as error:  # OpenVINO's only class, made in C++
+    except RuntimeError as error:  # OpenVINO's only exception class, defined in C++
         raise Unsupported(_reason(str(error), proto.graph)) from error
     return Compiled(program, made, {k: before + after for k, (before, after) in pairs.items()})
 
 
 def _reason(text: str, graph: GraphProto) -> str:
-    """What OpenVINO says, without its C++ trace, with the nodes of operators that it does not know."""
+    """OpenVINO's message without its C++ trace, with the nodes of unknown operators."""
     missing = re.search(r"No conversion rule found for operations: (.*)", text)
     if missing is not None:
         kinds = {k.strip().rsplit("-", 1)[0].rsplit(".", 1)[-1] for k in missing[1].split(",")}
@@ -125,7 +125,7 @@ def _reason(text: str, graph: GraphProto) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """What OpenVINO says of a run that failed, without its C++ trace."""
+    """OpenVINO's message about a failed run, without its C++ trace."""
     lines = [line.strip() for line in str(error).splitlines()]
     useful = [line for line in lines if line and not line.startswith(_NOISE)]
     return (useful or lines or [type(error).__name__])[0]

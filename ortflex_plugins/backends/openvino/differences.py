@@ -1,7 +1,7 @@
-"""Where OpenVINO computes something else than the standard says, seen in 2026.4 by comparison.
+"""Operators that OpenVINO computes differently from the standard, found by comparison in 2026.4.
 
-What is here is refused: the graph would compile, and give wrong numbers. The tests compare the gradients
-of every operator with onnxruntime's.
+These operators are refused, because the graph would compile and return wrong numbers. The tests
+compare the gradients of every operator with onnxruntime's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, num
 from ortflex_core.types import Array, dtype_name, numpy_dtype
 
 _WIDE = (TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.STRING)
-"""Types that OpenVINO does not compute with on a CPU: it would silently take 32 bits."""
+"""Types that OpenVINO does not compute with on a CPU: it would silently use 32 bits."""
 Given = Mapping[str, Any]
 """The attributes of a node."""
 _ONE_SIZE = ("half_pixel", "asymmetric", "pytorch_half_pixel")
@@ -56,11 +56,11 @@ _BY_ATTRIBUTES: Mapping[str, Callable[[Given], str]] = {
     "SpaceToDepth": lambda a: "mode" if a.get("mode", b"DCR") != b"DCR" else "",
     "TopK": lambda a: "equal values",
 }
-"""What of an operator is computed differently; empty if nothing is."""
+"""The part of an operator that is computed differently; empty if none is."""
 _CONSTANT = {"Pad": (2, "a value that is computed"), "Tile": (1, "repeats that are computed")}
 """Inputs that have to be constants."""
 _ABSENT = {"LSTM": (7, "peepholes"), "Dropout": (2, "training_mode")}
-"""Inputs that must not be given."""
+"""Inputs that must be omitted."""
 
 
 def differences(graph: GraphProto, known: Collection[str] = ()) -> Iterator[str]:
@@ -97,12 +97,12 @@ def differences(graph: GraphProto, known: Collection[str] = ()) -> Iterator[str]
 
 
 def _whole(scales: Array | None) -> bool:
-    """Whether scales of a Resize are known and whole: OpenVINO divides rounded sizes instead."""
+    """Whether scales of a Resize are known integers: OpenVINO divides rounded sizes instead."""
     return scales is not None and not (scales % 1).any()
 
 
 def _typed(graph: GraphProto) -> Iterator[tuple[int, str]]:
-    """Where a type enters a graph: inputs, constants, and attributes of operators."""
+    """The places where a type enters a graph: inputs, constants, and attributes of operators."""
     for info in graph.input:
         yield info.type.tensor_type.elem_type, f"the input {info.name!r}"
     for tensor in graph.initializer:

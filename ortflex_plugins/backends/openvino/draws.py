@@ -1,7 +1,7 @@
 """A program in two parts: random draws, which need 64-bit integers, and the rest.
 
-OpenVINO computes 64-bit integers with 32 bits on a CPU. Draws are a function of the seed, a name and
-the step alone, so a graph of their own computes them before each run.
+OpenVINO computes 64-bit integers with 32 bits on a CPU. Draws only depend on the seed, a name and
+the step, so a separate graph computes them before each run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ortflex_core.types import TensorSpec
 def split_draws(program: Program) -> tuple[Program, Program | None]:
     """The program without its draws, whose values are inputs, and the program that gives them.
 
-    The inputs that are added have names for keys. A program that draws nothing is returned as it is,
+    The inputs that are added have names for keys. A program without draws is returned unchanged,
     with None.
 
     Raises:
@@ -108,7 +108,7 @@ def _reads(node: NodeProto) -> Iterable[str]:
 def _part(
     program: Program, nodes: list[NodeProto], outputs: list[str], inputs: Collection[str]
 ) -> onnx.ModelProto:
-    """What gives some values, as a model without outputs, with constants, and ``inputs`` in any case."""
+    """The nodes before some values, as a model without outputs, with constants and all ``inputs``."""
     made = program.proto()
     graph = made.graph
     wanted = set(outputs)

@@ -38,13 +38,13 @@ def programs_of(problem: Problem, steps: int, rows: int) -> tuple[Program, Progr
 
 
 def usual_steps(problem: Problem) -> int:
-    """How many steps a graph has: several where a step is short."""
+    """The number of steps in a graph: several if a step is short."""
     nodes = programs_of(problem, 1, problem.batch_size)[0].nodes
     return steps_per_run(problem, nodes, _MOST_NODES)
 
 
 def check_problem(problem: Problem, precision: str, steps: int | None = None) -> None:
-    """Compile what whole batches need, if the shapes of their data are known.
+    """Compile the program for full batches, if the shapes of their data are known.
 
     Raises:
         Unsupported: what OpenVINO cannot do.
@@ -61,7 +61,7 @@ def check_problem(problem: Problem, precision: str, steps: int | None = None) ->
     for spec in problem.columns:
         rest = [d for d in (spec.shape or ("batch",))[1:] if isinstance(d, int)]
         if spec.shape is None or len(rest) < len(spec.shape) - 1:
-            return  # sizes that only the data tell: the first batch decides
+            return  # sizes that depend on the data: known with the first batch
         for step in range(steps or 1):
             known[attrs.evolve(ports[spec.name], step=step)] = (rows, *rest)
     for program in programs:
@@ -162,8 +162,8 @@ class Plan(StepPlan):
 class OpenVinoEngine(DeviceEngine):
     """A compiled problem on OpenVINO (see :class:`ortflex_core.protocols.Engine`).
 
-    The state is inside the request of the plan that ran last; where another plan runs, or it is asked
-    for, it is copied to memory that onnxruntime reads, too.
+    The state is inside the request of the plan that ran last; if another plan runs, or the state is
+    requested, it is copied to memory that onnxruntime also reads.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class OpenVinoEngine(DeviceEngine):
         self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
         self._plans: dict[Any, Plan] = {}
         self._inside: Plan | None = None
-        """Whose state is the current one; None if that is in the arrays alone."""
+        """The plan with the current state; None if only the arrays have it."""
         self._known = True
         """Whether the arrays have the current state."""
         self._kept: dict[Key, Array] = {}
@@ -322,9 +322,9 @@ class OpenVinoEngine(DeviceEngine):
 
 
 class AccumulatingEngine(HostEngine):
-    """Steps of several batches: a graph gives a batch's gradient, another updates the weights.
+    """Steps of several batches: one graph computes a batch's gradient, another updates the weights.
 
-    The state is in arrays, since it would be in two requests.
+    The state is in arrays, because two requests use it.
     """
 
     def __init__(self, problem: Problem, device: Device, precision: str) -> None:
@@ -359,7 +359,7 @@ class AccumulatingEngine(HostEngine):
             for name, array in zip(names, session.run(names, hosts), strict=True):
                 given[rest.takes[name].name] = array
         for name in (*(s.name for s in rest.inputs), *(h.spec.name for h in rest.hosts)):
-            # OpenVINO shares memory that can be written, and does not keep it alive.
+            # OpenVINO shares writable memory, but does not keep it alive.
             given[name] = np.require(given[name], requirements=["C", "W"])
             _set(request, name, given[name])
         _infer(request)
@@ -386,7 +386,7 @@ def _infer(request: Any) -> None:
 
 
 def _set(request: Any, name: str, array: Array) -> None:
-    """Let a request read or write an array, which must stay where it is."""
+    """Let a request read or write an array, which must not move."""
     import openvino
 
     request.set_tensor(name, openvino.Tensor(array, shared_memory=True))

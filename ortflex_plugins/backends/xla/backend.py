@@ -34,14 +34,15 @@ def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> 
 class XlaBackend(Backend):
     """Trains with JAX: the step program as a function over arrays, many steps in one ``lax.scan``.
 
-    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of the
-    other backends; JAX compiles it and differentiates nothing. Training data stay in JAX's memory, and
-    the rows of a step are gathered there. Predictions and evaluations run on onnxruntime.
+    The step is ortflex's own, forward to update, so losses, gradients and optimizers are those of
+    the other backends; JAX only compiles it, without differentiation. Training data stay in JAX's
+    memory, and the rows of a step are gathered there. Predictions and evaluations run on
+    onnxruntime.
 
-    ``steps_per_run`` is how many steps one call has; ``"auto"`` takes an epoch, or as many as fit into
-    a bounded amount of work. ``platform`` is a name of JAX's devices, ``"cpu"``, ``"cuda"`` or
-    ``"tpu"``; only ``"cpu"`` is tested. XLA takes its number of threads from the processors that the
-    process may use: ``threads`` has no effect on it.
+    ``steps_per_run`` is how many steps one call has; ``"auto"`` uses an epoch, or as many steps as
+    fit into a bounded amount of work. ``platform`` is a name of JAX's devices, ``"cpu"``,
+    ``"cuda"`` or ``"tpu"``; only ``"cpu"`` is tested. XLA uses one thread per processor of the
+    process; ``threads`` does not change this.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``platform`` is not a
@@ -73,7 +74,7 @@ class XlaBackend(Backend):
             ]
         try:
             self._place()
-        except RuntimeError as error:  # of JAX, which knows no such platform
+        except RuntimeError as error:  # raised by JAX for an unknown platform
             return [f"JAX has no device {self.platform!r} here: {str(error).splitlines()[0]}"]
         try:
             _trace(problem)
@@ -100,7 +101,7 @@ def _trace(problem: Problem) -> None:
     """Translate a step on abstract arrays, without compiling it.
 
     Raises:
-        NotTranslatable: what the table cannot do.
+        NotTranslatable: an operator that the table does not support.
     """
     import jax
 
@@ -120,7 +121,7 @@ def _trace(problem: Problem) -> None:
             shape, dtype = shapes[name]
             rest = tuple((shape or ("batch",))[1:])
             if not all(isinstance(d, int) for d in rest):
-                return  # sizes that only the data tell: the first batch decides
+                return  # sizes that depend on the data: known with the first batch
             columns.append(jax.ShapeDtypeStruct((problem.batch_size, *rest), dtype))
         initializers = problem.model.initializers
         slots = problem.slot_specs

@@ -1,8 +1,8 @@
-"""How an operator of the table is written: a function of a :class:`Call` and its inputs.
+"""The form of an operator in the table: a function of a :class:`Call` and its inputs.
 
 The same function runs on numpy and on JAX. An input that is known before the run is a numpy array,
 and a node whose inputs are all known is computed by numpy while the program is traced. So sizes and
-axes stay numbers, as compilation requires, and the table has no second form of a shape operator.
+axes remain numbers, as compilation requires, and the table needs only one form of a shape operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ortflex_core.types import Array
 
 Operator = Callable[..., Any]
 Value = Any
-"""An array of numpy or of JAX; None for an input that is left out."""
+"""An array of numpy or of JAX; None for an omitted input."""
 F = TypeVar("F", bound=Operator)
 
 
@@ -33,10 +33,10 @@ class Call:
     Attributes:
         name: the operator.
         attributes: the attributes of the node, as Python values.
-        outputs: how many outputs the node has.
+        outputs: the number of outputs.
         opset: the version of the standard operators.
-        xp: the array namespace: numpy if all inputs are known, else that of the run.
-        forms: what the namespaces do not share (:mod:`.forms`).
+        xp: the array namespace: numpy if all inputs are known, otherwise that of the run.
+        forms: functions that differ between the namespaces (:mod:`.namespaces`).
         run: runs a subgraph of the node on values, by position.
     """
 
@@ -67,7 +67,7 @@ class Call:
         return [int(v) for v in self.known(value, what).ravel()]
 
     def option(self, name: str, inputs: Sequence[Value], at: int) -> list[int] | None:
-        """Integers that are an attribute in old opsets and an input in new ones; None if left out."""
+        """Integers that are an attribute in old opsets and an input in new ones; None if omitted."""
         if len(inputs) > at and inputs[at] is not None:
             return self.numbers(inputs[at], name)
         value = self.get(name)

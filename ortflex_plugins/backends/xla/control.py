@@ -66,7 +66,7 @@ def _loop(c: Call, most: Value, condition: Value, *state: Value) -> Any:
 
 
 class _Ends(Exception):
-    """The condition of a loop depends on what it computes."""
+    """The condition of a loop depends on values that the loop computes."""
 
 
 def _counted(c: Call, body: Any, most: int, state: tuple[Value, ...]) -> Any:
@@ -218,7 +218,7 @@ def _rows(c: Call, x: Value, order: Value) -> Value:
 
 
 def _cell(c: Call, fs: list[Any], r: Value, b_r: Value, p: Value, n: int) -> Any:
-    """One time step: (h, c) and what comes from x into the new (h, c)."""
+    """One time step: the new (h, c) from (h, c) and the contribution of x."""
     bound, xp = c.get("clip"), c.xp
 
     def clipped(v: Value) -> Value:

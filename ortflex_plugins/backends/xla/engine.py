@@ -27,15 +27,15 @@ from ortflex_plugins.backends.xla.steps import (
 
 _MOST_STEPS = 4096
 _MOST_WORK = 5e9
-"""Arithmetic operations of a run: some tenths of a second, after which Ctrl-C takes effect."""
+"""The largest number of operations per run: Ctrl-C takes effect after some tenths of a second."""
 _UNKNOWN = 32
-"""Steps a run where the length of an epoch is unknown."""
+"""Steps per run if the length of an epoch is unknown."""
 _ROOM = 4 * 2**30
-"""Bytes of training data that are given to JAX as a whole; of more, each run gets its rows."""
+"""Up to this number of bytes, training data are copied to JAX; of larger data, each run gets its rows."""
 
 
 def steps_per_run(problem: Problem) -> int:
-    """How many steps a run has: an epoch, or as many as fit into a bounded amount of work."""
+    """The number of steps per run: an epoch, or as many as fit into a bounded amount of work."""
     weights = sum(int(np.prod(problem.shape_of(n))) for n in problem.parameters)
     together = problem.updating.accumulate
     work = 6.0 * max(1, weights) * problem.batch_size * together
@@ -82,7 +82,7 @@ class XlaEngine(DeviceEngine):
         self._hosts: dict[Any, tuple[Any, ...]] = {}
 
     def _wide(self) -> Any:
-        """64-bit types for this thread, within a ``with``: JAX's default for others stays."""
+        """A context with 64-bit types for this thread, which does not change JAX's default."""
         return self._jax.enable_x64(True)
 
     def _put(self, array: Array) -> Any:
@@ -202,7 +202,7 @@ class XlaEngine(DeviceEngine):
 
     @property
     def _now(self) -> dict[str, Value]:
-        """The weights of predictions, where onnxruntime reads them."""
+        """The weights of predictions, in memory that onnxruntime reads."""
         if self._values is None:
             slots = {n: p for n, p in self.problem.slot_ports.items() if p.role == "average"}
             weights = self.problem.averaged(
@@ -301,7 +301,7 @@ def _gathered(batches: Batch | Block, name: str) -> Array:
     """A column's rows of all batches."""
     if isinstance(batches, Batch):
         own = batches.array(name)
-        # JAX lets go of an array some calls after its last use: the user's is copied.
+        # JAX may release an array some calls after its last use, so the user's array is copied.
         return own.copy() if batches.rows is None else np.asarray(own)
     return np.take(batches.columns[name], batches.rows, axis=0)
 

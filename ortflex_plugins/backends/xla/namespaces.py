@@ -1,4 +1,4 @@
-"""What numpy and JAX do not share: scatters, dilated padding, special functions, control flow."""
+"""Functions that differ between numpy and JAX: scatter, padding, special functions, control flow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMPY_UFUNC = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.
 
 
 class NumpyForms:
-    """The forms of numpy: the oracle's, and those of values that are known before a run."""
+    """The functions for numpy: for the tests' reference, and for values that are known before a run."""
 
     xp = np
 
@@ -82,7 +82,7 @@ class NumpyForms:
             return x.astype(dtype)
 
     def convolve(self, *arguments: Any) -> Any:
-        """None: there is no kernel of its own."""
+        """None: numpy has no convolution kernel."""
         return None
 
 

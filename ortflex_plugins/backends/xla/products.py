@@ -64,7 +64,7 @@ def _det(c: Call, x: Value) -> Value:
 
 @attrs.frozen(kw_only=True)
 class Windows:
-    """How windows lie over the last axes of a tensor."""
+    """The windows over the last axes of a tensor."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -78,7 +78,7 @@ class Windows:
         return itertools.product(*map(range, self.kernel))
 
     def part(self, tap: Sequence[int]) -> tuple[slice, ...]:
-        """The elements of the padded axes that a tap meets, window by window."""
+        """The elements of the padded axes at a tap, window by window."""
         return tuple(
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, s, n in zip(tap, self.dilations, self.strides, self.places, strict=True)
@@ -180,7 +180,7 @@ def _average_pool(c: Call, x: Value) -> Value:
     counted = np.ones(x.shape[2:], np.float32)
     pads = [(p, 0) for p, _ in w.pads]
     if c.get("count_include_pad", 0):
-        # What ceil_mode adds at the end is not counted.
+        # Elements that ceil_mode adds at the end are not counted.
         rank = len(w.pads)
         pads = list(w.pads)
         if c.get("auto_pad", "NOTSET") == "NOTSET":

@@ -1,4 +1,4 @@
-"""Sums, extremes, positions of extremes, and what is normalized by a sum."""
+"""Sums, extremes, positions of extremes, and normalization by sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on shapes: what only moves, repeats or counts elements."""
+"""Operators that only move, repeat or count elements."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def _region(c: Call) -> bool:
 
 
 def _places(c: Call, n: int, size: int, factor: float) -> Any:
-    """Where in the input each element of the output lies."""
+    """The position in the input of each element of the output."""
     usual = "asymmetric" if c.name == "Upsample" or c.opset < 11 else "half_pixel"
     how, at = c.get("coordinate_transformation_mode", usual), np.arange(size, dtype=np.float64)
     if how == "align_corners":

@@ -23,7 +23,7 @@ Arrays = tuple[Any, ...]
 
 
 def state_ports(problem: Problem) -> list[Port]:
-    """What a step replaces, in the order of the state: parameters, slots, running statistics."""
+    """The values that a step updates, in the order of the state: parameters, slots, running statistics."""
     return [
         *(Port("parameter", of=n) for n in problem.parameters),
         *problem.slot_specs,
@@ -128,7 +128,7 @@ class StepFunction:
         self._groups = [
             (t, [k for k, u in enumerate(types) if u == t]) for t in dict.fromkeys(alike)
         ]
-        """Host scalars by type: where they come from, in a step of one batch."""
+        """The sources of the host scalars of a step of one batch, by type."""
 
     def numbers(self, values: Sequence[Mapping[str, Any]], steps: int) -> Array:
         """The host scalars of several steps; ``values`` are the symbols of each batch of a step."""
@@ -137,7 +137,7 @@ class StepFunction:
         return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
 
     def typed(self, numbers: Array) -> Arrays:
-        """The host scalars as the compiled step takes them: an array for each of their types."""
+        """The host scalars in the form of the compiled step: one array per type."""
         if self.update is not None:
             return (numbers,)
         return tuple(numbers[:, where].astype(dtype) for dtype, where in self._groups)
@@ -154,15 +154,15 @@ class StepFunction:
     def run_of(self, steps: int, arguments: tuple[Any, ...]) -> Any:
         """The compiled function of several steps: the one of a single step, or a scan.
 
-        It takes arrays of the shapes and types of ``arguments``, and the first of them, the state, is
-        given away.
+        Its arguments have the shapes and types of ``arguments``; the first one, the state, is
+        donated.
         """
         columns, place = arguments[2], next(iter(arguments[0][0].devices()))
         key = (steps, place, tuple((c.shape, c.dtype) for c in columns))
         if key not in self._runs:
             function = self._single if steps == 1 else self._several
             made = self._jax.jit(function, donate_argnums=(0,))
-            # Compiled ahead of its call: a call by way of jit takes twice as long.
+            # Compiled in advance, because a call through jit takes twice as long.
             self._runs[key] = made.lower(*arguments).compile()
         return self._runs[key]
 
@@ -184,7 +184,7 @@ class StepFunction:
         return out
 
     def taken(self, columns: Arrays, rows: Any) -> tuple[Arrays, Any]:
-        """The columns and rows that :attr:`call` takes; with one batch the rows are gathered before it."""
+        """The columns and rows for :attr:`call`; with one batch the rows are gathered before it."""
         if self.update is not None:
             return columns, rows
         return tuple(_gather(column, rows) for column in columns), None

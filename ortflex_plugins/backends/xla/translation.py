@@ -28,7 +28,7 @@ _FAMILIES = (elementwise, shapes, reductions, products, indexing, control)
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {name: f for family in _FAMILIES for name, f in family.TABLE.operators.items()}
 )
-"""Every operator of the standard that is translated by itself; others by their function body."""
+"""All operators of the standard with a direct translation; others are translated by their function body."""
 _KNOWN = NumpyForms()
 
 
@@ -141,7 +141,7 @@ class _Model:
         return [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
 
     def _by_body(self, node: NodeProto, inputs: list[Value]) -> Sequence[Value]:
-        """The operators that the standard defines a node by."""
+        """The function body that the standard defines for a node."""
         types = [
             None
             if v is None
