@@ -53,7 +53,7 @@ class _Native:
 
 
 def native_optimizer(problem: Problem) -> _Native | None:
-    """The runtime's optimizer that is equivalent to ours; None if there is none."""
+    """The runtime's optimizer that is equivalent to ours; None without an equivalent."""
     values = problem.optimizer.hyper_values()
     if problem.optimizer_name == "sgd":
         return _Native("SGDOptimizer")
