@@ -7,12 +7,14 @@ change from one run to the next without a new graph: while a formula is traced i
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral
+from operator import ge, gt, le, lt
 from typing import Any, ClassVar
 
 import attrs
+import numpy as np
 
 from ortflex_core.errors import short_repr, suggest
 from ortflex_core.signatures import explained
@@ -20,7 +22,6 @@ from ortflex_core.signatures import explained
 _HYPER = "ortflex.hyper"
 RATES = ("lr", "learning_rate", "rate")
 """Names that users give the learning rate, which is an argument of the Trainer, not of a component."""
-
 
 MOST = 2**31 - 1
 """The largest valid count of rows, batches, epochs or steps; far larger than any practical one."""
@@ -49,6 +50,20 @@ def expected_count(value: Any, least: int = 1, most: int = MOST) -> str:
     return f"expected an integer {bounds}, got {short_repr(value)}"
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a real, finite number of Python or numpy, and not a boolean.
+
+    >>> is_number(0.5), is_number(float("inf")), is_number(10**400), is_number(True)
+    (True, False, False, False)
+    """
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
 @attrs.frozen(kw_only=True)
 class Bounds:
     """The validator that :func:`number` returns; its bounds can be read."""
@@ -66,16 +81,8 @@ class Bounds:
 
     def __call__(self, instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         """Refuse any other value."""
-        good = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
-            and (self.gt is None or value > self.gt)
-            and (self.ge is None or value >= self.ge)
-            and (self.lt is None or value < self.lt)
-            and (self.le is None or value <= self.le)
-        )
-        if not good:
+        bounds = ((gt, self.gt), (ge, self.ge), (lt, self.lt), (le, self.le))
+        if not is_number(value) or not all(b is None or holds(value, b) for holds, b in bounds):
             where = f"{type(instance).__name__}.{attribute.name}"
             text = f"{where} must be a number {self.range}".rstrip() + f", got {short_repr(value)}"
             raise (ValueError if isinstance(value, int | float) else TypeError)(text)
@@ -113,6 +120,13 @@ def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     return validate
 
 
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python; anything else as it is."""
+    if isinstance(value, np.floating):
+        return float(value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
 def hyper(
     *,
     default: float,
@@ -123,13 +137,14 @@ def hyper(
     return attrs.field(
         default=default,
         validator=validator or number(),
+        converter=_plain,
         metadata={_HYPER: True, "help": help},
     )
 
 
 def setting(*, help: str, **options: Any) -> Any:
     """Declare a field that is a constant of graphs; options of ``attrs.field``, and what lists show."""
-    return attrs.field(metadata={"help": help}, **options)
+    return attrs.field(metadata={"help": help}, **{"converter": _plain, **options})
 
 
 @attrs.frozen(kw_only=True)

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 _SEQUENCES = (tuple, list, Sequence, Iterable)
 
 
-def _shown(value: Any) -> str:
-    """A value in a message; Python refuses to write integers of more than 4,300 digits."""
-    try:
-        return repr(value)
-    except ValueError:
-        return short_repr(value)
-
-
 def structure(cls: type, parameters: Mapping[str, Any], path: str, plugins: Plugins) -> Any:
     """Build ``cls`` from a mapping of its parameters.
 
@@ -125,7 +117,7 @@ def _each(
 ) -> list[str]:
     """A sequence of components."""
     if not isinstance(value, list | tuple):
-        return [f"{path}: expected {expected(annotation)}, got {_shown(value)}"]
+        return [f"{path}: expected {expected(annotation)}, got {short_repr(value)}"]
     items: dict[str, Any] = {}
     problems = []
     for k, inner in enumerate(value):
@@ -226,13 +218,13 @@ def _plural(annotation: Any) -> str:
 
 def _number(value: Any) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, got {_shown(value)}")
+        raise TypeError(f"expected a number, got {short_repr(value)}")
     return value
 
 
 def _exactly(kind: type, value: Any) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"expected {expected(kind)}, got {_shown(value)}")
+        raise TypeError(f"expected {expected(kind)}, got {short_repr(value)}")
     return value
 
 
@@ -250,7 +242,7 @@ def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
                 return _CONVERTER.structure(value, member)
             except Exception:  # of any kind: the next member may fit
                 continue
-        raise TypeError(f"expected {expected(annotation)}, got {_shown(value)}")
+        raise TypeError(f"expected {expected(annotation)}, got {short_repr(value)}")
 
     return structure_union
 
@@ -261,7 +253,7 @@ def _literal(annotation: Any) -> Callable[[Any, Any], Any]:
     def structure_literal(value: Any, _: Any) -> Any:
         if not any(value == c and type(value) is type(c) for c in choices):
             hint = f"; {suggest(value, map(str, choices))}" if isinstance(value, str) else ""
-            raise ValueError(f"expected {expected(annotation)}, got {_shown(value)}{hint}")
+            raise ValueError(f"expected {expected(annotation)}, got {short_repr(value)}{hint}")
         return value
 
     return structure_literal
@@ -275,7 +267,7 @@ def _sequence(annotation: Any) -> Callable[[Any, Any], Any]:
     def structure_sequence(value: Any, _: Any) -> Any:
         given = value.tolist() if isinstance(value, np.ndarray) else value
         if not isinstance(given, list | tuple):
-            raise TypeError(f"expected {expected(annotation)}, got {_shown(value)}")
+            raise TypeError(f"expected {expected(annotation)}, got {short_repr(value)}")
         return _TUPLES.structure(given, wanted)
 
     return structure_sequence

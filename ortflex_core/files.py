@@ -128,11 +128,8 @@ def _staged(path: Path) -> tuple[Path, FolderLock]:
 def _clear(parent: Path) -> None:
     """Remove the folders that killed processes left."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
-        left = [
-            Path(e)
-            for e in entries
-            if _STAGED.fullmatch(e.name) and e.is_dir(follow_symlinks=False)
-        ]
+        folders = (e for e in entries if e.is_dir(follow_symlinks=False))
+        left = [Path(e) for e in folders if _STAGED.fullmatch(e.name)]
         for folder in left:
             with contextlib.suppress(OSError):
                 lock = FolderLock()

@@ -60,11 +60,7 @@ class Hooks:
 
     @_spec
     def batch_drawn(
-        self,
-        trainer: Trainer,
-        batch: Mapping[str, Array],
-        rng: np.random.Generator,
-        epoch: int,
+        self, trainer: Trainer, batch: Mapping[str, Array], rng: np.random.Generator, epoch: int
     ) -> Mapping[str, Array] | None:
         """Before a batch is used for training: change its arrays, or return new ones by name.
 

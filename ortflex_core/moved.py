@@ -34,7 +34,9 @@ _PLACES = {
         "probe=shape_probe freeing=free_batch inference=inference_mode modes=training_mode targets"
     ),
     "parameters": "uses evidence classical=classical_nodes initialize",
-    "data": "batches labels pieces prefetch iterables items windows=shuffle_buffer digests",
+    "data": (
+        "batches labels pieces prefetch iterables items=iterable_position windows=shuffle_buffer digests"
+    ),
     "problem": "terms=losses updating grouping=groups hyperparameters",
     "programs": (
         "passes=rebuild patterns compose=stages step updates together=flat_parameters rewrites work=cost "
@@ -45,8 +47,8 @@ _PLACES = {
         "scoring=scores diagnosis=failures"
     ),
     "reference": "double=double_precision parting=divergence inference_check=export_check",
-    "config": "recipe_parts=parts toml arguments",
-    "checkpoints": "checkpoint record saved folders",
+    "config": "recipe_parts=components toml arguments",
+    "checkpoints": "checkpoint record saved=callback_values folders",
     "feed": "preparation feeding=feed",
     "views": "display=progress",
     "training": (

@@ -394,7 +394,7 @@ class Plugins:
             if error.__cause__ is None or entry.owner == OURS:
                 raise
             raise ConfigError([f"{p}; from {entry.described}" for p in error.problems]) from error
-        except (PluginError, KeyboardInterrupt):
+        except (PluginError, KeyboardInterrupt, MemoryError):
             raise
         except BaseException as error:  # SystemExit in a constructor
             raise BrokenPlugin(

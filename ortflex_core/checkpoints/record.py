@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+import numpy as np
 
 from ortflex_core.construct import explain, make_converter
-from ortflex_core.errors import CheckpointError, printable
+from ortflex_core.errors import LONG, CheckpointError, printable, short_repr
 from ortflex_core.types import Progress
 
 FORMAT = 2
@@ -292,3 +293,23 @@ def _shown(value: Any) -> str:
 
 
 _CONVERTER = make_converter(tuple)
+
+
+def to_json(value: Any) -> Any:
+    """A value in the types of JSON.
+
+    Raises:
+        TypeError: a value that JSON cannot represent.
+        OverflowError: a number with more digits than Python reads.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json(v) for v in value]
+    if isinstance(value, int) and abs(value) >= LONG:
+        raise OverflowError(short_repr(value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{short_repr(value)} is not JSON")

@@ -5,14 +5,13 @@ A check has the parameters name and value, and returns the problems, one line ea
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ortflex_core.class_paths import with_name
-from ortflex_core.component import MOST, expected_count, is_count
+from ortflex_core.component import MOST, expected_count, is_count, is_number
 from ortflex_core.errors import ConfigError, short_repr
 
 MOST_THREADS = 1024
@@ -92,13 +91,6 @@ def check_threads(name: str, value: Any) -> Iterator[str]:
     if not (isinstance(value, str) and value == "auto"):
         for line in check_count(name, value, most=MOST_THREADS):
             yield line.replace("expected an", "expected 'auto' or an")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a real, finite number of Python or numpy, and not a boolean."""
-    real = isinstance(value, int | float | np.integer | np.floating)
-    # isfinite fails for integers beyond
-    return real and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_positive(name: str, value: Any) -> Iterator[str]:

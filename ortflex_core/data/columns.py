@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from onnx import TensorProto
 
 from ortflex_core.data.batches import ArrayBatches, Batch, Block
 from ortflex_core.errors import DataError, suggest
@@ -52,13 +53,14 @@ class Columns:
         Raises:
             DataError: columns of different lengths, or none.
         """
-        lengths = {name: len(array) for name, array in self}
-        if len(set(lengths.values())) > 1:
-            text = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        # A list: an input and a label may have the same name.
+        lengths = [(name, len(array)) for name, array in self]
+        if len({n for _, n in lengths}) > 1:
+            text = ", ".join(f"{name} has {n}" for name, n in lengths)
             raise DataError(
                 f"the data have different numbers of rows: {text}; pass arrays of equal length"
             )
-        return next(iter(lengths.values()), 0)
+        return lengths[0][1] if lengths else 0
 
     def take(self, rows: Array) -> Columns:
         """The given rows of every column."""
@@ -174,8 +176,10 @@ def fit_to(array: Array, spec: TensorSpec, what: str, *, check_finite: bool = Tr
             _check_range(array, spec, what)
         with np.errstate(over="ignore"):
             converted = array.astype(wanted)
-        if check_finite and wanted.kind == "f" and array.dtype.kind == "f":
-            _check_finite(array, what)
+        if check_finite and wanted.kind == "f":
+            if array.dtype.kind == "f":
+                _check_finite(array, what)
+            _check_size(array, converted, spec, what)
         array = converted
     if check_finite and wanted.kind == "f":
         _check_finite(array, what)
@@ -214,12 +218,27 @@ def _check_range(array: Array, spec: TensorSpec, what: str) -> None:
     )
 
 
-def _check_finite(array: Array, what: str) -> None:
+def _check_size(array: Array, converted: Array, spec: TensorSpec, what: str) -> None:
+    """Refuse finite numbers that are infinite in the other type."""
+    if _is_finite(converted):
+        return
+    place = tuple(np.argwhere(~np.isfinite(converted))[0])
+    raise DataError(
+        f"{what} has {array[place]:.4g} in row {place[0]}, but {spec.name!r} takes {spec.numpy}, in which "
+        "this is infinite; scale the data"
+    )
+
+
+def _is_finite(array: Array) -> bool:
     # One pass over the data: a sum is finite if and only if every element is, overflow aside.
     # In the array's own type: a sum in float64 would take twice as long.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(array.sum()) or np.isfinite(array).all():
-            return
+        return bool(np.isfinite(array.sum()) or np.isfinite(array).all())
+
+
+def _check_finite(array: Array, what: str) -> None:
+    if _is_finite(array):
+        return
     row = int(np.argwhere(~np.isfinite(array))[0][0])
     raise DataError(
         f"{what} has a value that is not finite (first in row {row}); clean the data, or pass "
@@ -230,7 +249,9 @@ def _check_finite(array: Array, what: str) -> None:
 def spec_of(name: str, array: Array) -> TensorSpec:
     """The specification of labels or weights, with a symbolic number of rows; strings have no type."""
     shape: Shape = ("batch", *array.shape[1:])
-    return TensorSpec(name, onnx_dtype(array.dtype) if array.dtype.kind in "iufb" else 8, shape)
+    return TensorSpec(
+        name, onnx_dtype(array.dtype) if array.dtype.kind in "iufb" else TensorProto.STRING, shape
+    )
 
 
 def split(columns: Columns, fraction: float, seed: int) -> tuple[Columns, Columns]:

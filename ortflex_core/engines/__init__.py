@@ -21,6 +21,7 @@ from ortflex_core.engines.buffers import (
 from ortflex_core.engines.device_engine import DeviceEngine, TwinEngine
 from ortflex_core.engines.evaluator import Evaluator
 from ortflex_core.engines.last_good import first_not_finite
+from ortflex_core.engines.plan_cache import PlanCache
 from ortflex_core.engines.precision_support import missing_types
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "DeviceEngine",
     "Evaluator",
     "HostEngine",
+    "PlanCache",
     "ReadLosses",
     "Scalar",
     "Scales",

@@ -194,7 +194,7 @@ class HostEngine:
     def load_slots(self, slots: Mapping[str, Array]) -> None:
         """Replace the optimizer's state."""
         self._slots |= {n: np.array(a) for n, a in slots.items() if n != "step"}
-        self._step = int(slots["step"])
+        self._step = int(slots.get("step", self._step))
 
     def programs(self) -> dict[str, Program | bytes]:
         """Both graphs of a step."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
 
-from ortflex_core.component import expected_count, is_count
+from ortflex_core.component import expected_count, is_count, is_number
 from ortflex_core.errors import short_repr, suggest
 from ortflex_core.parameters import selection
 from ortflex_core.parameters.selection import Choice
@@ -53,18 +52,13 @@ def _table_problems(table: Any, path: str) -> Iterator[str]:
     elif not names:
         yield f"{path}.params: is missing; {GROUP_KEYS['params']}"
     rate = table.get("rate", 1.0)
-    if not (_is_number(rate) and rate >= 0):
+    if not (is_number(rate) and rate >= 0):
         yield f"{path}.rate: expected a finite number >= 0, got {short_repr(rate)}"
     start = table.get("start_epoch", 0)
     if not is_count(start, 0):
         yield f"{path}.start_epoch: {expected_count(start, 0)}"
     if not isinstance(table.get("frozen", False), bool):
         yield f"{path}.frozen: expected true or false, got {table['frozen']!r}"
-
-
-def _is_number(value: Any) -> bool:
-    real = isinstance(value, int | float) and not isinstance(value, bool)
-    return real and abs(value) <= sys.float_info.max  # isfinite fails for integers beyond
 
 
 def _patterns(table: Mapping[str, Any]) -> list[str]:

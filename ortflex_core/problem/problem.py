@@ -204,7 +204,8 @@ class Problem:
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The sizes of a parameter."""
         shape = self.model.initializers[name].shape or ()
-        return tuple(size for size in shape if isinstance(size, int))
+        assert all(isinstance(size, int) for size in shape), f"{name} has the shape {shape}"
+        return shape  # type: ignore[return-value]
 
     def slots_of(self, name: str) -> tuple[str, ...]:
         """The slots of one parameter."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
+from ortflex_core.checkpoints.record import to_json
 from ortflex_core.component import Component
 from ortflex_core.config.components import Parts, to_plain
 from ortflex_core.data import digests
-from ortflex_core.errors import LONG, CheckpointError, OrtflexError, short_repr
+from ortflex_core.errors import CheckpointError, OrtflexError
 from ortflex_core.onnx_files import model_file
 from ortflex_core.registry import Entry, Plugins
 from ortflex_core.training.internals import internals_of
@@ -53,7 +53,7 @@ def argument(trainer: Trainer, name: str, value: Any) -> Any:
     Raises:
         OrtflexError, TypeError: it contains objects that cannot be written to a file.
     """
-    return _json(to_plain(Parts(trainer.plugins).spell_out(name, value)))
+    return to_json(to_plain(Parts(trainer.plugins).spell_out(name, value)))
 
 
 def of_backends(trainer: Trainer, only: str | None = "") -> dict[str, str]:
@@ -97,26 +97,6 @@ def _arguments(trainer: Trainer) -> tuple[dict[str, Any], list[str]]:
 
 def _nameable(callback: Any, plugins: Plugins) -> bool:
     return isinstance(callback, str | Mapping) or bool(plugins["callbacks"].name_of(callback))
-
-
-def _json(value: Any) -> Any:
-    """Plain JSON types.
-
-    Raises:
-        TypeError: a value that JSON cannot represent.
-        OverflowError: a number with more digits than Python reads.
-    """
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(k): _json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_json(v) for v in value]
-    if isinstance(value, int) and abs(value) >= LONG:
-        raise OverflowError(short_repr(value))
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"{short_repr(value)} is not JSON")
 
 
 def _with_parts(component: Component) -> Iterator[Component]:

@@ -24,7 +24,7 @@ from ortflex_core.training.announcement import announce, announce_skipped, share
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.internals import internals_of
 from ortflex_core.training.loop import Loop, Plan, beginning
-from ortflex_core.views.history import History
+from ortflex_core.views.history import History, risen
 
 if TYPE_CHECKING:
     from ortflex_core.training.trainer import Trainer
@@ -104,7 +104,7 @@ def train(
     inner = internals_of(trainer)
     live, standing = inner.live, inner.live.standing
     accumulate = live.problem.updating.accumulate
-    start, standing.position, standing.last = standing.position, None, None
+    start = standing.position
     if start is not None:
         now = beginning(source, accumulate, trainer.epochs)
         go_on(start, now, source, standing.strict)
@@ -145,17 +145,21 @@ def train(
         peers=peers,
         sync_every=None if peers is None else inner.setup.sync_every,
     )
-    standing.fits += start is None
-    inner.loop = loop = Loop(plan)
+    loop = Loop(plan)
+    # Everything is checked: a training that is refused leaves a resumed position where it is.
+    standing.position = standing.last = None
+    if start is None:
+        standing.fits += 1
+    inner.loop, live.in_training = loop, True
     try:
         history = loop.run()
         if peers is not None:
             peers.any("end", flag=False)
         announce_skipped(trainer)
-        if start is None and (risen := _risen(loop.begun, history)):
+        if start is None and (losses := risen(loop.begun, history)):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
-                *risen,
+                *losses,
                 trainer.learning_rate,
             )
         standing.last = loop.position() if loop.left_alone else None
@@ -173,22 +177,10 @@ def train(
             error.add_note(_STILL_THERE)
         raise
     finally:
-        standing.manual, inner.loop = loop.progress, None
+        standing.manual = loop.progress
+        inner.loop, live.in_training = None, False
         trainer.history_ = loop.history()
     return history
-
-
-def _risen(begun: float | None, history: History) -> tuple[float, float] | None:
-    """The two losses if the loss rose tenfold since the first batch, or by half within an epoch.
-
-    None for negative losses, which have no such ratio.
-    """
-    losses = history.losses
-    if not losses or begun is None or min(begun, losses[0]) <= 0:
-        return None
-    if losses[-1] > 10 * begun:
-        return begun, losses[-1]
-    return (losses[0], losses[-1]) if losses[-1] > 1.5 * losses[0] else None
 
 
 def step(trainer: Trainer, batch: Any) -> float:

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -217,13 +217,20 @@ class Loop:
             finally:
                 interrupts.held = False
                 plan.source.close()
-                left = None if self.ended else self.engine.state()
                 self.settled = self.settled or not failed
-                try:
-                    self._tell("train_end")
-                finally:
-                    self.left_alone = left is not None and same(left, self.engine.state())
+                self._end(failed)
         return self.history()
+
+    def _end(self, failed: bool) -> None:
+        """Call the hooks at the end, and note whether they left the state of a training to resume."""
+        state = None
+        # An engine that failed may have no state; the error to see is the first one.
+        with suppress(Exception) if failed else nullcontext():
+            state = None if self.ended else self.engine.state()
+        try:
+            self._tell("train_end")
+        finally:
+            self.left_alone = state is not None and same(state, self.engine.state())
 
     def _tell(self, name: str, **values: Any) -> Any:
         hook = self.plan.hooks.get(name)

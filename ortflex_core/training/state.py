@@ -17,9 +17,10 @@ from ortflex_core.data.columns import Columns
 from ortflex_core.engines import backend_choice, failures, fastest
 from ortflex_core.engines import scores as scoring
 from ortflex_core.engines.evaluator import Evaluator
+from ortflex_core.engines.last_good import same
 from ortflex_core.engines.scores import Scores
 from ortflex_core.engines.timing import Setting, Trial
-from ortflex_core.errors import DataError, suggest
+from ortflex_core.errors import DataError, OrtflexError, suggest
 from ortflex_core.feed.feed import Feed
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.hooks import HookCall
@@ -69,6 +70,7 @@ class Live:
         self.setup, self.problem = setup, setup.problem
         self.model, self.device = setup.model, setup.device
         self.engine: Engine | None = None
+        self.in_training = False  # a loop holds the engine
         self.backend: str | None = None
         self.standing = Standing()
         self.evaluator = Evaluator(self.problem, self.device)
@@ -140,10 +142,14 @@ class Live:
             self.standing.slots, self.standing.buffers = slots, self.buffers()
         with shape_probe.explain_unknown(self.model):
             backend, engine = self._build_engine(problem, batch, source)
-        self._load(problem, state, engine)
+        try:
+            self._load(problem, state, engine)
+            if batch is not None and failures.batch_dim_uncertain(problem):
+                failures.check_rows(problem, engine, self.preparing(problem).batch(batch))
+        except BaseException:
+            engine.close()
+            raise
         taken = {"step", *problem.slot_ports}
-        if batch is not None and failures.batch_dim_uncertain(problem):
-            failures.check_rows(problem, engine, self.preparing(problem).batch(batch))
         if before is not None:
             before.close()
         self._weights, self.problem = state, problem
@@ -239,9 +245,18 @@ class Live:
         )
 
     def forget(self) -> None:
-        """Discard the engine, keep its state; the next step builds another one."""
+        """Discard the engine, keep its state; the next step builds another one.
+
+        Raises:
+            OrtflexError: a training runs, which holds the engine.
+        """
         if self.engine is None:
             return
+        if self.in_training:
+            raise OrtflexError(
+                "this needs another engine, for example because a parameter that is trained from a later "
+                "epoch on is a constant of this one, and a training runs; do it before or after fit"
+            )
         self._weights, slots, buffers = self.state(), self.slots(), self.buffers()
         self.standing.slots, self.standing.buffers = slots, buffers
         self.engine.close()
@@ -340,6 +355,7 @@ class Live:
 
         Raises:
             DataError: an unknown name, another shape, or values that are not numbers.
+            OrtflexError: other values, during a training, of a parameter that is trained later.
         """
         if not isinstance(state, Mapping):
             raise DataError(
@@ -357,8 +373,14 @@ class Live:
                     f"{fresh.dtype}{list(fresh.shape)}"
                 )
             clean[name] = fresh.astype(old.dtype)
-        if self.engine is not None and set(clean) <= set(self.problem.parameters):
-            self.engine.load(clean)
+        if self.engine is None:
+            self._weights |= clean
             return
-        self.forget()  # the engine may have such a value as a constant
-        self._weights |= clean
+        # A parameter that is not trained yet may be a constant of the engine.
+        trained = self.problem.parameters
+        constants = {n: a for n, a in clean.items() if n not in trained}
+        if not same(constants, self._weights):
+            self.forget()
+            self._weights |= clean
+            return
+        self.engine.load({n: a for n, a in clean.items() if n in trained})

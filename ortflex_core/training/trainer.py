@@ -173,11 +173,10 @@ class Trainer(SharesModels):
         progress: bool | None = None,
         plugins: Plugins | None = None,
     ) -> None:
-        given = {k: v for k, v in locals().items() if k not in _NOT_RECORDED}
-        arguments = Arguments(**given)
+        # The first statement: locals() has the arguments only.
+        arguments = Arguments(**{k: v for k, v in locals().items() if k not in _NOT_RECORDED})
         found = plugins or Plugins.discover()
-        source = as_model(model, free_batch, found)
-        setup = resolve(require_runtime(), found, source, arguments)
+        setup = resolve(require_runtime(), found, as_model(model, free_batch, found), arguments)
         hooks = HookManager(setup.plugins, setup.callbacks)
         weights = {n: setup.model.initializer(n) for n in setup.problem.parameters}
         hook_of = partial(weak_hook, weakref.ref(self), hooks)
@@ -200,8 +199,7 @@ class Trainer(SharesModels):
             hooks.keep(lambda plugin: getattr(plugin, "every_rank", False))
         self.batch_size, self.epochs, self.shuffle, self.seed = batch_size, epochs, shuffle, seed
         self.progress = progress if not self.rank else False
-        self.plugins, self.model, self.device = setup.plugins, setup.model, setup.device
-        self.optimizer, self.schedule = setup.optimizer, setup.schedule
+        self.plugins, self.model, self.schedule = setup.plugins, setup.model, setup.schedule
         self.learning_rate = setup.learning_rate
         self.history_ = History()
         self.folder = Path()
@@ -251,6 +249,16 @@ class Trainer(SharesModels):
     def summary(self) -> Summary:
         """A table of the trained tensors and the settings, which is displayed in notebooks, too."""
         return summary(self)
+
+    @property
+    def optimizer(self) -> protocols.Optimizer:
+        """The rule that updates the weights."""
+        return self._internals.setup.optimizer
+
+    @property
+    def device(self) -> protocols.Device:
+        """The device of the steps."""
+        return self._internals.setup.device
 
     @property
     def rank(self) -> int:

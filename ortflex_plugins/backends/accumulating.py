@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortflex_core.data import Batch
-from ortflex_core.engines import DataBuffers, Scalar, Twins, read_into
+from ortflex_core.engines import DataBuffers, PlanCache, Scalar, Twins, read_into
 from ortflex_core.graph import Key, Port, Program, ports_of
 from ortflex_core.model import share_port, statistics_moves
 from ortflex_core.process_groups import GradientExchange
@@ -97,12 +97,12 @@ class Accumulator:
             if self._direct:
                 self._exchange.sums = seen
         self._movers: dict[tuple[int, int], Binder] = {}
-        self._plans: dict[tuple[tuple[int, ...], ...], _Plan] = {}
+        self._plans = PlanCache[_Plan]()
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
 
     def binders(self) -> list[Binder]:
         """All bindings."""
-        plans = (b for p in self._plans.values() for b in p.binders())
+        plans = (b for p in self._plans for b in p.binders())
         return [*self._movers.values(), *self._adders.values(), *plans]
 
     def run(self, batches: Sequence[Batch], rate: float, step: int) -> tuple[float, float]:
@@ -178,14 +178,14 @@ class Accumulator:
 
     def _plan(self, batch: Batch) -> _Plan:
         key = tuple(batch.shape(s.name) for s in self._columns if s.name in batch.columns)
-        if key not in self._plans:
-            usual = batch.size == self._problem.batch_size
-            name = "gradient" if usual else "gradient-any-rows"
-            if name not in self.programs:
-                rows = batch.size if usual else None
-                self.programs[name] = gradient_program(self._problem, rows=rows)
-            self._plans[key] = _Plan(self, self.programs[name], batch)
-        return self._plans[key]
+        return self._plans.get(key, lambda: _Plan(self, self._gradient_program(batch.size), batch))
+
+    def _gradient_program(self, size: int) -> Program:
+        usual = size == self._problem.batch_size
+        name = "gradient" if usual else "gradient-any-rows"
+        if name not in self.programs:
+            self.programs[name] = gradient_program(self._problem, rows=size if usual else None)
+        return self.programs[name]
 
     def _mover(self, old: int, at: int) -> Binder:
         before = self._sums.at_ports(at)

@@ -15,6 +15,7 @@ import attrs
 
 from ortflex_core.data import Batch, Block
 from ortflex_core.engines import (
+    PlanCache,
     ReadLosses,
     TwinEngine,
     Twins,
@@ -162,7 +163,7 @@ class FusedEngine(TwinEngine):
         self.columns = problem.columns
         self.resident = Resident(device, self.columns)
         self._programs: dict[tuple[int, int | None], Program] = {}
-        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._plans = PlanCache[Plan]()
         self._last: tuple[Any, int, int, Plan] | None = None
         if problem.peers is not None or problem.recompute is not False:
             steps = 1
@@ -211,10 +212,11 @@ class FusedEngine(TwinEngine):
             return last[3]
         shapes = tuple(batch.shape(s.name) for s in self.columns if s.name in batch.columns)
         key = (steps, shapes)
-        if key not in self._plans:
-            self._plans[key] = Plan(self, self._sized(steps, batch.size), batch, steps)
-        self._last = (batch.columns, batch.size, steps, self._plans[key])
-        return self._plans[key]
+        plan = self._plans.get(
+            key, lambda: Plan(self, self._sized(steps, batch.size), batch, steps)
+        )
+        self._last = (batch.columns, batch.size, steps, plan)
+        return plan
 
     def _accumulating(self) -> Accumulator:
         states, frozen = (self._weights, self._slots), self.evaluator.frozen_port
@@ -287,7 +289,7 @@ class FusedEngine(TwinEngine):
         return graphs | {p.name: p for p in self.evaluator.programs.values()}
 
     def counters(self) -> dict[str, int]:
-        binders = [b for plan in self._plans.values() for b in plan.binders()]
+        binders = [b for plan in self._plans for b in plan.binders()]
         if self._accumulator is not None:
             binders += self._accumulator.binders()
         return {**binding_counts(binders), "steps": self._step}

@@ -18,6 +18,7 @@ import numpy as np
 from ortflex_core.data import Batch
 from ortflex_core.engines import (
     DataBuffers,
+    PlanCache,
     ReadLosses,
     Scalar,
     Scales,
@@ -191,7 +192,7 @@ class TrainingAgentEngine(TwinEngine):
                 self._exchange.sums = seen
         self._constants = problem.constants()
         self._bind_updates()
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plans = PlanCache[_Plan]()
         read = {self._fed[n] for n in self._agent.inputs}
         # Those that the loss reads, and the model's inputs among those of the agent.
         unused = {i.name for i in model.inputs if problem.column_ports[i.name] not in read}
@@ -237,9 +238,7 @@ class TrainingAgentEngine(TwinEngine):
         if last is not None and last[0] is batch.columns and last[1] == batch.size:
             return last[2]
         key = tuple(batch.shape(n) for n in self._columns)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._make_plan(batch)
+        plan = self._plans.get(key, lambda: self._make_plan(batch))
         self._last = (batch.columns, batch.size, plan)
         return plan
 
@@ -335,6 +334,8 @@ class TrainingAgentEngine(TwinEngine):
 
     def gradients(self) -> dict[str, Array]:
         """Copies of the last step's gradients of the loss, without the penalty's part."""
+        if self._sum is not None:
+            return self._sum.sums.read()
         return {n: self.device.read(v) for n, v in self._gradients.items()}
 
     def programs(self) -> dict[str, Program | bytes]:

@@ -152,7 +152,7 @@ class OrtEstimator(BaseEstimator):
         weight = self._weighted(target, weight)
         if first:
             self._start(X, target, random)
-        trainer = self._live(len(X), weight)
+        trainer = self._live(len(X), weight, trains=True)
         if first:
             self._try(X)
         trainer.epochs = 1
@@ -280,10 +280,14 @@ class OrtEstimator(BaseEstimator):
     def _proto_now(self) -> onnx.ModelProto:
         return self._made.export() if self._made is not None else self._proto
 
-    def _live(self, rows: int, weight: Array | None) -> Trainer:
-        """The Trainer of the last call, optimizer state included."""
+    def _live(self, rows: int, weight: Array | None, *, trains: bool = False) -> Trainer:
+        """The Trainer of the last call, optimizer state included.
+
+        Only a training takes its seed from numpy's global generator, as in scikit-learn.
+        """
         if self._made is None:
-            random = check_random_state(self.random_state)
+            new = not trains and self.random_state is None
+            random = np.random.RandomState() if new else check_random_state(self.random_state)
             trainer = self._trainer(rows, weight, int(random.randint(2**31 - 1)))
             if self._slots:
                 standing = internals_of(trainer).live.standing

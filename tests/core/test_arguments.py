@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import onnx
 import pytest
 
 from ortflex_core.config import Arguments, Recipe, kinds_of_plugins
+from ortflex_core.config.arguments import wrong
 from ortflex_core.construct import field_types
 from ortflex_core.errors import ConfigError
 from ortflex_core.registry import KINDS
@@ -209,3 +211,17 @@ def test_an_estimators_constructor_says_all_its_parameters(name: str) -> None:
         assert parameter.annotation is not parameter.empty
     text = inspect.getdoc(cls) or ""
     assert name == "OrtClassifier" or all(re.search(rf"\b{key}\b", text) for key in parameters)
+
+
+@pytest.mark.parametrize("scalar", [np.float16, np.float32, np.float64, np.longdouble, np.int8])
+def test_scalars_of_numpy_are_numbers(scalar: Any) -> None:
+    """Also where a warning is an error; components keep them as Python's numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not wrong({"learning_rate": scalar(1)})
+        assert wrong({"learning_rate": scalar(0)})
+        adam = plugins()["optimizers"].load("adam")(eps=scalar(1))
+    assert type(adam.eps) in (int, float)
+    assert adam.describe()["eps"] == 1
+    with pytest.raises(ValueError, match="eps"):
+        plugins()["optimizers"].load("adam")(eps=scalar(-1))

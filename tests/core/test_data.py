@@ -154,7 +154,11 @@ def test_arrays_take_the_type_of_the_graph_and_are_copied_only_then() -> None:
         (np.zeros((3, 2), complex), FLOAT, "X has type complex128"),
         (np.zeros(3), INTEGER, r"takes int64; convert it: X\.astype\('int64'\)"),
         (np.array([[0, 1], [np.nan, 0]]), FLOAT, "not finite .first in row 1.*check_finite=False"),
-        (np.array([[0, 1e300]]), FLOAT, "not finite .first in row 0"),
+        (
+            np.array([[0, 1e300]]),
+            FLOAT,
+            "has 1e.300 in row 0, but .* takes float32, in which this is infinite; scale",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_the_graph_are_refused(
@@ -182,3 +186,9 @@ def test_groups_hold_the_rows_of_single_batches(batches: ArrayBatches) -> None:
     out = np.empty((10, 1))
     block.copy("X", out)
     np.testing.assert_array_equal(out, np.concatenate([b.array("X") for b in single[:2]]))
+
+
+def test_an_input_and_a_label_of_one_name_are_both_counted() -> None:
+    """The rows of a label are those of the inputs, whatever the columns are called."""
+    with pytest.raises(DataError, match="a has 5, a has 3"):
+        _ = Columns(inputs={"a": np.zeros(5)}, labels={"a": np.zeros(3)}).rows

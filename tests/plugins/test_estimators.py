@@ -281,3 +281,16 @@ def test_a_search_measures_the_backends_once(monkeypatch: pytest.MonkeyPatch) ->
     search = GridSearchCV(model, grid, cv=3).fit(x[:-1], y[:-1])
     assert len(measured) == 1
     assert search.best_estimator_.predict(x).shape == (150,)
+
+
+def test_a_prediction_draws_nothing_from_the_global_generator() -> None:
+    """The first prediction after unpickling makes a Trainer, whose seed no result depends on."""
+    x, y = load_iris(return_X_y=True)
+    fitted = OrtClassifier(hidden_layer_sizes=(3,), max_iter=1).fit(x, y)
+    again = pickle.loads(pickle.dumps(fitted))
+    np.random.seed(0)
+    before = np.random.rand()
+    np.random.seed(0)
+    again.predict(x)
+    again.to_onnx()
+    assert np.random.rand() == before

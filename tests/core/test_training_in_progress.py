@@ -1,0 +1,152 @@
+"""What hooks and users may change while a training runs, and what a training that fails leaves."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ortflex_core import Trainer
+from ortflex_core.errors import DataError, OrtflexError
+from ortflex_core.hooks import hook
+from ortflex_core.training import internals_of
+from tests import models
+from tests.training import every_backend, make, plugins, regression, same
+
+LATER = {"groups": [{"params": ["W2"], "start_epoch": 2}], "epochs": 3, "batch_size": 10}
+
+
+class At:
+    """Calls a function after one step."""
+
+    def __init__(self, step: int, act: Any) -> None:
+        self.step, self.act = step, act
+
+    @hook
+    def step_end(self, trainer: Trainer, progress: Any) -> None:
+        if progress.step == self.step:
+            self.act(trainer)
+
+
+def trained(act: Any, **options: Any) -> Trainer:
+    x, y = regression(features=6)
+    callbacks = [At(3, act)]
+    trainer = make(models.mlp(), callbacks=callbacks, **LATER | options)
+    trainer.fit(x, y)
+    return trainer
+
+
+@every_backend
+def test_the_own_state_may_be_set_in_a_hook_while_parameters_wait(backend: str) -> None:
+    """They may be constants of the engine: a new engine would not be that of the loop."""
+    plain = trained(lambda t: None, backend=backend)
+    again = trained(lambda t: t.set_state(t.get_state()), backend=backend)
+    same(again.get_state(), plain.get_state(), 0.0)
+    assert again.backend_ == plain.backend_
+
+
+@every_backend
+def test_a_trained_parameter_that_is_set_in_a_hook_is_trained_on(backend: str) -> None:
+    def zero(trainer: Trainer) -> None:
+        trainer.set_state(
+            {n: np.zeros_like(a) for n, a in trainer.get_state().items() if n == "W1"}
+        )
+
+    x, y = regression(features=6)
+    first = make(models.mlp(), **LATER | {"backend": backend, "epochs": 1, "shuffle": False})
+    first.fit(x[:30], y[:30])
+    zero(first)
+    first.step((x[30:], y[30:]))
+    second = trained(zero, backend=backend, epochs=1, shuffle=False)
+    assert np.any(second.get_state()["W1"])
+    same(second.get_state(), first.get_state())
+
+
+def test_another_value_of_a_parameter_that_waits_is_refused() -> None:
+    def change(trainer: Trainer) -> None:
+        trainer.set_state(
+            {"W1": trainer.get_state()["W1"], "W2": np.ones_like(trainer.get_state()["W2"])}
+        )
+
+    with pytest.raises(OrtflexError, match="a parameter that is trained from a later epoch"):
+        trained(change)
+
+
+def test_the_engine_of_a_training_is_not_forgotten_while_it_runs(tmp_path: Path) -> None:
+    with pytest.raises(OrtflexError, match="before or after fit"):
+        trained(lambda t: internals_of(t).forget_engine())
+
+    def restore(trainer: Trainer) -> None:
+        trainer.restore(trainer.save(tmp_path / "checkpoint"))
+
+    with pytest.raises(OrtflexError, match="before or after fit"):
+        trained(restore)
+
+
+def test_a_refused_fit_leaves_the_resumed_position(tmp_path: Path) -> None:
+    x, y = regression(features=6)
+
+    def stop(trainer: Trainer) -> None:
+        trainer.save(tmp_path / "checkpoint")
+        raise KeyboardInterrupt
+
+    trained(stop)
+    straight = Trainer.resume(tmp_path / "checkpoint", plugins=plugins(), callbacks=[])
+    straight.fit(x, y)
+    refused = Trainer.resume(tmp_path / "checkpoint", plugins=plugins(), callbacks=[])
+    for wrong in (x[:30], x[:, :5], x * np.nan):
+        with pytest.raises(DataError):
+            refused.fit(wrong, y[: len(wrong)])
+    refused.fit(x, y)
+    same(refused.get_state(), straight.get_state(), 0.0)
+    assert refused.history_.losses == straight.history_.losses
+
+
+def test_an_engine_that_fails_shows_its_first_error_and_callbacks_end() -> None:
+    class Breaks:
+        ended = 0
+
+        @hook
+        def epoch_end(self, trainer: Trainer) -> None:
+            trainer.engine.run = partial(self.fail, trainer.engine)  # type: ignore[method-assign]
+
+        def fail(self, engine: Any, *args: Any) -> Any:
+            def state() -> Any:
+                raise RuntimeError("there is no state")
+
+            engine.state = state
+            raise RuntimeError("the device is lost")
+
+        @hook
+        def train_end(self, trainer: Trainer) -> None:
+            self.ended += 1
+
+    x, y = regression(features=6)
+    breaks = Breaks()
+    trainer = make(models.mlp(), callbacks=[breaks], epochs=3)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        trainer.fit(x, y)
+    assert breaks.ended == 1
+
+
+@pytest.mark.parametrize("name", ["optimizer", "device"])
+def test_what_the_step_was_built_with_cannot_be_assigned(name: str) -> None:
+    trainer = make(models.linear())
+    with pytest.raises(AttributeError, match=name):
+        setattr(trainer, name, getattr(trainer, name))
+
+
+@every_backend
+def test_gradients_of_an_accumulated_step_are_those_of_all_its_batches(backend: str) -> None:
+    x, y = regression(rows=20)
+    options = {"backend": backend, "learning_rate": 1e-30, "shuffle": False, "epochs": 1}
+    whole = make(models.linear(), **options, batch_size=20)
+    whole.fit(x, y)
+    halves = make(models.linear(), **options, batch_size=10, accumulate=2)
+    if not hasattr(whole.engine, "gradients"):
+        pytest.skip("the engine keeps no gradients")
+    halves.fit(x, y)
+    same(halves.engine.gradients(), whole.engine.gradients())  # type: ignore[attr-defined]
