@@ -30,7 +30,7 @@ class PlanCache(Generic[P]):
         self._plans: OrderedDict[Hashable, P] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], P]) -> P:
-        """The plan of a key, made if there is none; the one that was used longest ago may go."""
+        """The plan of a key, made at its first use; the one that was used longest ago may go."""
         if key in self._plans:
             self._plans.move_to_end(key)
             return self._plans[key]

@@ -180,6 +180,10 @@ def new_session(
     options = session_options(threads)
     options.graph_optimization_level = _level(program, optimize)
     options.enable_mem_pattern = takes_pattern(program)
+    if not options.enable_mem_pattern:
+        # onnxruntime plans which tensor gets the memory of which. What a tensor leaves to another one is
+        # not free between the two, for example from the forward pass to its repetition.
+        options.enable_mem_reuse = False
     try:
         model = program.model
         if program.recompute is not False:

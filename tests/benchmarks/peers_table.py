@@ -28,7 +28,8 @@ ON_GPU = {"ortflex recorded", "torch compiled"}
 class Process:
     """A peer at work on a workload."""
 
-    def __init__(self, workload: Workload, peer: str, python: str) -> None:
+    def __init__(self, workload: Workload, peer: str, python: str, clock: str = "wall") -> None:
+        self._clock = clock
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._process = subprocess.Popen(
             [python, "-m", "tests.benchmarks.worker", workload.name, peer],
@@ -57,7 +58,7 @@ class Process:
         count = epochs or self.epochs
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
-        return float(self._answer()["seconds"]) / (count * self.steps) * 1e6
+        return float(self._answer()[self._clock]) / (count * self.steps) * 1e6
 
     def settle(self, seconds: float) -> None:
         """Warm up, then choose how many epochs a turn has."""
@@ -76,14 +77,19 @@ class Process:
 
 
 def measure(
-    workload: Workload, names: list[str], pythons: Mapping[str, str], rounds: int, seconds: float
+    workload: Workload,
+    names: list[str],
+    pythons: Mapping[str, str],
+    rounds: int,
+    seconds: float,
+    clock: str = "wall",
 ) -> tuple[dict[str, list[float]], dict[str, str], dict[str, Any]]:
     """µs a step round by round, why others are missing, and what each said at the start."""
     running: dict[str, Process] = {}
     missing: dict[str, str] = {}
     try:
         for name in names:
-            process = Process(workload, name, pythons.get(name, sys.executable))
+            process = Process(workload, name, pythons.get(name, sys.executable), clock)
             if "missing" in process.hello:
                 missing[name] = process.hello["missing"]
                 process.close()
@@ -108,6 +114,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workload", action="append", choices=[*WORKLOADS], help="default: all")
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--clock",
+        default="processor",
+        choices=["processor", "wall"],
+        help="every peer has one thread, and processor time depends little on other processes",
+    )
     parser.add_argument("--seconds", type=float, default=0.15, help="a turn, at least one epoch")
     parser.add_argument(
         "--python", action="append", default=[], metavar="PEER=PATH", help="its interpreter"
@@ -116,10 +128,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     pythons = dict(text.split("=", 1) for text in options.python)
     names = [n for n in PEERS if n in (options.peer or PEERS.keys() - ON_GPU) or n == "ortflex"]
-    print(table.heading(table.circumstances()))
+    print(table.heading(table.circumstances()), f"{options.clock} time", sep=", ")
     for name in options.workload or WORKLOADS:
         workload = WORKLOADS[name]
-        found, missing, hello = measure(workload, names, pythons, options.rounds, options.seconds)
+        how = (options.rounds, options.seconds, options.clock)
+        found, missing, hello = measure(workload, names, pythons, *how)
         if "ortflex" not in found:
             print(f"\n{name}  ortflex could not be measured: {missing['ortflex']}")
             continue

@@ -79,10 +79,23 @@ def circumstances() -> dict[str, str]:
     return {
         "date": now.isoformat(timespec="seconds"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "processor": _processor(),
         "python": platform.python_version(),
         "runtime": runtime,
         **{name: version(name) for name in names},
     }
+
+
+def _processor() -> str:
+    """The name and the widest instructions of the processor, where the system tells them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    found = {k.strip(): v for k, _, v in (x.partition(":") for x in text.splitlines())}
+    sets = ("amx_tile", "avx512f", "avx2")
+    widest = next((s for s in sets if s in found.get("flags", "").split()), "")
+    return f"{found.get('model name', '').strip()} {widest}".strip()
 
 
 def heading(around: Mapping[str, str]) -> str:

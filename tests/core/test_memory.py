@@ -124,3 +124,15 @@ def test_estimates_are_near_measured_peaks(
         measured = memory.fresh("peak", name, path, recompute)["mib"]
         estimated = memory.fresh("estimate", name, path, recompute)["mib"]
         assert 0.75 * measured - 40 <= estimated <= 1.25 * measured
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_recompute_takes_less_memory_in_a_process(tmp_path: Path) -> None:
+    """onnxruntime must not keep the memory of a tensor for the one that is computed again."""
+    pytest.importorskip("torch")
+    from tests.benchmarks import memory
+
+    path = str(memory.write("W8", 256, tmp_path))
+    plain, again = (memory.fresh("peak", "W8", path, way)["mib"] for way in ("False", "True"))
+    assert again < 0.75 * plain

@@ -12,7 +12,7 @@ from onnx import helper
 
 from ortflex_core import Trainer
 from ortflex_core.errors import ConfigError, GraphError, Unsupported
-from ortflex_core.runtime import liveness, recompute
+from ortflex_core.runtime import liveness, recompute, session
 from ortflex_core.testing import compositions, step_programs
 from ortflex_core.types import Array
 from ortflex_plugins.backends.fused import FusedBackend
@@ -267,3 +267,26 @@ def test_other_backends_refuse(backend: str) -> None:
     )
     with pytest.raises(Unsupported, match=r"recompute="):
         trainer.fit(x, y)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_memory_is_not_planned_ahead_where_tensors_are_computed_again(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of onnxruntime keeps the memory of a tensor for a later one of the same size."""
+    plans: list[bool] = []
+    real = session.open_session
+
+    def seen(model: Any, options: Any, *more: Any) -> Any:
+        if not options.optimized_model_filepath:
+            plans.append(options.enable_mem_reuse)
+        return real(model, options, *more)
+
+    monkeypatch.setattr(session, "open_session", seen)
+    x, y = regression(rows=37)  # a number that no other test has: nothing is in the cache
+    trainer = Trainer(
+        models.linear(), loss="squared_error", backend=ONE, recompute=again, progress=False
+    )
+    trainer.step((x, y))
+    assert plans
+    assert plans[0] is not again

@@ -15,7 +15,8 @@ from ortflex_core.graph import Port, Trace, build
 from ortflex_core.hooks import hook
 from ortflex_core.testing import running, step_programs
 from ortflex_core.types import Array
-from ortflex_plugins.backends.openvino.compiled import compile_program
+from ortflex_plugins.backends.openvino.backend import OpenVinoBackend
+from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
 from tests.benchmarks.onnx_network import network
 from tests.benchmarks.workloads import WORKLOADS, data
 from tests.plugins.fitted_workloads import fitted
@@ -150,7 +151,7 @@ def test_openvino_compiles_states_that_stay_or_become_another_one(stateful: bool
     old, kept, x = (trace.input(port, onnx.TensorProto.FLOAT, (2,)) for port in (w, m, data))
     # A weight that moves, a slot that stays, and a slot that becomes the old weight.
     program = build(trace, {w: old + x, m: kept, k: old}, name="states")
-    made = compile_program(program, {data: (2,)}, threads=1, precision="f32", stateful=stateful)
+    made = compile_program(program, {data: (2,)}, threads=1, hints=Hints(), stateful=stateful)
     assert set(made.states) == ({w} if stateful else set())
     request = made.request()
     given = {w: [2, 3], m: [5, 6], data: [1, 1]}
@@ -230,3 +231,33 @@ def test_openvino_refuses_a_hint_that_the_processor_cannot_follow() -> None:
         running.trainer(
             running.linear_model(), backend={"name": "openvino", "inference_precision": "f64"}
         )
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_openvino_keeps_what_it_has_compiled_for_later_processes(
+    accumulate: int, tmp_path: Path
+) -> None:
+    """What is read from the folder trains with the same bits."""
+    from ortflex_core.runtime import session
+
+    plain = fitted("W6", "openvino", epochs=1, steps=4, accumulate=accumulate)
+    files: list[dict[str, int]] = []
+    folder = str(tmp_path / "new" / "cache")
+    for _ in range(2):
+        session._cache.clear()  # as in a new process
+        backend = {"name": "openvino", "cache_folder": folder}
+        kept = fitted("W6", backend, epochs=1, steps=4, accumulate=accumulate)
+        files.append({p.name: p.stat().st_mtime_ns for p in Path(folder).iterdir()})
+        assert kept.train_losses_ == plain.train_losses_
+        for name, array in plain.get_state().items():
+            np.testing.assert_array_equal(array, kept.get_state()[name])
+    assert files[0]
+    assert files[0] == files[1], "the second training compiles nothing"
+
+
+def test_openvino_refuses_a_cache_that_is_no_folder(tmp_path: Path) -> None:
+    assert OpenVinoBackend(cache_folder=tmp_path).cache_folder == str(tmp_path)
+    (tmp_path / "file").write_text("")
+    for value, reason in ((tmp_path / "file", "is a file"), ("", "must be a path"), (3, "got 3")):
+        with pytest.raises(ValueError, match=reason):
+            OpenVinoBackend(cache_folder=value)

@@ -12,7 +12,7 @@ import pytest
 from ortflex_core.autodiff.reverse import gradients
 from ortflex_core.errors import Unsupported
 from ortflex_core.graph.program import build
-from ortflex_plugins.backends.openvino.compiled import compile_program
+from ortflex_plugins.backends.openvino.compiled import Hints, compile_program
 from tests.gradcheck import RULES, declared, run, traced
 from tests.plugins.gradient_cases import Case
 from tests.plugins.test_gradient_rules import CASES
@@ -41,7 +41,7 @@ def computed(case: Case) -> tuple[Any, Any] | None:
     feeds = {s.name: {**arrays, "seed": seed}[s.name] for s in program.inputs}
     try:
         shapes = {k: feeds[s.name].shape for k, s in program.takes.items()}
-        made = compile_program(program, shapes, threads=1, precision="f32", stateful=False)
+        made = compile_program(program, shapes, threads=1, hints=Hints(), stateful=False)
     except Unsupported:
         return None
     request = made.request()

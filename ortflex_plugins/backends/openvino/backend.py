@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Any, ClassVar
 
 import attrs
@@ -32,6 +33,17 @@ def _precision(instance: object, attribute: attrs.Attribute[Any], value: Any) ->
         )
 
 
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _folder(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ValueError(f"OpenVinoBackend.cache_folder must be a path or None, got {value!r}")
+    if value is not None and os.path.exists(value) and not os.path.isdir(value):
+        raise ValueError(f"OpenVinoBackend.cache_folder is a file, expected a folder: {value!r}")
+
+
 @attrs.frozen(kw_only=True)
 class OpenVinoBackend(Backend):
     """Trains with OpenVINO: the step program with its state inside, on the processor.
@@ -45,10 +57,12 @@ class OpenVinoBackend(Backend):
     ``inference_precision`` is OpenVINO's hint of the same name: ``"f32"`` computes in float32,
     ``"bf16"`` lets OpenVINO choose operators to compute in bfloat16, ``"f16"`` in float16, on
     processors with such arithmetic. OpenVINO's own default on a processor with AMX is bfloat16.
+    ``cache_folder`` is a folder where OpenVINO stores compiled models for later processes; it is made
+    if it does not exist. None (the default) stores nothing.
 
     Raises:
-        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or
-            ``inference_precision`` is another word.
+        ValueError: ``steps_per_run`` is neither "auto" nor a positive integer,
+            ``inference_precision`` is another word, or ``cache_folder`` is not a folder.
 
     Example:
         >>> OpenVinoBackend(inference_precision="bf16").inference_precision
@@ -60,6 +74,7 @@ class OpenVinoBackend(Backend):
 
     steps_per_run: int | str = attrs.field(default="auto", validator=_steps)
     inference_precision: str = attrs.field(default="f32", validator=_precision)
+    cache_folder: str | None = attrs.field(default=None, converter=_path, validator=_folder)
 
     @classmethod
     def available(cls, runtime: Runtime) -> list[str]:
@@ -91,7 +106,7 @@ class OpenVinoBackend(Backend):
         try:
             if problem.updating.accumulate > 1 and (reasons := HostEngine.reasons(problem)):
                 return reasons
-            check_problem(problem, self.inference_precision, self._steps())
+            check_problem(problem, self._hints(), self._steps())
         except _REFUSALS as error:
             return [str(error)]
         return []
@@ -100,8 +115,13 @@ class OpenVinoBackend(Backend):
         from ortflex_plugins.backends.openvino.engine import AccumulatingEngine, OpenVinoEngine
 
         if problem.updating.accumulate > 1:
-            return AccumulatingEngine(problem, device, self.inference_precision)
-        return OpenVinoEngine(problem, device, self.inference_precision, self._steps())
+            return AccumulatingEngine(problem, device, self._hints())
+        return OpenVinoEngine(problem, device, self._hints(), self._steps())
+
+    def _hints(self) -> Any:
+        from ortflex_plugins.backends.openvino.compiled import Hints
+
+        return Hints(self.inference_precision, self.cache_folder)
 
     def _steps(self) -> int | None:
         return None if self.steps_per_run == "auto" else int(self.steps_per_run)

@@ -24,6 +24,14 @@ from ortflex_plugins.backends.openvino.differences import (
 _NOISE = ("Exception from", "Check '", "FrontEnd API", "Model wasn't", "Summary", "To facilitate")
 
 
+@attrs.frozen
+class Hints:
+    """How to compile: OpenVINO's word for the precision, and the folder of its cache on disk, if any."""
+
+    precision: str = "f32"
+    cache_folder: str | None = None
+
+
 @attrs.frozen(eq=False)
 class Compiled:
     """A compiled program.
@@ -45,7 +53,7 @@ def compile_program(
     shapes: Mapping[Key, tuple[int, ...]],
     *,
     threads: int,
-    precision: str,
+    hints: Hints,
     stateful: bool = True,
 ) -> Compiled:
     """Compile a program for inputs of the given exact shapes; from the cache if possible.
@@ -56,10 +64,10 @@ def compile_program(
         Unsupported: an operator that OpenVINO cannot compute, with its node.
     """
     known = tuple((program.takes[k].name, tuple(s)) for k, s in shapes.items())
-    key = ("openvino", os.getpid(), program.key, known, threads, precision, stateful)
+    key = ("openvino", os.getpid(), program.key, known, threads, hints, stateful)
     takes = program.takes.items() if stateful else ()
     pairs = {k: (s.name, program.gives[k].name) for k, s in takes if k in program.gives}
-    return get_program(key, lambda: _compile(program, dict(known), pairs, threads, precision))
+    return get_program(key, lambda: _compile(program, dict(known), pairs, threads, hints))
 
 
 def _compile(
@@ -67,7 +75,7 @@ def _compile(
     shapes: Mapping[str, tuple[int, ...]],
     pairs: Mapping[Key, tuple[str, str]],
     threads: int,
-    precision: str,
+    hints: Hints,
 ) -> Compiled:
     """Compile without the cache."""
     import openvino
@@ -92,9 +100,10 @@ def _compile(
     settings = {
         "INFERENCE_NUM_THREADS": min(threads, os.cpu_count() or 1),
         "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_PRECISION_HINT": hints.precision,
         # Threads of several processes would be bound to the same processors.
         "ENABLE_CPU_PINNING": False,
+        **({} if hints.cache_folder is None else {"CACHE_DIR": hints.cache_folder}),
     }
     try:
         model = core.read_model(proto.SerializeToString(), b"")

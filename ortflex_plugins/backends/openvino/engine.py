@@ -19,7 +19,7 @@ from ortflex_core.protocols import Device, Losses, Value
 from ortflex_core.runtime import Binder, HostVector, get_program, get_session
 from ortflex_core.types import Array, TensorSpec, array_at, numpy_dtype
 from ortflex_plugins.backends.fused import steps_per_run
-from ortflex_plugins.backends.openvino.compiled import Compiled, compile_program, error_line
+from ortflex_plugins.backends.openvino.compiled import Compiled, Hints, compile_program, error_line
 from ortflex_plugins.backends.openvino.draws import split_draws
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, StepPlan
 
@@ -43,7 +43,7 @@ def usual_steps(problem: Problem) -> int:
     return steps_per_run(problem, nodes, _MOST_NODES)
 
 
-def check_problem(problem: Problem, precision: str, steps: int | None = None) -> None:
+def check_problem(problem: Problem, hints: Hints, steps: int | None = None) -> None:
     """Compile the program for full batches, if the shapes of their data are known.
 
     Raises:
@@ -66,7 +66,7 @@ def check_problem(problem: Problem, precision: str, steps: int | None = None) ->
             known[attrs.evolve(ports[spec.name], step=step)] = (rows, *rest)
     for program in programs:
         own = {k: s for k, s in known.items() if k in program.takes}
-        compile_program(program, own, threads=problem.threads, precision=precision)
+        compile_program(program, own, threads=problem.threads, hints=hints)
 
 
 class Plan(StepPlan):
@@ -78,7 +78,7 @@ class Plan(StepPlan):
         super().__init__(problem, device, problem.columns, program, batch, steps)
         shapes = {k: _sizes(exact) for k, (exact, _, _) in self.places.items()}
         self.compiled = compile_program(
-            program, shapes, threads=problem.threads, precision=engine.precision
+            program, shapes, threads=problem.threads, hints=engine.hints
         )
         self._wide = [(n, a) for n, _, a, _ in self.data if a.dtype in (np.int64, np.uint32)]
         self._drawn: dict[Key, Array] = {}
@@ -167,10 +167,10 @@ class OpenVinoEngine(DeviceEngine):
     """
 
     def __init__(
-        self, problem: Problem, device: Device, precision: str, steps: int | None = None
+        self, problem: Problem, device: Device, hints: Hints, steps: int | None = None
     ) -> None:
         super().__init__(problem, device)
-        self.precision = precision
+        self.hints = hints
         slots = problem.slot_values()
         start: dict[Key, Array] = {
             Port("parameter", of=n): problem.model.initializer(n) for n in problem.parameters
@@ -327,8 +327,8 @@ class AccumulatingEngine(HostEngine):
     The state is in arrays, because two requests use it.
     """
 
-    def __init__(self, problem: Problem, device: Device, precision: str) -> None:
-        self._device, self._precision = device, precision
+    def __init__(self, problem: Problem, device: Device, hints: Hints) -> None:
+        self._device, self._hints = device, hints
         self._evaluator = Evaluator(problem, device)
         self._requests: dict[Any, tuple[Program, Any, Program | None]] = {}
         super().__init__(problem, self._on_openvino)
@@ -346,7 +346,7 @@ class AccumulatingEngine(HostEngine):
                 rest,
                 {k: feeds[s.name].shape for k, s in rest.takes.items() if s.name in feeds},
                 threads=threads,
-                precision=self._precision,
+                hints=self._hints,
                 stateful=False,
             )
             self._requests[program] = rest, compiled.request(), draws
