@@ -135,7 +135,7 @@ class PathEntry(Entry):
             PluginError: there is no such module, or no such class in it.
             BrokenPlugin: the module raises an error.
         """
-        module = _imported(self.distribution, self.described)
+        module = _import_code(self.distribution, self.described)
         found: Any = module
         name = self.target.rpartition(":")[2]
         for part in name.split("."):
@@ -182,7 +182,7 @@ def in_folder(folder: Path, kinds: Mapping[str, type]) -> Iterator[PathEntry]:
     bases = {kind: base for kind, base in kinds.items() if base is not object}
     some = False
     for file in sorted(folder.glob("[!_]*.py")):
-        module = _imported(str(file.resolve()), f"plugins: the file {str(file)!r}")
+        module = _import_code(str(file.resolve()), f"plugins: the file {str(file)!r}")
         for cls in vars(module).values():
             if not _is_own(cls, module) or inspect.isabstract(cls) or not getattr(cls, "name", ""):
                 continue
@@ -206,7 +206,7 @@ def _module_name(file: Path) -> str:
     return f"{_PREFIX}{zlib.crc32(str(file).encode()):08x}_{file.stem}"
 
 
-def _imported(module: str, what: str) -> ModuleType:
+def _import_code(module: str, what: str) -> ModuleType:
     """Import a module by its name, or a file by its path."""
     try:
         if module.endswith(".py"):

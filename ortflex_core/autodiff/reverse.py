@@ -102,7 +102,9 @@ class NodeView:
         self, roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """Gradients by ``wrt`` in the graph of the roots (or a subgraph); None without a gradient."""
-        return _along(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
+        return (
+            _independent_gradients(roots, wrt, self._rules) if roots and wrt else [None] * len(wrt)
+        )
 
     def through(self, outputs: Sequence[Tensor], *gs: Tensor | None) -> list[Gradient]:
         """The gradients of a rule, computed through an equivalent formula of other operators.
@@ -113,7 +115,9 @@ class NodeView:
         pairs = [(y, g) for y, g in zip(outputs, gs, strict=False) if g is not None]
         distinct = list({id(self.inputs[k]): self.inputs[k] for k in sorted(self._wanted)}.values())
         gradients_by_id = dict(
-            zip(map(id, distinct), _along(pairs, distinct, self._rules), strict=True)
+            zip(
+                map(id, distinct), _independent_gradients(pairs, distinct, self._rules), strict=True
+            )
         )
         # An input that is used in two places is listed once: its gradient is the sum of both.
         return [
@@ -142,23 +146,23 @@ def gradients(
     """
     if not roots:
         raise GraphError("nothing to differentiate: expected at least one root, got none")
-    nodes = _between(roots[0][0].trace, [root for root, _ in roots], wrt)
+    nodes = _nodes_between(roots[0][0].trace, [root for root, _ in roots], wrt)
     collected, stopped = _walk(roots, wrt, nodes, rules)
     op = roots[0][0].trace.op
     out = []
     for tensor in wrt:
         total = _total(collected.get(id(tensor)))
         if total is None:
-            raise _unreached(tensor, nodes, stopped)
+            raise _explain_missing(tensor, nodes, stopped)
         out.append(full(op, total, tensor))
     return out
 
 
-def _along(
+def _independent_gradients(
     roots: Sequence[tuple[Tensor, Tensor | None]], wrt: Sequence[Tensor], rules: RuleTable
 ) -> list[Tensor | None]:
     """Gradients by ``wrt``, each taken as independent of the others; None without a gradient."""
-    nodes = _between(roots[0][0].trace, [root for root, _ in roots], wrt, cut=True)
+    nodes = _nodes_between(roots[0][0].trace, [root for root, _ in roots], wrt, cut=True)
     collected, _ = _walk(roots, wrt, nodes, rules)
     return [_total(collected.get(id(tensor))) for tensor in wrt]
 
@@ -202,7 +206,7 @@ def _walk(
             answers: Sequence[Gradient] = ()
             if not known or (rule and wanted):
                 answers = _by_rule_or_body(op, view, node, rule, arrived)
-            passed = _answered(op, node, arguments, wanted, answers, rules)
+            passed = _pair_gradients(op, node, arguments, wanted, answers, rules)
         except NoGradientRule as error:  # The operator has a rule, but not in this form.
             if error.complete:  # an operator inside a subgraph; the error already has its name
                 raise
@@ -257,7 +261,7 @@ def _quantized(argument: Tensor, rules: RuleTable) -> bool:
     return node is not None and argument.index == 0 and rules.rounds(node.domain, node.op_type)
 
 
-def _answered(
+def _pair_gradients(
     op: Ops,
     node: Node,
     arguments: Sequence[Tensor | None],
@@ -289,7 +293,7 @@ def _answered(
     return out
 
 
-def _between(
+def _nodes_between(
     trace: Trace, roots: Sequence[Tensor], wrt: Sequence[Tensor], *, cut: bool = False
 ) -> list[Node]:
     """The nodes that depend on ``wrt`` and that a root depends on, in the order of the trace.
@@ -358,7 +362,7 @@ def _no_rule(
     )
 
 
-def _wall(node: Node, reached: set[int]) -> str:
+def _describe_obstacle(node: Node, reached: set[int]) -> str:
     """The node at which the gradient stops, with the node of its integer input if this input stops it."""
     for argument in node.arguments:
         maker = argument.node
@@ -367,7 +371,9 @@ def _wall(node: Node, reached: set[int]) -> str:
     return _label(node)
 
 
-def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node]) -> Exception:
+def _explain_missing(
+    tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node]
+) -> Exception:
     """The error for a tensor without a gradient: it does not reach a root, or every path is blocked."""
     label = tensor.hint or repr(tensor)
     reached = {id(tensor)}
@@ -379,7 +385,7 @@ def _unreached(tensor: Tensor, nodes: Sequence[Node], stopped: Mapping[int, Node
             reached.update(map(id, node.outputs))
             walls.extend(stopped[id(o)] for o in node.outputs if id(o) in stopped)
     if walls:
-        names = ", ".join(dict.fromkeys(_wall(w, reached) for w in walls))
+        names = ", ".join(dict.fromkeys(_describe_obstacle(w, reached) for w in walls))
         return NotDifferentiable(
             f"no gradient reaches {label!r} {shape_text(tensor.shape)}: every path from it to the "
             f"output ends at an operator without a gradient ({names})"

@@ -125,7 +125,9 @@ def estimate_memory(
         >>> estimate_memory(made, batch_size=64).parts["a batch of data"]
         768
     """
-    source = _sized(as_model(model, bool(arguments.get("free_batch", False))), dict(sizes or {}))
+    source = _set_sizes(
+        as_model(model, bool(arguments.get("free_batch", False))), dict(sizes or {})
+    )
     if fixed := source.fixed_batch:
         arguments = {"batch_size": fixed[1], **arguments}
     if "loss" not in arguments:
@@ -147,8 +149,8 @@ def estimate_memory(
     again = ModelProto()
     again.CopyFrom(plain)
     recompute.apply(again, costs, program.sizes, problem.recompute or True)
-    peak = _peak(plain if problem.recompute is False else again, program.sizes)
-    made_again = _peak(again, program.sizes).size
+    peak = _find_peak(plain if problem.recompute is False else again, program.sizes)
+    made_again = _find_peak(again, program.sizes).size
     nodes = {
         o: n
         for n in (again if problem.recompute is not False else plain).graph.node
@@ -165,7 +167,7 @@ def estimate_memory(
     return MemoryReport(batch_size=rows, parts=parts, largest=largest, recomputed=recomputed)
 
 
-def _peak(model: ModelProto, sizes: Mapping[str, int]) -> liveness.Peak:
+def _find_peak(model: ModelProto, sizes: Mapping[str, int]) -> liveness.Peak:
     nodes = list(model.graph.node)
     known = recompute.with_copies(liveness.completed(nodes, sizes), nodes)
     return liveness.peak(nodes, known, {o.name for o in model.graph.output})
@@ -194,7 +196,7 @@ def _bytes(spec: TensorSpec, rows: int) -> int:
     return math.prod(shape) * spec.numpy.itemsize
 
 
-def _sized(model: Model, sizes: dict[str, int]) -> Model:
+def _set_sizes(model: Model, sizes: dict[str, int]) -> Model:
     """The model with the sizes of axes that the file does not define.
 
     Raises:

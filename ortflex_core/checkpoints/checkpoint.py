@@ -252,11 +252,11 @@ def read(folder: str | os.PathLike[str]) -> Checkpoint:
     """
     given = Path(folder)
     for _ in range(_TRIES):
-        seen = _seen(given)
+        seen = _stamp(given)
         try:
             return _read(given)
         except CheckpointError:
-            if _seen(given) == seen:
+            if _stamp(given) == seen:
                 raise
     return _read(given)
 
@@ -286,11 +286,11 @@ def _read(given: Path) -> Checkpoint:
         try:
             return _load(given)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}. {_whole_ones(given)}") from error
+            raise CheckpointError(f"{error}. {_list_complete(given)}") from error
     if (folders.previous(given) / record.NAME).is_file():
         return _load(folders.previous(given))
     damaged: list[str] = []
-    for place in reversed(_several(given)):
+    for place in reversed(_find_checkpoints(given)):
         try:
             checkpoint = _load(place)
         except CheckpointError as error:
@@ -309,14 +309,14 @@ def _read(given: Path) -> Checkpoint:
         )
     what = ""
     if any((given / name).exists() for name in (_STATE, _MODEL)):
-        what = f". {_whole_ones(given)}"
+        what = f". {_list_complete(given)}"
     raise CheckpointError(
         f"{str(given)!r} is not a checkpoint: it has no {record.NAME}; pass the folder that "
         f"Trainer.save or the checkpoint callback wrote{what}"
     )
 
 
-def _several(folder: Path) -> list[Path]:
+def _find_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the oldest first; the old one of a step that was being replaced."""
     out = [
         path for path in list_checkpoints(folder) if any((path / name).exists() for name in _OWN)
@@ -329,10 +329,10 @@ def _several(folder: Path) -> list[Path]:
     return sorted(out)
 
 
-def _seen(given: Path) -> list[tuple[str, tuple[int, ...]]]:
+def _stamp(given: Path) -> list[tuple[str, tuple[int, ...]]]:
     """A stamp that changes when a folder, or one of several in it, is replaced."""
     out: list[tuple[str, tuple[int, ...]]] = []
-    for place in (given, folders.previous(given), *_several(given)):
+    for place in (given, folders.previous(given), *_find_checkpoints(given)):
         try:
             stat = place.stat()
         except (OSError, ValueError):
@@ -341,9 +341,9 @@ def _seen(given: Path) -> list[tuple[str, tuple[int, ...]]]:
     return out
 
 
-def _whole_ones(damaged: Path) -> str:
+def _list_complete(damaged: Path) -> str:
     """The complete checkpoints next to a damaged one, for a message."""
-    near = [folders.previous(damaged), *_several(damaged.parent), damaged.parent / "best"]
+    near = [folders.previous(damaged), *_find_checkpoints(damaged.parent), damaged.parent / "best"]
     whole = []
     for place in near:
         if place != damaged and (place / record.NAME).is_file():
@@ -362,7 +362,7 @@ def _load(place: Path) -> Checkpoint:
     content = record.read(place)
     written = None
     if content.files is not None:
-        files = dict(_verified(place, content.files))
+        files = dict(_verify_files(place, content.files))
         state = files.pop(_STATE, None)
         if state is None or f"{_MODEL}/{_GRAPH}" not in files:
             raise CheckpointError(
@@ -387,7 +387,7 @@ def _seal(place: Path) -> str:
         raise CheckpointError(f"{str(place / record.NAME)!r} cannot be read: {error}") from error
 
 
-def _verified(place: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _verify_files(place: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The files of a checkpoint with their digests, each compared.
 
     Raises:

@@ -102,7 +102,7 @@ def replacing(folder: Path, foreign: Foreign) -> Iterator[Path]:
     try:
         with _lock(fresh):  # tells others that this process is alive
             yield fresh
-            _put(fresh, folder, foreign)
+            _move_into_place(fresh, folder, foreign)
     finally:
         _remove(fresh, foreign)  # what was written so far, or the folder that was replaced
 
@@ -147,7 +147,7 @@ _ROUNDS = 1000
 """The number of attempts while other processes write to the same place."""
 
 
-def _put(fresh: Path, folder: Path, foreign: Foreign) -> None:
+def _move_into_place(fresh: Path, folder: Path, foreign: Foreign) -> None:
     """Move a folder into its place; afterwards ``fresh`` does not exist or is the earlier folder."""
     for rounds in range(_ROUNDS, -1, -1):
         check(folder, foreign)
@@ -237,13 +237,13 @@ def _clear_left_over(folder: Path, foreign: Foreign) -> None:
         if handle is None:
             continue
         try:
-            if lock_handle(handle) and not _begun(left):
+            if lock_handle(handle) and not _may_be_new(left):
                 _remove(left, foreign)
         finally:
             os.close(handle)
 
 
-def _begun(left: Path) -> bool:
+def _may_be_new(left: Path) -> bool:
     """Whether a process may just have made this folder and not have locked it yet."""
     try:
         empty = not any(left.iterdir())

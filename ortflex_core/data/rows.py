@@ -35,7 +35,7 @@ def stacked(X: Any) -> tuple[Any, Any, Any]:
     Raises:
         DataError: it is empty, or its rows differ in form or shape.
     """
-    rows = list(_drawn(X))
+    rows = list(_read_rows(X))
     if not rows:
         raise DataError("the data are empty: the dataset has 0 rows")
     first = rows[0]
@@ -55,7 +55,7 @@ def stacked(X: Any) -> tuple[Any, Any, Any]:
     return _part(rows, "X"), None, None
 
 
-def _drawn(X: Any) -> Iterable[Any]:
+def _read_rows(X: Any) -> Iterable[Any]:
     """Every row; several at a time if the dataset supports it."""
     several = getattr(X, "__getitems__", None)
     for start in range(0, len(X), _AT_ONCE):

@@ -58,17 +58,17 @@ def choose(
     others = {name: backend for name, backend in backends.items() if name != known}
     peers = setting.problem.peers
     if peers is None:
-        kept = _kept(setting, backends, known)
+        kept = _keep_chosen(setting, backends, known)
         if kept is not None or trial is None:
             return kept, None
-        return _measured(setting, others, trial, show)
+        return _measure_backends(setting, others, trial, show)
     # Every process gets here, whatever it has cached.
     own = None
     if not peers.rank:
-        own = _kept(setting, backends, known)
+        own = _keep_chosen(setting, backends, known)
         if own is None and trial is not None:
             able = {n: b for n, b in others.items() if alone or b.exchanges}
-            own = _measured_alone(setting, peers, able, trial, show)
+            own = _measure_alone(setting, peers, able, trial, show)
     name: str | None = peers.values("fastest", own)[0]
     if name is not None and name not in backends:
         raise Unsupported(
@@ -77,7 +77,9 @@ def choose(
     return name, None
 
 
-def _kept(setting: Setting, backends: Mapping[str, Backend], known: str | None) -> str | None:
+def _keep_chosen(
+    setting: Setting, backends: Mapping[str, Backend], known: str | None
+) -> str | None:
     """The backend that was chosen before, if it can still be used."""
     if known is None:
         return None
@@ -98,7 +100,7 @@ def _kept(setting: Setting, backends: Mapping[str, Backend], known: str | None) 
     return None
 
 
-def _measured_alone(
+def _measure_alone(
     setting: Setting,
     peers: Peers,
     backends: Mapping[str, Backend],
@@ -107,13 +109,13 @@ def _measured_alone(
 ) -> str | None:
     """The fastest backend of one process among several, measured without the others."""
     problem = local_steps.of_one_process(setting.problem, peers)
-    name, engine = _measured(attrs.evolve(setting, problem=problem), backends, trial, show)
+    name, engine = _measure_backends(attrs.evolve(setting, problem=problem), backends, trial, show)
     if engine is not None:
         engine.close()
     return name
 
 
-def _measured(
+def _measure_backends(
     setting: Setting,
     backends: Mapping[str, Backend],
     trial: Trial,
@@ -130,7 +132,7 @@ def _measured(
         return measured.timings
 
     try:
-        timings = get_program(_key(setting, backends, trial), measure)
+        timings = get_program(_cache_key(setting, backends, trial), measure)
     except _Nothing:
         return None, None
     name = timing.quickest(timings)
@@ -141,7 +143,9 @@ def _measured(
     return name, measured.take(name)
 
 
-def _key(setting: Setting, backends: Mapping[str, Backend], trial: Trial) -> tuple[object, ...]:
+def _cache_key(
+    setting: Setting, backends: Mapping[str, Backend], trial: Trial
+) -> tuple[object, ...]:
     """The facts that a time depends on; the length of an epoch is rounded to a power of four."""
     problem, batch = setting.problem, trial.first
     steps = problem.epoch_steps

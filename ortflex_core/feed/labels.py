@@ -84,12 +84,12 @@ def with_last_axis(columns: Columns, requests: Sequence[LossRequest], model: Mod
         if array is None or array.ndim + 1 != len(shape) or shape[-1] != 1:
             continue
         fitting = array[..., np.newaxis]
-        if not _takes(request, predicted, array) and _takes(request, predicted, fitting):
+        if not _accepts(request, predicted, array) and _accepts(request, predicted, fitting):
             labels[request.label] = fitting
     return attrs.evolve(columns, labels=labels)
 
 
-def _takes(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:
+def _accepts(request: LossRequest, predicted: TensorSpec, labels: Array) -> bool:
     """Whether a loss accepts labels of this type and shape."""
     try:
         wanted = request.loss.label(predicted, data.spec_of(request.label, labels))

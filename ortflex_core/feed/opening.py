@@ -38,11 +38,11 @@ def open_source(
             "are needed at once here; pass arrays, or fewer rows"
         )
     if y is None and isinstance(X, Mapping):
-        X, y, sample_weight = _apart(X, [r.label for r in requests], sample_weight)
+        X, y, sample_weight = _split_mapping(X, [r.label for r in requests], sample_weight)
     if isinstance(X, Columns):
         names = [i.name for i in model.inputs]
         labels = [r.label for r in requests]
-        return _renamed(X, names, labels)
+        return _rename_columns(X, names, labels)
     return data.as_columns(
         X,
         y,
@@ -52,7 +52,7 @@ def open_source(
     )
 
 
-def _apart(
+def _split_mapping(
     given: Mapping[str, Any], labels: Sequence[str], sample_weight: Any
 ) -> tuple[dict[str, Any], Any, Any]:
     """Split one mapping with all names into inputs, labels and sample weights."""
@@ -66,7 +66,7 @@ def _apart(
     return rest, found or None, sample_weight
 
 
-def _renamed(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
+def _rename_columns(columns: Columns, inputs: Sequence[str], labels: Sequence[str]) -> Columns:
     """Columns X and y of files, renamed to the only input and the only label."""
     given, expected = dict(columns.inputs), dict(columns.labels)
     if len(inputs) == 1 and list(given) == ["X"]:

@@ -85,7 +85,7 @@ def _slice(inputs: _Inputs, attributes: _Attributes) -> Array | None:
     return x[tuple(cuts)]
 
 
-def _whole(function: Callable[[Array, Array], Array]) -> Callable[..., Array | None]:
+def _fold_arithmetic(function: Callable[[Array, Array], Array]) -> Callable[..., Array | None]:
     """Arithmetic of sizes: integers >= 0."""
 
     def rule(inputs: _Inputs, attributes: _Attributes) -> Array | None:
@@ -137,7 +137,7 @@ def _where(inputs: _Inputs, attributes: _Attributes) -> Array | None:
     return np.where(condition, x, y)
 
 
-def _compared(function: Callable[[Array, Array], Array]) -> Callable[..., Array | None]:
+def _fold_comparison(function: Callable[[Array, Array], Array]) -> Callable[..., Array | None]:
     """Comparisons of integers, and logic on booleans."""
 
     def rule(inputs: _Inputs, attributes: _Attributes) -> Array | None:
@@ -147,7 +147,7 @@ def _compared(function: Callable[[Array, Array], Array]) -> Callable[..., Array 
     return rule
 
 
-def _total(function: Callable[..., Array]) -> Callable[..., Array | None]:
+def _fold_reduction(function: Callable[..., Array]) -> Callable[..., Array | None]:
     """A sum or product of sizes; axes are an input, or an attribute."""
 
     def rule(inputs: _Inputs, attributes: _Attributes) -> Array | None:
@@ -166,24 +166,24 @@ _RULES: Mapping[str, Callable[[_Inputs, _Attributes], Array | None]] = {
     "Squeeze": _squeeze,
     "Reshape": _reshape,
     "Slice": _slice,
-    "Add": _whole(np.add),
-    "Sub": _whole(np.subtract),
-    "Mul": _whole(np.multiply),
-    "Div": _whole(_quotient),
-    "Min": _compared(lambda *many: functools.reduce(np.minimum, many)),
-    "Max": _compared(lambda *many: functools.reduce(np.maximum, many)),
+    "Add": _fold_arithmetic(np.add),
+    "Sub": _fold_arithmetic(np.subtract),
+    "Mul": _fold_arithmetic(np.multiply),
+    "Div": _fold_arithmetic(_quotient),
+    "Min": _fold_comparison(lambda *many: functools.reduce(np.minimum, many)),
+    "Max": _fold_comparison(lambda *many: functools.reduce(np.maximum, many)),
     "Range": _range,
     "ConstantOfShape": _filled,
     "Expand": _expand,
     "Where": _where,
-    "Equal": _compared(np.equal),
-    "Less": _compared(np.less),
-    "LessOrEqual": _compared(np.less_equal),
-    "Greater": _compared(np.greater),
-    "GreaterOrEqual": _compared(np.greater_equal),
-    "And": _compared(np.logical_and),
-    "Or": _compared(np.logical_or),
-    "Not": _compared(np.logical_not),
-    "ReduceSum": _total(np.sum),
-    "ReduceProd": _total(np.prod),
+    "Equal": _fold_comparison(np.equal),
+    "Less": _fold_comparison(np.less),
+    "LessOrEqual": _fold_comparison(np.less_equal),
+    "Greater": _fold_comparison(np.greater),
+    "GreaterOrEqual": _fold_comparison(np.greater_equal),
+    "And": _fold_comparison(np.logical_and),
+    "Or": _fold_comparison(np.logical_or),
+    "Not": _fold_comparison(np.logical_not),
+    "ReduceSum": _fold_reduction(np.sum),
+    "ReduceProd": _fold_reduction(np.prod),
 }

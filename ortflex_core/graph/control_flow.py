@@ -175,7 +175,7 @@ def trace_node(
     if domain == "" and node.op_type in sequences.RESOLVERS:
         return tuple(sequences.resolve(trace, node.op_type, attributes, arguments))
     if domain == "" and node.op_type == "SequenceMap":
-        return tuple(_mapped(trace, attributes["body"].g, arguments, captures))  # type: ignore[arg-type]
+        return tuple(_trace_map(trace, attributes["body"].g, arguments, captures))  # type: ignore[arg-type]
     if domain == "" and node.op_type == "Identity":
         return (arguments[0],)  # type: ignore[return-value]  # it may be a sequence
     if domain == "" and node.op_type in CONTROL:
@@ -208,7 +208,7 @@ def trace_node(
     )
 
 
-def _mapped(
+def _trace_map(
     trace: Trace,
     body: GraphProto,
     arguments: Sequence[Any],
@@ -228,7 +228,7 @@ def _mapped(
     return [many(column) for column in zip(*rows, strict=True)]
 
 
-def _known(tensor: Tensor | None) -> Any:
+def _known_scalar(tensor: Tensor | None) -> Any:
     """The value of a constant scalar, or None."""
     if tensor is None or tensor.constant is None or tensor.constant.size != 1:
         return None
@@ -246,14 +246,16 @@ def _inline_if(
     arguments: Sequence[Tensor | None],
     captures: Mapping[str, Tensor],
 ) -> list[Tensor] | None:
-    condition = _known(arguments[0])
+    condition = _known_scalar(arguments[0])
     if condition is None:
         return None
     branch = attributes["then_branch" if condition else "else_branch"].g
     return replay(trace, branch, [], captures)
 
 
-def _few(count: Any, trace: Trace, body: GraphProto, values: Iterable[Any] = ()) -> TypeGuard[int]:
+def _can_unroll(
+    count: Any, trace: Trace, body: GraphProto, values: Iterable[Any] = ()
+) -> TypeGuard[int]:
     """Whether ``count`` iterations of a body that reads these values are few enough to be unrolled."""
     many = any(isinstance(v, sequences.SEQUENCES) for v in values)
     most = _MOST_NODES_OF_SEQUENCES if many else _MOST_NODES
@@ -282,12 +284,12 @@ def _inline_loop(
     captures: Mapping[str, Tensor],
 ) -> list[Tensor] | None:
     """An unrolled loop, if the number of iterations is known and small and the condition stays true."""
-    body, count = attributes["body"].g, _known(arguments[0])
-    start = True if len(arguments) < 2 or arguments[1] is None else _known(arguments[1])
+    body, count = attributes["body"].g, _known_scalar(arguments[0])
+    start = True if len(arguments) < 2 or arguments[1] is None else _known_scalar(arguments[1])
     none = start is False or (isinstance(count, int) and count <= 0)
     if none and len(body.output) == len(arguments) - 1:
         return [state for state in arguments[2:] if state is not None]  # none is omitted
-    if start is not True or not _few(count, trace, body, (*arguments, *captures.values())):
+    if start is not True or not _can_unroll(count, trace, body, (*arguments, *captures.values())):
         return None
     true = trace.constant(np.array(True))
     states: list[Any] = list(arguments[2:])
@@ -295,7 +297,7 @@ def _inline_loop(
     for k in range(count):
         with _copied(trace, count):
             after = replay(trace, body, [trace.constant(np.int64(k)), true, *states], captures)
-        if _known(after[0]) is not True:
+        if _known_scalar(after[0]) is not True:
             return None
         states, scans = after[1 : 1 + len(states)], after[1 + len(states) :]
         rows.append(scans)
@@ -314,7 +316,7 @@ def _inline_scan(
     axes = ints(attributes, "scan_input_axes", scanned)
     backward = ints(attributes, "scan_input_directions", scanned)
     length = None if scans_in[0].shape is None else scans_in[0].shape[axes[0]]
-    if not _few(length, trace, body, (*arguments, *captures.values())):
+    if not _can_unroll(length, trace, body, (*arguments, *captures.values())):
         return None
     rows: list[list[Tensor]] = []
     for k in range(length):
@@ -341,7 +343,7 @@ def _stacked(trace: Trace, parts: Sequence[Tensor], axis: int) -> Tensor:
     return op.Concat(*(op.Unsqueeze(p, axes=[axis]) for p in parts), axis=axis)
 
 
-def _merged(a: Shape | None, b: Shape | None) -> Shape | None:
+def _merge_shapes(a: Shape | None, b: Shape | None) -> Shape | None:
     """The sizes that two shapes share; others are unknown."""
     if a is None or b is None or len(a) != len(b):
         return None
@@ -358,10 +360,10 @@ def _if_types(
     for name in ("then_branch", "else_branch"):
         sub = Sub(trace, captures)
         branches.append(replay(sub.trace, attributes[name].g, [], sub.values))
-    return [(a.dtype, _merged(a.shape, b.shape)) for a, b in zip(*branches, strict=True)]
+    return [(a.dtype, _merge_shapes(a.shape, b.shape)) for a, b in zip(*branches, strict=True)]
 
 
-def _carried(
+def _infer_carried(
     trace: Trace,
     body: GraphProto,
     captures: Mapping[str, Tensor],
@@ -377,7 +379,8 @@ def _carried(
         results = replay(sub.trace, body, formals, sub.values)[skip:]
         types = [(t.dtype, t.shape) for t in results]
         states = [
-            (d, _merged(s, m[1])) for (d, s), m in zip(states, types[: len(states)], strict=True)
+            (d, _merge_shapes(s, m[1]))
+            for (d, s), m in zip(states, types[: len(states)], strict=True)
         ]
     return states, types[len(states) :]
 
@@ -391,7 +394,7 @@ def _loop_types(
     states = [(t.dtype, t.shape) for t in arguments[2:] if t is not None]
     start: Types = [(TensorProto.INT64, ()), (TensorProto.BOOL, ())]
     body = attributes["body"].g
-    states, scans = _carried(trace, body, captures, states, start, [], 1)
+    states, scans = _infer_carried(trace, body, captures, states, start, [], 1)
     return [*states, *((d, None if s is None else (None, *s)) for d, s in scans)]
 
 
@@ -413,7 +416,7 @@ def _scan_types(
         slices.append((x.dtype, None if part is None else tuple(part)))
     states: Types = [(t.dtype, t.shape) for t in inputs[:-scanned]]
     body = attributes["body"].g
-    states, scans = _carried(trace, body, captures, states, [], slices, 0)
+    states, scans = _infer_carried(trace, body, captures, states, [], slices, 0)
     out = list(states)
     places = ints(attributes, "scan_output_axes", len(scans))
     for (dtype, shape), axis in zip(scans, places, strict=True):

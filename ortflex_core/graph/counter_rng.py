@@ -37,7 +37,7 @@ def dropout(
         seed: of the training.
         node: a name; every node has different masks.
     """
-    mask = op.Less(_uniform(op, x, step, f"{seed}/{node}"), _threshold(op, ratio))
+    mask = op.Less(_draw_uniform(op, x, step, f"{seed}/{node}"), _threshold(op, ratio))
     if isinstance(ratio, Tensor):
         scale = op.Reciprocal(1 - op.Cast(ratio, to=x.dtype))
     else:
@@ -63,14 +63,14 @@ def normal(op: Ops, like: Tensor, step: Host, *, seed: int, name: str) -> Tensor
     """
     start = like.trace.bind(step, _INT64) * op.constant(2**32)
     words = _squares(op, start + _count(op, op.Size(like)), _key(f"normal/{seed}/{name}"))
-    high, low = (_fraction(op, part) for part in (words, words * op.constant(2**32)))
+    high, low = (_to_fraction(op, part) for part in (words, words * op.constant(2**32)))
     values = op.Sqrt(op.Log(high) * -2.0) * op.Sin(low * (2 * math.pi))
     out: Tensor = op.Cast(op.Reshape(values, op.Shape(like)), to=like.dtype)
     out.shape = like.shape
     return out
 
 
-def _fraction(op: Ops, words: Tensor) -> Tensor:
+def _to_fraction(op: Ops, words: Tensor) -> Tensor:
     """The upper halves of words as float64 between 0 and 1, both excluded."""
     word = op.Cast(words, to=_UINT64)
     half = op.Cast(op.BitShift(word, op.constant(_HALF), direction="RIGHT"), to=_INT64)
@@ -86,7 +86,7 @@ def _threshold(op: Ops, ratio: float | Tensor) -> Tensor:
     return op.constant(np.int64(min(int((0.5 - ratio) * 2**64), 2**63 - 1)))
 
 
-def _uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
+def _draw_uniform(op: Ops, x: Tensor, step: Tensor, label: str) -> Tensor:
     """A uniformly distributed int64 for every element of ``x``.
 
     Each column and each row (all axes but the last) has a random word, each element the product of
@@ -133,16 +133,16 @@ def _squares(op: Ops, counter: Tensor, key: int) -> Tensor:
     """64 random bits for every counter; the published ⊕ of the last round is + here."""
     y = counter * op.constant(np.int64(key))
     z = y + op.constant(np.int64(key))
-    x = _swapped(op, y * y + y)
-    x = _swapped(op, x * x + z)
-    x = _swapped(op, x * x + y)
+    x = _swap_halves(op, y * y + y)
+    x = _swap_halves(op, x * x + z)
+    x = _swap_halves(op, x * x + y)
     t = x * x + z
-    x = _swapped(op, t)
+    x = _swap_halves(op, t)
     last = op.BitShift(op.Cast(x * x + y, to=_UINT64), op.constant(_HALF), direction="RIGHT")
     return t + op.Cast(last, to=_INT64)
 
 
-def _swapped(op: Ops, x: Tensor) -> Tensor:
+def _swap_halves(op: Ops, x: Tensor) -> Tensor:
     """A word with its two halves exchanged."""
     word = op.Cast(x, to=_UINT64)
     halves = [op.BitShift(word, op.constant(_HALF), direction=d) for d in ("LEFT", "RIGHT")]

@@ -115,7 +115,7 @@ def build(
     needed = ancestors(outputs.values())
     nodes = [node for node in trace.nodes if id(node) in needed]
     if len(nodes) > _MANY:
-        nodes = _soonest(nodes)
+        nodes = _sort_nodes(nodes)
     used = {id(a) for node in nodes for a in node.arguments} | set(map(id, outputs.values()))
     required = {key for key in (*outputs, *trace.inputs) if isinstance(key, str)}
     clash = sorted(required & set(outputs) & set(trace.inputs))
@@ -339,7 +339,7 @@ def ancestors(
     return nodes
 
 
-def _soonest(nodes: Sequence[Node]) -> list[Node]:
+def _sort_nodes(nodes: Sequence[Node]) -> list[Node]:
     """The nodes in an order with few ready nodes at a time: each as soon as it can run, the newest first.
 
     onnxruntime sorts a graph several times, with a list of ready nodes that it searches at each

@@ -103,7 +103,7 @@ def _neg(
         return trace.bind(-value, x.dtype)
     if value is not None:
         return trace.constant(-value, x.dtype)
-    if x.is_float and _scaled(x) is not None:
+    if x.is_float and _split_scale(x) is not None:
         return trace.op.Mul(-1.0, x)
     return None
 
@@ -133,7 +133,7 @@ def _arithmetic(
     if op_type != "Mul" or (a is None) == (b is None):
         return None
     scale, tensor = (a, right) if a is not None else (b, left)
-    inner = _scaled(tensor)
+    inner = _split_scale(tensor)
     if inner is None or scale is None:
         return None
     product = scalar(trace, Host.apply("Mul", scale, inner[0]), tensor.dtype)
@@ -147,7 +147,7 @@ def scalar(trace: Trace, value: Host, dtype: int) -> Tensor:
     return trace.constant(host_scalars.HostProgram([value])({})[0], dtype)
 
 
-def _scaled(tensor: Tensor) -> tuple[Host | float, Tensor] | None:
+def _split_scale(tensor: Tensor) -> tuple[Host | float, Tensor] | None:
     """(scalar, other) of a tensor that is their product, or None."""
     inner = tensor.node
     if inner is None or inner.op_type != "Mul" or inner.domain != "":

@@ -64,16 +64,16 @@ def open_model(
         return
     with tempfile.TemporaryDirectory(prefix="ortflex-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        _place(path, folder / path.name)
+        _link_or_copy(path, folder / path.name)
         for place in places:
             inside = PurePosixPath(filename).parent / place
             if inside.is_absolute() or ".." in inside.parts:
                 raise ModelError(f"{repo_id}/{filename}: {place!r} is outside the model's folder")
-            _place(_download(hub, repo_id, str(inside), revision), folder / place)
+            _link_or_copy(_download(hub, repo_id, str(inside), revision), folder / place)
         yield folder / path.name, filename
 
 
-def _place(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """The file at another place: a hard link if the file system supports it, otherwise a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -159,7 +159,7 @@ def _specs(
 ) -> list[TensorSpec]:
     """Types and shapes on which all runs agree; the integers of the third run differ from the second."""
     fixed = not any(node.op_type in _BY_VALUE for node in model.internal.graph.node)
-    steered = _steered(model)
+    steered = _depends_on_values(model)
     specs = []
     for name in unknown:
         runs = [values[name] for values in found]
@@ -180,7 +180,7 @@ def _specs(
     return specs
 
 
-def _steered(model: Model) -> bool:
+def _depends_on_values(model: Model) -> bool:
     """Whether a shape depends on the values of an input, so that test inputs prove nothing."""
     varying = {spec.name for spec in model.inputs}
     for node in model.internal.graph.node:

@@ -161,10 +161,10 @@ def _constants(graph: GraphProto, outer: Known) -> Known:
 
 def _count(node: NodeProto, known: Known) -> int | None:
     """The constant number of iterations in the file, or None."""
-    return _whole(known.get(node.input[0])) if node.input and node.input[0] else None
+    return _integer_value(known.get(node.input[0])) if node.input and node.input[0] else None
 
 
-def _whole(tensor: TensorProto | None) -> int | None:
+def _integer_value(tensor: TensorProto | None) -> int | None:
     """The value of an integer or a boolean, or None."""
     whole = (TensorProto.INT64, TensorProto.BOOL)
     if tensor is None or tensor.data_type not in whole or math.prod(tensor.dims) != 1:

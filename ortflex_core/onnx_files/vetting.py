@@ -286,13 +286,13 @@ def vet_values(values: Iterable[TensorSpec], most: int, weights: int, label: str
             raise ModelError(f"{label}: the tensor {spec.name!r} has a negative size: {spec}")
         if (size := spec_bytes(spec)) > most:
             raise ModelError(
-                f"{label}: the tensor {spec.name!r} would take {_amount(size)} bytes; with "
+                f"{label}: the tensor {spec.name!r} would take {_format_amount(size)} bytes; with "
                 f"{weights} bytes of weights and inputs, a tensor may have at most {most}"
             )
         total += size if size > max(_LARGE, 10 * weights) else 0
     if total > 2 * most:
         raise ModelError(
-            f"{label}: its large tensors would take {_amount(total)} bytes together; with "
+            f"{label}: its large tensors would take {_format_amount(total)} bytes together; with "
             f"{weights} bytes of weights and inputs, at most {2 * most} are accepted"
         )
 
@@ -317,6 +317,6 @@ def spec_bytes(spec: TensorSpec) -> int:
         return 0
 
 
-def _amount(count: int) -> str:
+def _format_amount(count: int) -> str:
     """A number for a message; Python refuses to write more than 4300 digits."""
     return str(count) if count < 10**30 else "more than 10^30"

@@ -62,7 +62,7 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
     if opset > newest:
         types = _types(out, label)
         for _ in range(_DEEPEST):
-            different = [node for node, _ in _differing(out.graph, opset, newest, types)]
+            different = [node for node, _ in _find_differences(out.graph, opset, newest, types)]
             if not different:
                 break
             protos = {n: _type_proto(spec) for n, spec in _specs(out, label).items()}
@@ -71,7 +71,7 @@ def lowered(model: ModelProto, label: str, newest: int) -> tuple[ModelProto | No
             except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
                 return None, f"a function body cannot be inlined: {error}"
             types = _types(out, label)
-        for node, reason in _differing(out.graph, opset, newest, types):
+        for node, reason in _find_differences(out.graph, opset, newest, types):
             return None, f"the node {node.name or node.op_type!r}: {reason}"
         _trim(out.graph, opset, newest)
         for entry in out.opset_import:
@@ -130,7 +130,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
     return (node for node in all_nodes(graph.node) if node.domain in ("", "ai.onnx"))
 
 
-def _differing(
+def _find_differences(
     graph: GraphProto, opset: int, newest: int, types: Types
 ) -> list[tuple[NodeProto, str]]:
     """The nodes that have a different meaning, or none, at the older opset, and the reasons."""
@@ -269,7 +269,7 @@ def _rounds_up(node: NodeProto, types: Types) -> bool:
     return any(a.name == "ceil_mode" and a.i for a in node.attribute)
 
 
-def _floored(node: NodeProto, types: Types) -> bool:
+def _expand_mod(node: NodeProto, types: Types) -> bool:
     """Mod of floats with the sign of the divisor, which older opsets do not have."""
     truncates = any(a.name == "fmod" and a.i for a in node.attribute)
     return not truncates and types.get(node.input[0], TensorProto.FLOAT) in _FLOATS
@@ -285,7 +285,7 @@ _CHANGED: Mapping[str, tuple[int, Callable[[NodeProto, Types], bool]]] = {
     "GroupNormalization": (21, _always),
     "LpPool": (22, _rounds_up),
     "MaxPool": (22, _rounds_up),
-    "Mod": (28, _floored),
+    "Mod": (28, _expand_mod),
 }
 
 # Function bodies of operators that the standard defines only in text.

@@ -42,7 +42,7 @@ def inlined(model: ModelProto) -> tuple[ModelProto, dict[str, str]]:
 
 
 def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, dict[str, str]]:
-    if not any(_suspect(node) for node in all_nodes(model.graph.node)):
+    if not any(_may_lack_kernel(node) for node in all_nodes(model.graph.node)):
         return model, {}
     typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
     functions: dict[str, FunctionProto] = {}
@@ -63,7 +63,7 @@ def _inlined(model: ModelProto, opset: int, written: int) -> tuple[ModelProto, d
     return inlined, reasons
 
 
-def _suspect(node: NodeProto) -> bool:
+def _may_lack_kernel(node: NodeProto) -> bool:
     """Whether a runtime may lack a kernel for a standard node that can be replaced."""
     if node.domain not in function_bodies.DOMAINS:
         return False
@@ -71,11 +71,11 @@ def _suspect(node: NodeProto) -> bool:
         return any(a.name == "layout" and a.i for a in node.attribute)
     if not function_bodies.has_body(node.op_type, domain=node.domain):
         return False
-    return node.domain not in ("", "ai.onnx") or _first(node.op_type) >= _NEW
+    return node.domain not in ("", "ai.onnx") or _first_opset(node.op_type) >= _NEW
 
 
 @functools.cache
-def _first(op_type: str) -> int:
+def _first_opset(op_type: str) -> int:
     """The opset that introduced an operator."""
     every = onnx.defs.get_all_schemas_with_history()
     return min(s.since_version for s in every if s.domain == "" and s.name == op_type)
@@ -96,12 +96,12 @@ def _replace(
     for node in graph.node:
         for inner in subgraphs_of(node):
             _replace(inner, types, opset, written, functions, reasons)
-        if not _suspect(node):
+        if not _may_lack_kernel(node):
             continue
         given = [types.get(name) if name else None for name in node.input]
         if any(name and t is None for name, t in zip(node.input, given, strict=True)):
             continue
-        why = _refused(node, given, written)
+        why = _explain_refusal(node, given, written)
         body = function_bodies.body_of(node, opset, given) if why else None
         if body is None:
             continue
@@ -120,12 +120,12 @@ def _type_of(tensor: onnx.TensorProto) -> TypeProto:
     return helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
 
 
-def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> str:
+def _explain_refusal(node: NodeProto, types: list[TypeProto | None], written: int) -> str:
     """The reason why the installed runtime cannot compute a node; empty if it can."""
     preview = node.domain not in ("", "ai.onnx")
     if not preview and schema(node.op_type, written, "") is None:
         return f"the installed onnxruntime reads opset {written}, which does not have it yet"
-    if _otherwise(node):
+    if _computes_differently(node):
         return "onnxruntime computes this form of it differently from the standard"
     alone = NodeProto()
     alone.CopyFrom(node)
@@ -148,7 +148,7 @@ def _refused(node: NodeProto, types: list[TypeProto | None], written: int) -> st
     return _trial(model.SerializeToString(deterministic=True))
 
 
-def _otherwise(node: NodeProto) -> bool:
+def _computes_differently(node: NodeProto) -> bool:
     """Forms that runtimes up to 1.31.1 are known to compute differently.
 
     They start a causal mask after past keys at the first of these keys, they refuse a mask shorter

@@ -162,12 +162,12 @@ def of_values(array: Array) -> Iterator[Fact]:
     if low == high:
         yield Fact("equal", f"every value is {float(low):g}")
         return
-    if _sines(array):
+    if _has_sines(array):
         yield Fact("sines", "its values are sines and cosines")
         return
     flat = array.ravel()
     sample = flat[:: max(1, flat.size // _SAMPLE)].astype(np.float64)
-    if _regular(sample):
+    if _is_regular(sample):
         yield Fact("regular", "its values are steps or repeat")
     elif array.ndim == 1 and flat.size > 2 and abs(np.linalg.norm(sample) - 1) < 1e-5:
         yield Fact("unit", "its norm is 1")
@@ -177,7 +177,7 @@ def of_values(array: Array) -> Iterator[Fact]:
         )
 
 
-def _regular(values: Array) -> bool:
+def _is_regular(values: Array) -> bool:
     """Whether the values are an arithmetic or geometric sequence, or a few repeated values."""
     if values.size < 4:
         return False
@@ -190,7 +190,7 @@ def _regular(values: Array) -> bool:
     return values.size >= 16 and np.unique(values).size <= min(16, values.size / 4)
 
 
-def _sines(array: Array) -> bool:
+def _has_sines(array: Array) -> bool:
     """Whether each row consists of pairs sin, cos, in any order: Σ x² is half its length.
 
     Rows of only sines or only cosines also count: those of rotary positions occur twice, cosines

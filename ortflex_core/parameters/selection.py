@@ -78,7 +78,7 @@ def choose_parameters(
             model, nodes, found, [params] if isinstance(params, str) else list(params)
         )
     if not any(c.trained for c in choices):
-        raise ModelError(_nothing(model, outputs, params, choices))
+        raise ModelError(_explain_empty(model, outputs, params, choices))
     return choices
 
 
@@ -116,7 +116,9 @@ def shared_in(
     return shared(readers)
 
 
-def _nothing(model: Model, outputs: Sequence[str], params: object, choices: list[Choice]) -> str:
+def _explain_empty(
+    model: Model, outputs: Sequence[str], params: object, choices: list[Choice]
+) -> str:
     floats = [n for n, s in model.initializers.items() if s.dtype in FLOATS]
     nodes = model.ancestors(outputs)
     text = f"{model.label} has no float parameter to train that reaches {', '.join(outputs)}"
@@ -199,10 +201,10 @@ def _may_be_single(model: Model, use: Use, rank: int) -> bool:
         return bool(rank) and (of_one or use.operator == "PRelu")
     if use.operator != "Add" or not rank or use.kind != "bias":
         return False
-    return _one_channel(model, model.producers.get(use.behind))
+    return _has_one_channel(model, model.producers.get(use.behind))
 
 
-def _one_channel(model: Model, product: NodeProto | None) -> bool:
+def _has_one_channel(model: Model, product: NodeProto | None) -> bool:
     """Whether a product has one output channel, so that its bias has one element."""
     if product is None or product.op_type not in BIASED:
         return False

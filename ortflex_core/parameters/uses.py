@@ -141,7 +141,7 @@ def _with_subgraphs(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
         yield node
 
 
-def _varies(model: Model, name: str) -> bool:
+def _may_be_float(model: Model, name: str) -> bool:
     """Whether a tensor may be of float type; types inside subgraphs are unknown."""
     if name in model.initializers:
         return model.initializers[name].dtype in FLOATS
@@ -163,7 +163,7 @@ def _differentiable(model: Model, flat: list[NodeProto], outputs: Iterable[str])
             continue
         for name in reads(node):
             if name not in kinds:
-                kinds[name] = _varies(model, name)
+                kinds[name] = _may_be_float(model, name)
             if kinds[name]:
                 reached.add(name)
     return reached
@@ -225,7 +225,7 @@ class _Walk:
                 continue
             sources.update(dict.fromkeys(own))
         for output in node.output:
-            if output and sources and _varies(self.model, output):
+            if output and sources and _may_be_float(self.model, output):
                 self.sources[output] = tuple(sources)
 
     def _meet(self, node: NodeProto) -> None:

@@ -86,7 +86,7 @@ def _gemm_of(
     kept = settings(made)
     bare = []
     for factor in factors:
-        scale, tensor = _scaled(build, factor)
+        scale, tensor = _split_constant(build, factor)
         alpha *= scale
         bare.append(build.value(tensor))
     kept["alpha"] = alpha * kept.get("alpha", 1.0)
@@ -98,7 +98,7 @@ def _gemm_of(
     return build.make("Gemm", inputs, product.dtype, product.shape, **kept)
 
 
-def _scaled(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
+def _split_constant(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
     """(k, x) of an old tensor that is k·x with a finite constant k; (1, x) of any other."""
     made = build.source(tensor, "Mul")
     if made is not None:
@@ -109,9 +109,9 @@ def _scaled(build: Rebuild, tensor: Tensor) -> tuple[float, Tensor]:
     return 1.0, tensor
 
 
-def _multiplied(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _scale_gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
     """A Gemm times a constant is one Gemm."""
-    scale, product = _scaled(build, node.outputs[0])
+    scale, product = _split_constant(build, node.outputs[0])
     made = build.source(product, "Gemm")
     if made is None or product.dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
@@ -130,13 +130,19 @@ def _gemm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor
     a, b, c = (*node.inputs, None)[:3]
     if node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
-    if a is None or b is None or (_scaled(build, a)[1] is a and _scaled(build, b)[1] is b):
+    if (
+        a is None
+        or b is None
+        or (_split_constant(build, a)[1] is a and _split_constant(build, b)[1] is b)
+    ):
         return None
     addend = None if c is None else build.value(c)
     return _gemm_of(build, node, [a, b], addend, node.outputs[0], 1.0)
 
 
-def _divided(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
+def _multiply_by_reciprocal(
+    build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
+) -> Tensor | None:
     """Division by a host scalar is multiplication by its reciprocal, which is faster."""
     x, divisor = inputs
     if x is None or divisor is None or divisor.host is None or x.host is not None:
@@ -157,10 +163,10 @@ def _subtract(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Te
     left = inputs[0]
     if left is None or not same_shape(left.shape, node.outputs[0].shape):
         return None
-    return _less(build, node.inputs[1], left)
+    return _subtract_products(build, node.inputs[1], left)
 
 
-def _less(build: Rebuild, taken: Tensor | None, left: Tensor) -> Tensor | None:
+def _subtract_products(build: Rebuild, taken: Tensor | None, left: Tensor) -> Tensor | None:
     """``left`` minus a product, or minus the products that a sum of them has."""
     found = _product(build, taken, left, -1.0)
     added = build.source(taken, "Add")
@@ -168,8 +174,8 @@ def _less(build: Rebuild, taken: Tensor | None, left: Tensor) -> Tensor | None:
         return found
     if not same_shape(left.shape, taken.shape):
         return None
-    first = _less(build, added.inputs[0], left)
-    return None if first is None else _less(build, added.inputs[1], first)
+    first = _subtract_products(build, added.inputs[0], left)
+    return None if first is None else _subtract_products(build, added.inputs[1], first)
 
 
 def _add(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tensor | None:
@@ -189,7 +195,7 @@ def _rows_subtracted(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]
         return None
     for rows in sums:
         assert rows.shape
-        scale, bare = _scaled(build, rows)
+        scale, bare = _split_constant(build, rows)
         ones = build.trace.constant(np.ones((1, rows.shape[0]), _numpy(rows)))
         values = [ones, build.value(bare), left]
         left = build.make("Gemm", values, left.dtype, left.shape, alpha=-scale)
@@ -259,7 +265,7 @@ def _sum_of_rows(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) ->
     rows = x.shape[0]
     if not isinstance(rows, int) or not 0 <= rows <= _MOST_ROWS:
         return None
-    scale, bare = _scaled(build, x)
+    scale, bare = _split_constant(build, x)
     ones = build.trace.constant(np.full(rows, scale, _numpy(x)))
     return build.make("MatMul", [ones, build.value(bare)], x.dtype, node.outputs[0].shape)
 
@@ -296,7 +302,7 @@ def _maximum(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Ten
     if len(inputs) != 2 or node.outputs[0].dtype not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
     for x, zero in (inputs, inputs[::-1]):
-        if zero is not None and x is not None and _is(zero, 0.0):
+        if zero is not None and x is not None and _is_constant(zero, 0.0):
             return build.make("Relu", [x], x.dtype, x.shape)
     return None
 
@@ -312,7 +318,7 @@ def _logarithm(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> T
         return None
     for one, other in (total.inputs, total.inputs[::-1]):
         power = build.source(other, "Exp")
-        if power is not None and one is not None and _is(one, 1.0):
+        if power is not None and one is not None and _is_constant(one, 1.0):
             (x,) = power.inputs
             assert x is not None
             return build.make("Softplus", [build.value(x)], x.dtype, x.shape)
@@ -323,7 +329,13 @@ def _where(build: Rebuild, node: Node, inputs: Sequence[Tensor | None]) -> Tenso
     """Where(k, s·Cast(k), 0) is s·Cast(k), which is already 0 there."""
     chosen, kept, zero = inputs
     made = build.source(node.inputs[1], "Mul")
-    if chosen is None or kept is None or zero is None or made is None or not _is(zero, 0.0):
+    if (
+        chosen is None
+        or kept is None
+        or zero is None
+        or made is None
+        or not _is_constant(zero, 0.0)
+    ):
         return None
     for scale, factor in (made.inputs, made.inputs[::-1]):
         cast = build.source(factor, "Cast")
@@ -363,7 +375,7 @@ def _finite(tensor: Tensor) -> bool:
     return tensor.constant is not None and bool(np.isfinite(tensor.constant).all())
 
 
-def _is(tensor: Tensor, value: float) -> bool:
+def _is_constant(tensor: Tensor, value: float) -> bool:
     """Whether a tensor is a constant scalar of this value."""
     known = tensor.constant
     return known is not None and known.ndim == 0 and float(known) == value
@@ -371,11 +383,11 @@ def _is(tensor: Tensor, value: float) -> bool:
 
 FIRST: Mapping[str, Pattern] = {
     "Add": _add,
-    "Div": _divided,
+    "Div": _multiply_by_reciprocal,
     "Gemm": _gemm,
     "Log": _logarithm,
     "Max": _maximum,
-    "Mul": _multiplied,
+    "Mul": _scale_gemm,
     "ReduceSum": _squares,
     "Sign": _sign,
     "Sub": _subtract,

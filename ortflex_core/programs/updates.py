@@ -102,7 +102,7 @@ def update_shared(
     """The shared state of parameters after step ``at`` of a graph, from the state before it."""
     out: dict[Port, Tensor] = {}
     for group, names in problem.sharing:
-        twin, rate, step = _twin(problem, group, at)
+        twin, rate, step = _bind_optimizer(problem, group, at)
         ports = {s: shared_port(s, group) for s in twin.shared}
         dtype = slots[ports[twin.shared[0]]].dtype
         own = [
@@ -121,7 +121,7 @@ def _cast(tensor: Tensor, dtype: int) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.trace.op.Cast(tensor, to=dtype)
 
 
-def _twin(problem: Problem, group: Group | None, at: int) -> tuple[Optimizer, Host, Host]:
+def _bind_optimizer(problem: Problem, group: Group | None, at: int) -> tuple[Optimizer, Host, Host]:
     """The optimizer of a group with symbolic hyperparameters, its rate and its step."""
     rate, step = Host.symbol(Port("rate", step=at).label), counter(at)
     if group is None:
@@ -151,7 +151,7 @@ def apply_update(
     with trace.part("update"):
         updating = problem.updating
         group = updating.group(name)
-        twin, rate, step = _twin(problem, group, at)
+        twin, rate, step = _bind_optimizer(problem, group, at)
         own = {s: t for s, t in slots.items() if s != AVERAGE}
         common = {s: _cast(shared[shared_port(s, group)], weight.dtype) for s in twin.shared}
         new, after = calls.update(twin, trace.op, weight, gradient, rate, step, own, common)

@@ -243,7 +243,7 @@ def locate(
             node=_label(model, node),
             operator=node.op_type,
             error=found.gradients[first],
-            suspects=_between(model, nodes, first, agreeing, readers),
+            suspects=_nodes_between(model, nodes, first, agreeing, readers),
         )
     first = next((p for p in backwards if ("weight", p) in found.bad), "")
     if not first:
@@ -280,7 +280,7 @@ def _first_tensor(
     return None
 
 
-def _between(
+def _nodes_between(
     model: Model,
     nodes: Sequence[NodeProto],
     first: str,

@@ -89,10 +89,10 @@ def peak(nodes: Sequence[NodeProto], sizes: Mapping[str, int], bound: Collection
             most, place = now - spare, k
         for name in (*ends.get(k, ()), *(n for n in made if n not in last)):
             now -= held.pop(name, 0)
-    return Peak(most, place, _alive(nodes, sizes, bound, owners, last, place))
+    return Peak(most, place, _find_alive(nodes, sizes, bound, owners, last, place))
 
 
-def _alive(
+def _find_alive(
     nodes: Sequence[NodeProto],
     sizes: Mapping[str, int],
     bound: Collection[str],

@@ -112,7 +112,7 @@ def apply(
     graph = model.graph
     bound = {o.name for o in graph.output}
     sizes = liveness.completed(graph.node, sizes)
-    plans = _plans(_forward(list(graph.node), losses, sizes, bound), recompute)
+    plans = _list_plans(_split_forward(list(graph.node), losses, sizes, bound), recompute)
     best, least = plans[0], math.inf
     for nodes in plans:  # plans with fewer copies come first, so a later plan must save memory
         size = liveness.peak(nodes, with_copies(sizes, nodes), bound).size
@@ -129,7 +129,7 @@ def with_copies(sizes: Mapping[str, int], nodes: Sequence[NodeProto]) -> dict[st
     return dict(sizes) | {n: sizes.get(n.removesuffix(_AGAIN), 0) for n in names}
 
 
-def _forward(
+def _split_forward(
     nodes: Sequence[NodeProto],
     losses: Collection[str],
     sizes: Mapping[str, int],
@@ -149,7 +149,7 @@ def _forward(
     place = {o: k for k, node in enumerate(own) for o in node.output if o}
     fixed = {n for n in place if n in bound or sizes.get(n, SMALL + 1) <= SMALL}
     for node in own:
-        if _once(node):
+        if _must_run_once(node):
             fixed.update(node.output)
             fixed |= liveness.reads(node) - set(node.input)
     for node in others:
@@ -157,13 +157,13 @@ def _forward(
     return Forward(own, others, place, sizes, liveness.storage(own, bound), fixed & place.keys())
 
 
-def _once(node: NodeProto) -> bool:
+def _must_run_once(node: NodeProto) -> bool:
     """Whether a node must not be computed a second time."""
     known = node.domain in ("", "ai.onnx") or node.domain.startswith("com.microsoft")
     return node.op_type in RANDOM or not known or bool(subgraphs_of(node))
 
 
-def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
+def _list_plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
     """The candidate orders of nodes."""
     if isinstance(recompute, tuple):
         missing = [name for name in recompute if name not in forward.place]
@@ -176,15 +176,15 @@ def _plans(forward: Forward, recompute: Recompute) -> list[list[NodeProto]]:
         kept = set(recompute) | set(forward.fixed)
         end = max(forward.place[name] for name in recompute)
         kept |= {n for n, k in forward.place.items() if k > end}
-        return [_recomputed(forward, kept)]
+        return [_insert_copies(forward, kept)]
     counts = _COUNTS if recompute is True else [int(recompute)]
-    cuts = dict.fromkeys(tuple(_cuts(forward, count)) for count in counts)
+    cuts = dict.fromkeys(tuple(_choose_cuts(forward, count)) for count in counts)
     plain = [*forward.nodes, *forward.others]
-    found = [_recomputed(forward, forward.kept(c)) for c in cuts if c]
+    found = [_insert_copies(forward, forward.kept(c)) for c in cuts if c]
     return [plain, *found] if recompute is True else found or [plain]
 
 
-def _cuts(forward: Forward, count: int) -> list[int]:
+def _choose_cuts(forward: Forward, count: int) -> list[int]:
     """The positions that cut the order into ``count`` segments of similar size, with few bytes between."""
     crossing = forward.crossing()
     read = forward.read()
@@ -205,7 +205,7 @@ def _cuts(forward: Forward, count: int) -> list[int]:
     return cuts
 
 
-def _recomputed(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
+def _insert_copies(forward: Forward, kept: Collection[str]) -> list[NodeProto]:
     """The nodes of forward pass and others, with copies right before their first readers."""
     out = list(forward.nodes)
     copied: set[int] = set()

@@ -178,7 +178,7 @@ def new_session(
     from onnxruntime.capi._pybind_state import ExecutionOrder
 
     options = session_options(threads)
-    options.graph_optimization_level = _level(program, optimize)
+    options.graph_optimization_level = _choose_level(program, optimize)
     options.enable_mem_pattern = takes_pattern(program)
     if not options.enable_mem_pattern:
         # onnxruntime plans which tensor gets the memory of which. What a tensor leaves to another one is
@@ -209,7 +209,7 @@ def takes_pattern(program: Program) -> bool:
     return program.recompute is False and sum(program.sizes.values()) < _LARGE
 
 
-def _level(program: Program, optimize: bool = True) -> Any:
+def _choose_level(program: Program, optimize: bool = True) -> Any:
     """How much onnxruntime optimizes a graph."""
     from onnxruntime import GraphOptimizationLevel
 
@@ -230,7 +230,7 @@ def planned(program: Program, device: Device, threads: int = 1) -> onnx.ModelPro
         spec.name for key, spec in program.gives.items() if getattr(key, "role", "") == "loss"
     ]
     options = session_options(threads)
-    options.graph_optimization_level = _level(program)
+    options.graph_optimization_level = _choose_level(program)
     if device.providers() != ["CPUExecutionProvider"]:  # such devices add copy nodes to graphs
         model = program.proto()
     else:

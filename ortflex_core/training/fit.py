@@ -66,14 +66,14 @@ def fit(
     preparing = inner.live.build(feed.first, feed.size, open_once)
     announce(trainer)
     source = open_once(preparing)
-    alter = partial(_altered, trainer, preparing)
+    alter = partial(_add_batch_hooks, trainer, preparing)
     validate = None if validation is None else inner.live.scorer(validation, peers)
     if peers is not None and validation is not None:
         peers.agree("validation", process_groups.validation_facts(validation.first))
     return train(trainer, source, validate, alter)
 
 
-def _altered(
+def _add_batch_hooks(
     trainer: Trainer, preparing: Preparation, source: Source, seed: tuple[int, ...]
 ) -> Source:
     """The source, with its batches changed by hooks if there are any.

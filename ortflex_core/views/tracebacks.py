@@ -94,28 +94,28 @@ def _shorten(error: BaseException) -> None:
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        link.__traceback__ = _without_ours(link.__traceback__)
-        following = before = _before(link)
+        link.__traceback__ = _foreign_entries(link.__traceback__)
+        following = before = _previous_exception(link)
         while (
             before is not None
             and id(before) not in seen
-            and _without_ours(before.__traceback__) is None
+            and _foreign_entries(before.__traceback__) is None
         ):
             seen.add(id(before))
-            before = _before(before)
+            before = _previous_exception(before)
         if before is not following:
             link.__cause__ = before  # None ends the chain and hides the context
         link = before
 
 
-def _before(error: BaseException) -> BaseException | None:
+def _previous_exception(error: BaseException) -> BaseException | None:
     """The exception that is printed before this one; an error may be raised from itself."""
     if error.__cause__ is not None or error.__suppress_context__:
         return None if error.__cause__ is error else error.__cause__
     return error.__context__
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+def _foreign_entries(trace: TracebackType | None) -> TracebackType | None:
     """The entries of a traceback outside our code; None without any."""
     entries = []
     while trace is not None:
