@@ -44,7 +44,9 @@ def by_rows(
     if any(at.pads[0]):
         first, last = at.pads[0]
         moved = op.Pad(moved, op.constant([0, 0, first, 0, 0, 0, last, 0]))
-    left = op.Reshape(op.Transpose(g, perm=[1, 3, 0, 2]), op.constant([channels, columns, -1]))
+    # Two transpositions: the first moves whole planes, the second is a part of the product.
+    windows = op.Reshape(op.Transpose(g, perm=[1, 0, 2, 3]), op.constant([channels, -1, columns]))
+    left = op.Transpose(windows, perm=[0, 2, 1])
     parts = []
     for k in range(at.kernel[0]):
         first = k * at.dilations[0]
