@@ -7,7 +7,7 @@ no code of the core refers to that name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from ortflex_core.config.checks import (
     several,
     texts,
 )
-from ortflex_core.errors import ConfigError
+from ortflex_core.errors import ConfigError, suggest
 from ortflex_core.graph.program import Recompute
 from ortflex_core.problem.groups import GROUP_KEYS, table_problems
 
@@ -364,3 +364,12 @@ def recompute_spec(spec: Any) -> Recompute:
     if isinstance(spec, bool | np.bool_):
         return bool(spec)
     return int(spec)
+
+
+def recompute_problems(spec: Any, computed: Collection[str]) -> list[str]:
+    """The names in the argument recompute that are not among the computed tensors, one line each."""
+    return [
+        f"recompute: no node of the model computes {name!r}; {suggest(name, computed)}"
+        for name in (spec if isinstance(spec, tuple) else ())
+        if name not in computed
+    ]

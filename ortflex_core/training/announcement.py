@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ortflex_core.parameters import selection
+from ortflex_core.problem.description import headline
 from ortflex_core.problem.updating import LOSS_SCALE, SKIPPED_STEPS
 from ortflex_core.training.internals import internals_of
-from ortflex_core.training.setup import Setup
 from ortflex_core.types import dtype_name, shape_text
 from ortflex_core.views.progress import tell
 from ortflex_core.views.summary import Summary
@@ -19,14 +17,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ortflex")
 
-# The number of parameters that a warning names.
-_FEW = 3
-_PLURALS = {
-    "constant": "constants",
-    "mask": "masks",
-    "running statistic": "running statistics",
-}
-
 
 def announce(trainer: Trainer) -> None:
     """Log what is trained and where; print the first line if logging is not configured.
@@ -34,7 +24,7 @@ def announce(trainer: Trainer) -> None:
     A script that configures no logging then sees the line, as it sees a progress bar.
     """
     inner = internals_of(trainer)
-    tell(trainer.progress, headline(inner.setup))
+    tell(trainer.progress, headline(inner.setup.problem, inner.setup.requests))
     _log.debug("%s", trainer.describe())
     _log.info("backend %s on %s, %s", trainer.backend_, trainer.device.name, inner.runtime)
     if inner.hooks.installed:
@@ -54,59 +44,6 @@ def announce_skipped(trainer: Trainer) -> None:
             f"gradient was not finite; the loss scale is {float(slots[LOSS_SCALE.label]):g}"
         )
         _log.info("%s", text)
-
-
-def describe(setup: Setup) -> str:
-    """What is trained and what is not, in one line."""
-    specs, problem = setup.model.initializers, setup.problem
-    trained = [f"{n} {list(specs[n].shape or ())}" for n in problem.parameters]
-    left = [f"{c.name} ({c.reason})" for c in problem.choices if not c.trained]
-    text = f"training {len(trained)} parameters: {', '.join(trained)}"
-    for group in problem.updating.groups:
-        if group.start_epoch:
-            text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
-    if left:
-        text += f"; not: {', '.join(left)}"
-    words = ", then ".join(term.words for term in problem.updating.transforms)
-    return text + (f"; transforms of gradients: {words}" if words else "") + _readings(setup)
-
-
-def headline(setup: Setup) -> str:
-    """How much is trained and how much is not, and how to change it, in one short line."""
-    trained = setup.problem.parameters
-    numbers = sum(setup.model.initializer(n).size for n in trained)
-    text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
-    later = sum(len(g.parameters) for g in setup.problem.updating.groups if g.start_epoch)
-    if later:
-        text += f" ({later} of them from a later epoch on)"
-    left = Counter(c.sort for c in setup.problem.choices if not c.trained)
-    if left:
-        sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
-        text += f"; left out: {sorts}"
-    return text + "; `ortflex check` lists them, params= changes it" + _readings(setup)
-
-
-def _readings(setup: Setup) -> str:
-    """The losses that read another tensor than the given one, and how the file is read."""
-    seen = "".join(
-        f"; {r.loss.name} sees {r.predicted!r}, the scores before the {r.traced_back}"
-        for r in setup.requests
-        if r.traced_back
-    )
-    return seen + (f"; {setup.model.stamp}" if setup.model.stamp else "")
-
-
-def shared_parameters(setup: Setup) -> str:
-    """The parameters that several nodes before the losses read, in one line; "" without any."""
-    outputs = [request.predicted for request in setup.requests]
-    found = selection.shared_in(setup.model, outputs, setup.problem.parameters)
-    several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in found.items()]
-    more = len(several) - _FEW
-    return ", ".join(several[:_FEW]) + (f", and {more} more" if more > 0 else "")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 def summary(trainer: Trainer) -> Summary:

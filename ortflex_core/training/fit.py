@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from ortflex_core.checkpoints.checkpoint import Size
+from ortflex_core.checkpoints.record import Position
 from ortflex_core.data.batches import Source
 from ortflex_core.data.iterable_position import item_of
 from ortflex_core.engines import failures
@@ -18,12 +19,15 @@ from ortflex_core.feed import ranks
 from ortflex_core.feed.augmentation import AlteredBatches
 from ortflex_core.feed.feed import Feed, held_out
 from ortflex_core.feed.preparation import Preparation
+from ortflex_core.problem.description import shared_parameters
 from ortflex_core.protocols import calls
 from ortflex_core.training import process_groups
-from ortflex_core.training.announcement import announce, announce_skipped, shared_parameters
+from ortflex_core.training.announcement import announce, announce_skipped
 from ortflex_core.training.checkpointing import go_on
 from ortflex_core.training.internals import internals_of
-from ortflex_core.training.loop import Loop, Plan, beginning
+from ortflex_core.training.loop import Loop, beginning
+from ortflex_core.training.plan import TrainingPlan
+from ortflex_core.training.setup import Setup
 from ortflex_core.views.history import History, risen
 
 if TYPE_CHECKING:
@@ -41,12 +45,12 @@ def fit(
     feed_of: Callable[..., Feed],
     data: Any,
     validation_data: Any,
-    limit: int | None,
+    steps_per_epoch: int | None,
 ) -> History:
     """Train on the data of a user (see :meth:`ortflex_core.Trainer.fit`)."""
-    inner = internals_of(trainer)
-    peers, validation = inner.setup.problem.peers, None
-    feed = feed_of(*data, limit=limit, peers=peers)
+    internals = internals_of(trainer)
+    peers, validation = internals.setup.problem.peers, None
+    feed = feed_of(*data, limit=steps_per_epoch, peers=peers)
     if peers is not None:
         ranks.check_source(feed.given)
     if isinstance(validation_data, float):
@@ -58,16 +62,20 @@ def fit(
     def open_once(preparing: Preparation) -> Source:
         if not opened:
             source = feed.source(
-                preparing, trainer.batch_size, shuffle=trainer.shuffle, peers=peers, limit=limit
+                preparing,
+                trainer.batch_size,
+                shuffle=trainer.shuffle,
+                peers=peers,
+                limit=steps_per_epoch,
             )
             opened.append(source)
         return opened[0]
 
-    preparing = inner.live.build(feed.first, feed.size, open_once)
+    preparing = internals.live.build(feed.first, feed.size, open_once)
     announce(trainer)
     source = open_once(preparing)
     alter = partial(_add_batch_hooks, trainer, preparing)
-    validate = None if validation is None else inner.live.scorer(validation, peers)
+    validate = None if validation is None else internals.live.scorer(validation, peers)
     if peers is not None and validation is not None:
         peers.agree("validation", process_groups.validation_facts(validation.first))
     return train(trainer, source, validate, alter)
@@ -81,12 +89,12 @@ def _add_batch_hooks(
     Raises:
         Unsupported: a callback changes batches in one process only.
     """
-    inner = internals_of(trainer)
-    hooks = inner.hooks.one_by_one("batch_drawn", trainer)
+    internals = internals_of(trainer)
+    hooks = internals.hooks.one_by_one("batch_drawn", trainer)
     if not hooks:
         return source
     for plugin, whose, _ in hooks:
-        if inner.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
+        if internals.setup.problem.peers is not None and not getattr(plugin, "every_rank", False):
             raise Unsupported(
                 f"distributed=: {whose} changes batches, so every process has to call it; "
                 "set every_rank = True in its class"
@@ -101,62 +109,29 @@ def train(
     alter: Callable[[Source, tuple[int, ...]], Source],
 ) -> History:
     """Train on a source, or continue the training that was resumed."""
-    inner = internals_of(trainer)
-    live, standing = inner.live, inner.live.standing
-    accumulate = live.problem.updating.accumulate
+    internals = internals_of(trainer)
+    live, standing = internals.live, internals.live.standing
     start = standing.position
     if start is not None:
-        now = beginning(source, accumulate, trainer.epochs)
+        now = beginning(source, live.problem.updating.accumulate, trainer.epochs)
         go_on(start, now, source, standing.strict)
-    if inner.setup.metrics and validate is None:
-        _log.warning(
-            "metrics (%s) are computed on validation data, but there are none: pass "
-            "validation_data, or set validation = 0.2 in a recipe to hold out a fifth of the rows",
-            ", ".join(metric.name for metric in inner.setup.metrics),
-        )
-    if not standing.fits and (shared := shared_parameters(inner.setup)):
-        _log.warning(
-            "several nodes read one parameter, which is trained as one: %s. This is right for "
-            "tied weights, but exporters also merge weights of equal values. `ortflex check` "
-            "lists them all; docs/howto/choose-what-is-trained.md explains how to export them as "
-            "separate tensors",
-            shared,
-        )
+    _warn(internals.setup, validated=validate is not None, first=not standing.fits)
     if (peers := live.problem.peers) is not None:
         peers.agree("start", process_groups.facts(trainer, source))
         ranks.check_rows(peers, source)
-    seed = (trainer.seed, standing.fits) if start is None else start.seed
-    plan = Plan(
-        engine=trainer.engine,
-        source=alter(source, seed),
-        schedule=live.bound(trainer.schedule),
-        base_rate=trainer.learning_rate,
-        epochs=trainer.epochs,
-        hooks=inner.hooks.callables(trainer),
-        validate=validate,
-        shuffle=trainer.shuffle,
-        seed=seed,
-        progress=trainer.progress,
-        lines=not any(getattr(c, "prints_epochs", False) for c in inner.setup.callbacks),
-        accumulate=accumulate,
-        enter=live.enter if inner.setup.problem.phase(0) is not inner.setup.problem else None,
-        start=start,
-        broken=lambda: failures.broken_weight(live.problem, live.state()),
-        peers=peers,
-        sync_every=None if peers is None else inner.setup.sync_every,
-    )
+    plan = _plan(trainer, source, validate, alter, start)
     loop = Loop(plan)
     # Everything is checked: a training that is refused leaves a resumed position where it is.
     standing.position = standing.last = None
     if start is None:
         standing.fits += 1
-    inner.loop, live.in_training = loop, True
+    internals.loop, live.in_training = loop, True
     try:
         history = loop.run()
         if peers is not None:
             peers.any("end", flag=False)
         announce_skipped(trainer)
-        if start is None and (losses := risen(loop.begun, history)):
+        if start is None and (losses := risen(loop.first_loss, history)):
             _log.warning(
                 "the loss rose from %.4g to %.4g; try a smaller learning_rate (it was %.4g)",
                 *losses,
@@ -178,19 +153,69 @@ def train(
         raise
     finally:
         standing.manual = loop.progress
-        inner.loop, live.in_training = None, False
+        internals.loop, live.in_training = None, False
         trainer.history_ = loop.history()
     return history
 
 
+def _warn(setup: Setup, *, validated: bool, first: bool) -> None:
+    """Warn of metrics without validation data, and before the first training of shared parameters."""
+    if setup.metrics and not validated:
+        _log.warning(
+            "metrics (%s) are computed on validation data, but there are none: pass "
+            "validation_data, or set validation = 0.2 in a recipe to hold out a fifth of the rows",
+            ", ".join(metric.name for metric in setup.metrics),
+        )
+    if first and (shared := shared_parameters(setup.problem, setup.requests)):
+        _log.warning(
+            "several nodes read one parameter, which is trained as one: %s. This is right for "
+            "tied weights, but exporters also merge weights of equal values. `ortflex check` "
+            "lists them all; docs/howto/choose-what-is-trained.md explains how to export them as "
+            "separate tensors",
+            shared,
+        )
+
+
+def _plan(
+    trainer: Trainer,
+    source: Source,
+    validate: Callable[[], Mapping[str, float]] | None,
+    alter: Callable[[Source, tuple[int, ...]], Source],
+    start: Position | None,
+) -> TrainingPlan:
+    internals = internals_of(trainer)
+    live, setup = internals.live, internals.setup
+    problem = live.problem
+    seed = (trainer.seed, live.standing.fits) if start is None else start.seed
+    return TrainingPlan(
+        engine=trainer.engine,
+        source=alter(source, seed),
+        schedule=live.bound(trainer.schedule),
+        base_rate=trainer.learning_rate,
+        epochs=trainer.epochs,
+        hooks=internals.hooks.callables(trainer),
+        validate=validate,
+        shuffle=trainer.shuffle,
+        seed=seed,
+        progress=trainer.progress,
+        lines=not any(getattr(c, "prints_epochs", False) for c in setup.callbacks),
+        accumulate=problem.updating.accumulate,
+        engine_for_epoch=None if setup.problem.phase(0) is setup.problem else live.enter,
+        start=start,
+        broken=lambda: failures.broken_weight(live.problem, live.state()),
+        peers=problem.peers,
+        sync_every=None if problem.peers is None else setup.sync_every,
+    )
+
+
 def step(trainer: Trainer, batch: Any) -> float:
     """Train one step on one batch (see :meth:`ortflex_core.Trainer.step`)."""
-    inner = internals_of(trainer)
-    peers = inner.setup.problem.peers
-    if peers is not None and inner.setup.sync_every is not None:
+    internals = internals_of(trainer)
+    peers = internals.setup.problem.peers
+    if peers is not None and internals.setup.sync_every is not None:
         raise Unsupported("step: sync_every averages after several steps; use fit")
     X, y, weight = item_of(batch, 0)
-    live, columns = inner.live, inner.setup.open(X, y, weight)
+    live, columns = internals.live, internals.setup.open(X, y, weight)
     first = live.engine is None
     prepared = live.build(columns, Size(rows=columns.rows, epoch_steps=1)).batch(columns)
     batches = [prepared]

@@ -22,10 +22,9 @@ from ortflex_core.data.batches import Batch, Source, rows_of_steps, runs_of, who
 from ortflex_core.engines.last_good import Good, same
 from ortflex_core.engines.sums import Sums
 from ortflex_core.errors import TrainingDiverged, Unsupported
-from ortflex_core.hooks import HookCall
 from ortflex_core.process_groups.interrupts import Interrupts
-from ortflex_core.process_groups.peers import Peers
-from ortflex_core.protocols import Engine, Losses, Schedule, calls
+from ortflex_core.protocols import Losses, calls
+from ortflex_core.training.plan import TrainingPlan
 from ortflex_core.types import Progress
 from ortflex_core.views.history import History
 from ortflex_core.views.progress import Display
@@ -35,7 +34,7 @@ _log = logging.getLogger("ortflex")
 # Losses are read at least once in this number of steps, which detects a diverged training.
 _BLOCK = 256
 # The number of rows in the first batch from which its loss counts as the initial loss.
-_SOME = 8
+_REPRESENTATIVE_ROWS = 8
 _NO_STEP_END = (
     "sync_every: a callback with the hook step_end needs the weights after every step, but the "
     "processes have the same weights only after a synchronization; use steps_end or epoch_end"
@@ -46,41 +45,10 @@ _OTHER_SIZE = (
 )
 
 
-@attrs.frozen(kw_only=True)
-class Plan:
-    """The inputs of one training.
-
-    ``hooks`` maps hook names to callables and has only hooks with an implementation; ``validate``
-    returns scores of the validation data, or is None; ``enter`` is called at the start of every
-    epoch and returns another engine if other parameters are trained from there on; ``lines`` says
-    whether epochs are printed without a bar; ``start`` is the position where an earlier training of
-    the same plan stopped; ``broken`` names the weight that is not finite at the start, if any;
-    ``sync_every`` is the number of separate steps of the processes.
-    """
-
-    engine: Engine
-    source: Source
-    schedule: Schedule
-    base_rate: float
-    epochs: int
-    hooks: Mapping[str, HookCall]
-    validate: Callable[[], Mapping[str, float]] | None = None
-    shuffle: bool = True
-    seed: tuple[int, ...] = (0,)
-    progress: bool | None = None
-    lines: bool = True
-    accumulate: int = 1
-    enter: Callable[[int], Engine | None] | None = None
-    start: Position | None = None
-    broken: Callable[[], str] = str
-    peers: Peers | None = None
-    sync_every: int | None = None
-
-
 class Loop:
     """One training, from its first step to its History."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TrainingPlan) -> None:
         self.plan = plan
         self.engine = plan.engine
         self._progress = beginning(plan.source, plan.accumulate, plan.epochs)
@@ -90,17 +58,17 @@ class Loop:
         self._interrupted = False
         self._good = Good()
         self._recent: list[float] = []
-        self.begun: float | None = None
+        self.first_loss: float | None = None
         """The loss of the first step in this process."""
         self._stop = False
         self._halted = False  # stopped by a step; a resumed training may continue
-        self.watching = False
+        self.in_observer = False
         """Between runs of steps, whose length the backend decides, hooks may not change weights."""
         self.left_alone = False  # unfinished, and hooks at the end changed no weights
         self.settled = False  # the state was final when the training ended or failed
         self._interrupts = Interrupts(plan.peers)
-        self._watched = self._any("step_end" in plan.hooks)
-        if self._watched and plan.sync_every is not None:
+        self._needs_every_step = self._any_process("step_end" in plan.hooks)
+        if self._needs_every_step and plan.sync_every is not None:
             raise Unsupported(_NO_STEP_END)
         self._rate = math.nan
         self._sums = Sums()
@@ -121,12 +89,12 @@ class Loop:
     def progress(self, value: Progress) -> None:
         self._progress, self._moved = value, None
 
-    def _any(self, flag: bool) -> bool:
+    def _any_process(self, flag: bool) -> bool:
         """Whether the flag is true here, or in any process of the training."""
         return flag if self.plan.peers is None else self.plan.peers.any("decision", flag)
 
     @property
-    def _apart(self) -> int:
+    def _local_processes(self) -> int:
         """The number of processes that train separately between two synchronizations."""
         peers = self.plan.peers
         return 1 if peers is None or self.plan.sync_every is None else peers.size
@@ -134,12 +102,12 @@ class Loop:
     @property
     def _at_once(self) -> int:
         """The number of steps in a run, which depends on the engine."""
-        return 1 if self._watched else self.engine.steps_per_run
+        return 1 if self._needs_every_step else self.engine.steps_per_run
 
     def _continue(self, start: Position) -> None:
         now = start.progress
-        if start.apart != self._apart:
-            raise Unsupported(_OTHER_SIZE.format(start.apart, self._apart))
+        if start.apart != self._local_processes:
+            raise Unsupported(_OTHER_SIZE.format(start.apart, self._local_processes))
         # Checkpoints of version 0.1 count epochs from 0.
         self._records = [{**line, "epoch": k} for k, line in enumerate(start.records, 1)]
         self.progress = attrs.evolve(
@@ -152,7 +120,7 @@ class Loop:
         self._sums = Sums(start.steps, start.rows, start.loss, start.penalty)
         self._before, self._rate, self._stop = start.seconds, start.rate, start.stopped
         # A new engine may start at the beginning of an epoch.
-        if start.at_once != self._at_once and (start.steps or self.plan.enter is None):
+        if start.at_once != self._at_once and (start.steps or self.plan.engine_for_epoch is None):
             _log.warning(
                 "the checkpoint was written by a training with %d steps per run, but this one "
                 "has %d: the weights are equal up to float32 rounding, but not bit for bit",
@@ -177,7 +145,7 @@ class Loop:
             at_once=self._at_once,
             stopped=self._stop,
             data=self.plan.source.place(),
-            apart=self._apart,
+            apart=self._local_processes,
         )
 
     @property
@@ -196,11 +164,11 @@ class Loop:
         shown = Display(self.progress.total_steps, plan.progress, plan.lines)
         with interrupts, shown as display:
             try:
-                self._tell("train_start")
+                self._call("train_start")
                 interrupts.held = True
                 while not (self.ended or self._halted):
-                    if plan.enter is not None:
-                        self.engine = plan.enter(self.progress.epoch) or self.engine
+                    if plan.engine_for_epoch is not None:
+                        self.engine = plan.engine_for_epoch(self.progress.epoch) or self.engine
                     self._keep()
                     self._epoch(display)
                     interrupts.check()
@@ -209,10 +177,10 @@ class Loop:
             except KeyboardInterrupt as error:
                 # The interruption came between steps, so the state is complete.
                 self._interrupted = True
-                self._tell("exception", error=error)
+                self._call("exception", error=error)
             except BaseException as error:
                 failed = True
-                self._tell("exception", error=error)
+                self._call("exception", error=error)
                 raise
             finally:
                 interrupts.held = False
@@ -228,23 +196,23 @@ class Loop:
         with suppress(Exception) if failed else nullcontext():
             state = None if self.ended else self.engine.state()
         try:
-            self._tell("train_end")
+            self._call("train_end")
         finally:
             self.left_alone = state is not None and same(state, self.engine.state())
 
-    def _tell(self, name: str, **values: Any) -> Any:
+    def _call(self, name: str, **values: Any) -> Any:
         hook = self.plan.hooks.get(name)
         if hook is not None and "progress" in hook.takes:
             values["progress"] = self.progress
         return None if hook is None else hook(**values)
 
-    def _settle(self, within: bool = False) -> None:
+    def _call_settled(self, within: bool = False) -> None:
         """Call the hooks that save; after a hook that fails, the training can be resumed from here."""
         self.settled = True
         if within:  # an epoch, after a run of steps
-            self._show("settled")
+            self._call_observer("settled")
         else:
-            self._tell("settled")
+            self._call("settled")
         self.settled = False
 
     def history(self) -> History:
@@ -275,7 +243,7 @@ class Loop:
     def _epoch(self, display: Display) -> None:
         plan, epoch, sums = self.plan, self.progress.epoch, self._sums
         if not sums.steps:
-            self._tell("epoch_start")
+            self._call("epoch_start")
         self._started = time.perf_counter()
         done = sums.steps * plan.accumulate
         more = partial(self._rng, epoch + 1) if epoch + 1 < plan.epochs else None
@@ -298,12 +266,12 @@ class Loop:
         self._sums, self._before = Sums(), 0.0
         self.progress = attrs.evolve(self.progress, epoch=epoch + 1, history=tuple(self._records))
         if scores is not None:
-            self._tell("validation_end", scores=scores)
-        if self._any(any(self._tell("epoch_end", record=record) or ())):
+            self._call("validation_end", scores=scores)
+        if self._any_process(any(self._call("epoch_end", record=record) or ())):
             self._stop = True
         if plan.peers is not None:
             plan.peers.agree_on_weights(self.engine.state(), epoch)
-        self._settle()
+        self._call_settled()
 
     def _validated(self, validate: Callable[[], Mapping[str, float]]) -> Mapping[str, float]:
         """The validation scores; Ctrl-C takes effect at once, because they do not change the state."""
@@ -336,17 +304,49 @@ class Loop:
         return record
 
     def _steps(self, groups: Iterable[Sequence[Batch]], display: Display) -> None:
-        engine, schedule = self.engine, self.plan.schedule
-        hooks = self.plan.hooks
-        watched, settles, seen = (self._watched, "settled" in hooks, "steps_end" in hooks)
-        block = (
-            _BLOCK if self.plan.peers is None else 1
-        )  # all processes get the same answer at the same step
-        start = self.progress
-        step, rows = start.step, start.rows
-        every_step = schedule.by != "epoch"
-        if not every_step:
-            self._rate = self._rate_at(start)
+        """Train the steps of an epoch, in the runs that the engine takes."""
+        hooks, start = self.plan.hooks, self.progress
+        settles, observed = "settled" in hooks, "steps_end" in hooks
+        # All processes get the same answer at the same step.
+        block = _BLOCK if self.plan.peers is None else 1
+        rates_of = self._rates_of(start)
+        step, rows, unread = start.step, start.rows, 0
+        pending, interrupts = self._pending, self._interrupts
+        run, accumulate = self.engine.run, self.plan.accumulate
+        try:
+            for batches in groups:
+                sizes = rows_of_steps(batches, accumulate)
+                rates = rates_of(step, rows, sizes)
+                pending.append((run(batches, rates), sizes))
+                step += len(sizes)
+                rows += sum(sizes)
+                unread += len(sizes)
+                self._moved = (step, rows)
+                if observed:
+                    losses, penalties = zip(*self._drain(), strict=True)
+                    self._call_observer(
+                        "steps_end", losses=losses, penalties=penalties, rates=rates
+                    )
+                if self._needs_every_step:
+                    self._drain()
+                    self._after_step()
+                elif unread >= block or display.due:
+                    self._drain()
+                    unread = 0
+                    if display.active:
+                        display.show(step, start.epoch, self._recent[-1], self._rate, rows)
+                if settles:
+                    self._call_settled(within=True)
+                if self._halted:
+                    break
+                if interrupts.due:
+                    interrupts.check()
+        finally:
+            self._moved = (step, rows)
+            self._drain()
+
+    def _rates_of(self, start: Progress) -> Callable[[int, int, Sequence[int]], list[float]]:
+        """A function of the steps and rows before a run and of its sizes: the rates of its steps."""
         # attrs.evolve would take longer than the schedule.
         at = self._at = partial(
             Progress,
@@ -356,59 +356,33 @@ class Loop:
             rows_per_epoch=start.rows_per_epoch,
             history=start.history,
         )
-        constant: dict[int, list[float]] = {}
-        pending, waiting, interrupts = self._pending, 0, self._interrupts
-        run, together = engine.run, self.plan.accumulate
-        try:
-            for batches in groups:
-                sizes = rows_of_steps(batches, together)
-                count, size = len(sizes), sizes[0]
-                if every_step:
-                    rates = [
-                        self._rate_at(at(step=step + k, rows=rows + k * size)) for k in range(count)
-                    ]
-                    self._rate = rates[-1]
-                else:
-                    rates = constant.setdefault(count, [self._rate] * count)
-                pending.append((run(batches, rates), sizes))
-                step += count
-                rows += sum(sizes)
-                waiting += count
-                self._moved = (step, rows)
-                if seen:
-                    costs = self._drain()
-                    losses, penalties = zip(*costs, strict=True)
-                    self._show("steps_end", losses=losses, penalties=penalties, rates=rates)
-                if watched:
-                    self._drain()
-                    self._after_step()
-                elif waiting >= block or display.due:
-                    self._drain()
-                    waiting = 0
-                    if display.active:
-                        display.show(step, start.epoch, self._recent[-1], self._rate, rows)
-                if settles:
-                    self._settle(within=True)
-                if self._halted:
-                    break
-                if interrupts.due:
-                    interrupts.check()
-        finally:
-            self._moved = (step, rows)
-            self._drain()
+        if self.plan.schedule.by == "epoch":
+            self._rate = self._rate_at(start)
+            known: dict[int, list[float]] = {}
+            return lambda step, rows, sizes: known.setdefault(len(sizes), [self._rate] * len(sizes))
 
-    def _show(self, name: str, **values: Any) -> None:
+        def by_step(step: int, rows: int, sizes: Sequence[int]) -> list[float]:
+            size = sizes[0]
+            rates = [
+                self._rate_at(at(step=step + k, rows=rows + k * size)) for k in range(len(sizes))
+            ]
+            self._rate = rates[-1]
+            return rates
+
+        return by_step
+
+    def _call_observer(self, name: str, **values: Any) -> None:
         """Call a hook that may observe but change nothing."""
-        self.watching = True
+        self.in_observer = True
         try:
-            self._tell(name, **values)
+            self._call(name, **values)
         finally:
-            self.watching = False
+            self.in_observer = False
 
     def _after_step(self) -> None:
         loss, penalty = self._sums.last
-        answers = self._tell("step_end", loss=loss, penalty=penalty, rate=self._rate)
-        self._halted = self._any(self._halted or any(answers or ()))
+        answers = self._call("step_end", loss=loss, penalty=penalty, rate=self._rate)
+        self._halted = self._any_process(self._halted or any(answers or ()))
 
     def _drain(self) -> list[tuple[float, float]]:
         """Read the pending losses; a non-finite one ends the training."""
@@ -420,9 +394,9 @@ class Loop:
             costs.extend(losses.read())
             sizes.extend(of_steps)
         pending.clear()
-        if self.begun is None:
+        if self.first_loss is None:
             # The loss of a few rows is not representative.
-            self.begun = sum(costs[0]) if sizes[0] >= _SOME else math.inf
+            self.first_loss = sum(costs[0]) if sizes[0] >= _REPRESENTATIVE_ROWS else math.inf
         if len(costs) == 1 and math.isfinite(sum(costs[0])):  # a hook waits for every step
             self._recent = [*self._recent[-4:], sum(costs[0])]
             self._sums.add_one(sizes[0], *costs[0])

@@ -11,10 +11,15 @@ import numpy as np
 
 from ortflex_core.adapters import adapt
 from ortflex_core.autodiff.families import load_rules
-from ortflex_core.config.arguments import Arguments, device_spec, recompute_spec, short_forms
+from ortflex_core.config.arguments import (
+    Arguments,
+    device_spec,
+    recompute_problems,
+    recompute_spec,
+    short_forms,
+)
 from ortflex_core.data.columns import Columns
 from ortflex_core.engines import backend_choice, local_steps
-from ortflex_core.errors import suggest
 from ortflex_core.feed.labels import encode_labels, with_last_axis
 from ortflex_core.feed.opening import open_source
 from ortflex_core.model import shape_probe, targets
@@ -102,7 +107,8 @@ def resolve(runtime: Runtime, plugins: Plugins, model: Model, arguments: Argumen
     choices = resolver.choices(model, requests) if adapted else []
     grouped = resolver.grouped(choices, components["optimizer"])
     transforms = resolver.transforms()
-    resolver.check_recompute(model)
+    if "recompute" not in resolver.wrong:
+        resolver.errors.extend(recompute_problems(arguments.recompute, model.producers))
     resolver.errors.raise_all()
     check_inputs(model)
     check_precision(model, [c.name for c in grouped.choices if c.trained])
@@ -170,6 +176,13 @@ class _Resolver:
         """One component."""
         return self.collect(self.plugins.component, kind, spec, where)
 
+    def several(self, kind: str, specs: Sequence[Any], named: Any = object) -> tuple[Any, ...]:
+        """The components of an argument that is a list; an object of no type in ``named`` stays."""
+        return tuple(
+            self.component(kind, spec, f"{kind}[{k}]") if isinstance(spec, named) else spec
+            for k, spec in enumerate(specs)
+        )
+
     def rules(self) -> Any:
         """The gradient rules."""
         if "gradients" in self.wrong:
@@ -178,39 +191,29 @@ class _Resolver:
 
     def adapted(self, model: Model) -> Model | None:
         """The model with its adapters."""
-        specs = self.arguments.adapters
-        adapters = [self.component("adapters", a, f"adapters[{k}]") for k, a in enumerate(specs)]
+        adapters = self.several("adapters", self.arguments.adapters)
         if None in adapters:
             return None
         return cast("Model | None", self.collect(adapt, model, adapters, self.arguments.seed))
 
     def components(self) -> dict[str, Any]:
         """The components that depend on no other argument, by their arguments."""
-        arguments = self.arguments
+        arguments, get = self.arguments, self.plugins.component
         found = {
             "optimizer": self.component("optimizers", arguments.optimizer),
             "schedule": self.component("schedules", arguments.schedule),
             "precision": self.component("precisions", arguments.precision),
-            "device": self.collect(self._device),
-            "metrics": tuple(
-                self.component("metrics", m, f"metrics[{k}]")
-                for k, m in enumerate(arguments.metrics)
-            ),
+            "device": self.collect(lambda: get("devices", device_spec(arguments.device))),
+            "metrics": self.several("metrics", arguments.metrics),
+            "callbacks": self.several("callbacks", arguments.callbacks, (str, Mapping)),
         }
         if arguments.distributed not in (None, "auto"):  # joined only if there are no errors
             self.component("process_groups", arguments.distributed, "distributed")
         alone = arguments.distributed is None and "sync_every" not in self.wrong
         if alone and arguments.sync_every is not None:
             self.errors.extend(["sync_every: needs distributed, which is not set"])
-        found["callbacks"] = tuple(
-            self.component("callbacks", c, f"callbacks[{k}]") if isinstance(c, str | Mapping) else c
-            for k, c in enumerate(arguments.callbacks)
-        )
         backends = self.collect(backend_choice.candidates, self.plugins, arguments.backend)
         return {**found, "backends": tuple(backends or ())}
-
-    def _device(self) -> Any:
-        return self.plugins.component("devices", device_spec(self.arguments.device))
 
     def choices(self, model: Model, requests: Sequence[LossRequest]) -> list[Choice]:
         """The decision about each initializer."""
@@ -241,14 +244,3 @@ class _Resolver:
         short = {name: getattr(self.arguments, name) for name in names}
         given = self.arguments.transforms
         return self.collect(groups.read_transforms, short, given, self.plugins) or ()
-
-    def check_recompute(self, model: Model) -> None:
-        """Collect the names in ``recompute=`` that the model does not compute."""
-        kept = self.arguments.recompute
-        if not isinstance(kept, tuple) or "recompute" in self.wrong:
-            return
-        self.errors.extend(
-            f"recompute: no node of the model computes {name!r}; {suggest(name, model.producers)}"
-            for name in kept
-            if name not in model.producers
-        )

@@ -26,10 +26,11 @@ from ortflex_core.hub.sharing import SharesModels
 from ortflex_core.model.inference_mode import in_training
 from ortflex_core.model.model import Model, as_model
 from ortflex_core.parameters.initialize import reinitialize as draw
+from ortflex_core.problem.description import describe
 from ortflex_core.registry import Plugins
 from ortflex_core.runtime.installation import require_runtime
 from ortflex_core.training import checkpointing, fit, pickling, portable_step
-from ortflex_core.training.announcement import describe, short, summary
+from ortflex_core.training.announcement import short, summary
 from ortflex_core.training.internals import Internals, moved_attribute
 from ortflex_core.training.setup import resolve
 from ortflex_core.training.state import Live
@@ -281,7 +282,8 @@ class Trainer(SharesModels):
 
     def describe(self) -> str:
         """What is trained and what is not, in one line."""
-        return describe(self._internals.setup)
+        setup = self._internals.setup
+        return describe(setup.problem, setup.requests)
 
     def fit(
         self,
@@ -389,7 +391,7 @@ class Trainer(SharesModels):
             DataError: an unknown name, another shape, or values that are not numbers.
             OrtflexError: called by a hook between runs of steps (``steps_end``, ``settled``).
         """
-        if self._internals.loop is not None and self._internals.loop.watching:
+        if self._internals.loop is not None and self._internals.loop.in_observer:
             raise OrtflexError(
                 "set_state: weights cannot be changed in the hooks steps_end and settled, which come "
                 "after a run of several steps of the backend; use step_end, which comes after "

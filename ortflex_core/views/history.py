@@ -173,14 +173,14 @@ def _cell(name: str, value: float) -> str:
     return str(int(value)) if name in _COUNTS else f"{value:.5g}"
 
 
-def risen(begun: float | None, history: History) -> tuple[float, float] | None:
+def risen(first_loss: float | None, history: History) -> tuple[float, float] | None:
     """The two losses if the loss rose tenfold since the first batch, or by half within an epoch.
 
     None for negative losses, which have no such ratio.
     """
     losses = history.losses
-    if not losses or begun is None or min(begun, losses[0]) <= 0:
+    if not losses or first_loss is None or min(first_loss, losses[0]) <= 0:
         return None
-    if losses[-1] > 10 * begun:
-        return begun, losses[-1]
+    if losses[-1] > 10 * first_loss:
+        return first_loss, losses[-1]
     return (losses[0], losses[-1]) if losses[-1] > 1.5 * losses[0] else None

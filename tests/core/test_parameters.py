@@ -20,8 +20,8 @@ import pytest
 from ortflex_core.model.model import Model
 from ortflex_core.parameters import evidence
 from ortflex_core.parameters.selection import choose_parameters
+from ortflex_core.problem.description import headline
 from ortflex_core.training import internals_of
-from ortflex_core.training.announcement import headline
 from ortflex_core.training.trainer import Trainer
 from tests import models
 
@@ -230,7 +230,9 @@ def test_the_line_counts_what_is_left_out_by_sort() -> None:
         params=["!W1"],
         groups=[{"params": "b1", "frozen": True}],
     )
-    assert "; left out: 1 by params=, 1 by groups=;" in headline(internals_of(made).setup)
+    assert "; left out: 1 by params=, 1 by groups=;" in headline(
+        internals_of(made).problem, internals_of(made).setup.requests
+    )
 
 
 def test_a_resume_trains_what_the_checkpoint_trained(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,0 +1,75 @@
+"""Lines that say which parameters a training changes, and which tensors its losses read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ortflex_core.parameters import selection
+from ortflex_core.problem.losses import LossRequest
+from ortflex_core.problem.problem import Problem
+
+# The number of parameters that a warning names.
+_FEW = 3
+_PLURALS = {
+    "constant": "constants",
+    "mask": "masks",
+    "running statistic": "running statistics",
+}
+
+
+def describe(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """What is trained and what is not, in one line."""
+    specs = problem.model.initializers
+    trained = [f"{n} {list(specs[n].shape or ())}" for n in problem.parameters]
+    left = [f"{c.name} ({c.reason})" for c in problem.choices if not c.trained]
+    text = f"training {len(trained)} parameters: {', '.join(trained)}"
+    for group in problem.updating.groups:
+        if group.start_epoch:
+            text += f"; from epoch {group.start_epoch + 1} on: {', '.join(group.parameters)}"
+    if left:
+        text += f"; not: {', '.join(left)}"
+    words = ", then ".join(term.words for term in problem.updating.transforms)
+    return (
+        text
+        + (f"; transforms of gradients: {words}" if words else "")
+        + _readings(problem, requests)
+    )
+
+
+def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """How much is trained and how much is not, and how to change it, in one short line."""
+    trained = problem.parameters
+    numbers = sum(problem.model.initializer(n).size for n in trained)
+    text = f"training {_counted(len(trained), 'parameter')}, {_counted(numbers, 'number')}"
+    later = sum(len(g.parameters) for g in problem.updating.groups if g.start_epoch)
+    if later:
+        text += f" ({later} of them from a later epoch on)"
+    left = Counter(c.sort for c in problem.choices if not c.trained)
+    if left:
+        sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
+        text += f"; left out: {sorts}"
+    return text + "; `ortflex check` lists them, params= changes it" + _readings(problem, requests)
+
+
+def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """The losses that read another tensor than the given one, and how the file is read."""
+    seen = "".join(
+        f"; {r.loss.name} sees {r.predicted!r}, the scores before the {r.traced_back}"
+        for r in requests
+        if r.traced_back
+    )
+    return seen + (f"; {problem.model.stamp}" if problem.model.stamp else "")
+
+
+def shared_parameters(problem: Problem, requests: Sequence[LossRequest]) -> str:
+    """The parameters that several nodes before the losses read, in one line; "" without any."""
+    outputs = [request.predicted for request in requests]
+    found = selection.shared_in(problem.model, outputs, problem.parameters)
+    several = [f"{n} ({len(nodes)}: {nodes[0]}, {nodes[1]})" for n, nodes in found.items()]
+    more = len(several) - _FEW
+    return ", ".join(several[:_FEW]) + (f", and {more} more" if more > 0 else "")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
