@@ -340,7 +340,7 @@ def _backends(
     for name in names:
         try:
             backend = plugins.component("backends", name)
-            against = backend_choice.against(plugins, backend, bound, device, runtime)
+            against = backend_choice.reasons_against(plugins, backend, bound, device, runtime)
         except OrtflexError as error:
             against = [str(error)]
         found[name] = tuple(against or refused)

@@ -228,10 +228,10 @@ def _runners(
     runners: list[_Runner] = []
     for backend in backends:
         try:
-            against = backend_choice.against(plugins, backend, problem, device, runtime)
+            against = backend_choice.reasons_against(plugins, backend, problem, device, runtime)
             if not against:
                 engine, other = (
-                    backend_choice.engine(plugins, backend, p, device, runtime)
+                    backend_choice.build_engine(plugins, backend, p, device, runtime)
                     for p in (problem, probe)
                 )
                 runners.append(_Runner(backend.name, problem, engine, other))

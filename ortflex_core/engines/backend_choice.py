@@ -48,7 +48,7 @@ def is_word(spec: Any) -> bool:
     return isinstance(spec, str) and spec in WORDS
 
 
-def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
+def load_candidates(plugins: Plugins, spec: Any) -> list[Backend]:
     """The named backend, or all that can be loaded, ordered by decreasing priority."""
     if not is_word(spec):
         return [plugins.component("backends", spec)]
@@ -58,7 +58,9 @@ def candidates(plugins: Plugins, spec: Any) -> list[Backend]:
             backend = plugins.component("backends", name)
             if not isinstance(backend.priority, int | float):
                 text = f"priority is {short_repr(backend.priority)}, expected a number"
-                raise BrokenPlugin(f"{whose(plugins, 'backends', backend)}: {text}", backend)
+                raise BrokenPlugin(
+                    f"{describe_source(plugins, 'backends', backend)}: {text}", backend
+                )
         except OrtflexError as error:
             # A broken plugin must not prevent the others from training.
             warn_once(f"a backend is skipped: {error}")
@@ -79,7 +81,7 @@ def by_name(plugins: Plugins, backends: Sequence[Backend]) -> dict[str, Backend]
     return {registry.ask_for(e) if e is not None else b.name: b for e, b in entries}
 
 
-def against(
+def reasons_against(
     plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
 ) -> list[str]:
     """The reasons why a backend cannot train a problem, or cannot run here.
@@ -87,18 +89,18 @@ def against(
     Raises:
         BrokenPlugin: the backend raises, or returns something other than reasons.
     """
-    label = whose(plugins, "backends", backend)
+    label = describe_source(plugins, "backends", backend)
     if problem.peers is not None and not backend.exchanges:
         return ["it does not support several processes (distributed=)"]
     if problem.recompute is not False and not backend.recomputes:
         return ["it does not support activation checkpointing (recompute=)"]
-    absent = reasons(backend, lambda: backend.available(runtime), f"{label} fails in available")
-    return [Absent(reason) for reason in absent] or reasons(
+    absent = ask_reasons(backend, lambda: backend.available(runtime), f"{label} fails in available")
+    return [Absent(reason) for reason in absent] or ask_reasons(
         backend, lambda: backend.supports(problem, device, runtime), f"{label} fails in supports"
     )
 
 
-def reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
+def ask_reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
     """The list of reasons that a plugin returns.
 
     Raises:
@@ -118,7 +120,7 @@ def reasons(culprit: object, ask: Callable[[], Any], failing: str) -> list[str]:
     return list(given)
 
 
-def engine(
+def build_engine(
     plugins: Plugins, backend: Backend, problem: Problem, device: Device, runtime: Runtime
 ) -> Engine:
     """The engine of a backend for a problem.
@@ -127,7 +129,7 @@ def engine(
         BrokenPlugin: the backend raises an error other than ortflex's, or returns no engine.
         OrtflexError: an error of ortflex that the backend raises.
     """
-    failing = f"{whose(plugins, 'backends', backend)} fails in build"
+    failing = f"{describe_source(plugins, 'backends', backend)} fails in build"
     try:
         result = backend.build(problem, device, runtime)
         missing = [name for name in _ENGINE if not hasattr(result, name)]
@@ -144,7 +146,7 @@ def engine(
     return result
 
 
-def chosen(
+def choose_and_build(
     plugins: Plugins,
     backends: Sequence[Backend],
     problem: Problem,
@@ -163,9 +165,9 @@ def chosen(
     for backend in backends:
         own = plugins["backends"].entry_of(backend)
         try:
-            refusal = against(plugins, backend, problem, device, runtime)
+            refusal = reasons_against(plugins, backend, problem, device, runtime)
             if not refusal:
-                return backend, engine(plugins, backend, problem, device, runtime)
+                return backend, build_engine(plugins, backend, problem, device, runtime)
         except OrtflexError as error:
             broken = isinstance(error, BrokenPlugin) and error.culprit is backend
             # An error that our own backend raises is about the problem, and holds for every backend.
@@ -186,13 +188,13 @@ def check_available(plugins: Plugins, device: Device, runtime: Runtime) -> None:
         Unsupported: with the first reason.
         BrokenPlugin: the device raises, or returns something other than reasons.
     """
-    failing = f"{whose(plugins, 'devices', device)} fails in available"
-    unavailable = reasons(device, lambda: type(device).available(runtime), failing)
+    failing = f"{describe_source(plugins, 'devices', device)} fails in available"
+    unavailable = ask_reasons(device, lambda: type(device).available(runtime), failing)
     if unavailable:
         raise Unsupported(f"the device {device.name!r} cannot be used: {unavailable[0]}")
 
 
-def whose(plugins: Plugins, kind: str, component: Any) -> str:
+def describe_source(plugins: Plugins, kind: str, component: Any) -> str:
     """A component and its distribution, for messages."""
     entry = plugins[kind].entry_of(component)
     if entry is not None:

@@ -45,7 +45,7 @@ class Good:
             self._engine, self._keeper = engine, keeper
         return bad
 
-    def back(self) -> bool:
+    def restore(self) -> bool:
         """Restore the state; returns whether there was one."""
         engine = self._engine
         if engine is None:

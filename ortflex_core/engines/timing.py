@@ -105,12 +105,12 @@ class Setting:
     def against(self, backend: Backend) -> list[str]:
         """The reasons why a backend cannot train the problem."""
         given = self.plugins, backend, self.problem, self.device, self.runtime
-        return backend_choice.against(*given)
+        return backend_choice.reasons_against(*given)
 
     def engine(self, backend: Backend) -> Engine:
         """The engine of a backend."""
         given = self.plugins, backend, self.problem, self.device, self.runtime
-        return backend_choice.engine(*given)
+        return backend_choice.build_engine(*given)
 
 
 @attrs.frozen

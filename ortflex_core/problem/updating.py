@@ -146,7 +146,7 @@ class Updating:
         late = [g for g in self.groups if g.start_epoch]
         return {g.own_step: np.asarray(int(slots["step"]) - g.rested) for g in late}
 
-    def going_on(self, slots: Mapping[str, Array]) -> Updating:
+    def continued_from(self, slots: Mapping[str, Array]) -> Updating:
         """These settings for a state in which groups that started later have fewer updates."""
         made = int(slots.get("step", 0))
         groups = tuple(

@@ -200,7 +200,7 @@ def are_finite(trace: Trace, gradients: Iterable[Tensor]) -> Tensor:
     return op.Less(total, np.array(np.inf, np.float32))
 
 
-def grow(
+def update_loss_scale(
     trace: Trace, problem: Problem, finite: Tensor, state: Mapping[Port, Tensor]
 ) -> dict[Port, Tensor]:
     """The loss scale and its counters after a step."""
@@ -210,13 +210,13 @@ def grow(
     op = trace.op
     scale, count, skipped = (state[p] for p in (LOSS_SCALE, FINITE_STEPS, SKIPPED_STEPS))
     with trace.part("update"):
-        ones = count + 1.0
-        full = op.GreaterOrEqual(ones, np.array(growth.steps, np.float32))
-        larger = op.Where(full, op.Min(scale * 2.0, op.constant(growth.most)), scale)
+        finite_steps = count + 1.0
+        interval_reached = op.GreaterOrEqual(finite_steps, np.array(growth.steps, np.float32))
+        larger = op.Where(interval_reached, op.Min(scale * 2.0, op.constant(growth.most)), scale)
         zero = op.constant(0.0)
         return {
             LOSS_SCALE: op.Where(finite, larger, op.Max(scale * 0.5, op.constant(_LEAST))),
-            FINITE_STEPS: op.Where(finite, op.Where(full, zero, ones), zero),
+            FINITE_STEPS: op.Where(finite, op.Where(interval_reached, zero, finite_steps), zero),
             SKIPPED_STEPS: op.Where(finite, skipped, skipped + 1.0),
         }
 

@@ -89,7 +89,7 @@ def _input(trace: Trace, port: Port, spec: TensorSpec) -> Tensor:
     return trace.input(port, spec.dtype, spec.shape)
 
 
-def _beside(weight: Tensor, values: Tensor) -> Tensor:
+def _unsqueeze_like(weight: Tensor, values: Tensor) -> Tensor:
     """Weights [batch], reshaped to broadcast to values [batch, …]."""
     missing = range(weight.rank or 0, values.rank or 0)
     return weight.trace.op.Unsqueeze(weight, axes=list(missing)) if missing else weight
@@ -108,7 +108,7 @@ class TracedLoss:
         mask = calls.mask(self._loss, op, self.expected)
         weight = None
         if term.weight is not None and term.weight_port is not None:
-            weight = _beside(_input(trace, term.weight_port, term.weight), self.per_sample)
+            weight = _unsqueeze_like(_input(trace, term.weight_port, term.weight), self.per_sample)
         if mask is not None:
             mask = op.Cast(mask, to=predicted.dtype)
         both = [f for f in (weight, mask) if f is not None]
@@ -314,7 +314,7 @@ def mask_program(problem: Problem, term: LossTerm) -> Program | None:
     mask = op.Cast(mask, to=TensorProto.DOUBLE)
     if term.weight is not None and term.weight_port is not None:
         weight = _input(trace, term.weight_port, term.weight)
-        mask = mask * op.Cast(_beside(weight, mask), to=TensorProto.DOUBLE)
+        mask = mask * op.Cast(_unsqueeze_like(weight, mask), to=TensorProto.DOUBLE)
     rank = mask.rank or 1
     rows = op.ReduceSum(mask, axes=list(range(1, rank)), keepdims=0) if rank > 1 else mask
     return build(trace, {"rows": rows}, name="mask")

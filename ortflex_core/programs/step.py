@@ -179,7 +179,7 @@ def update_program(problem: Problem) -> Program:
         found = [t for p, t in trace.inputs.items() if isinstance(p, Port) and p.role == "gradient"]
         finite = precision.are_finite(trace, found)
         outputs = precision.keep_unless(trace, finite, outputs, before)
-        outputs |= precision.grow(trace, problem, finite, before)
+        outputs |= precision.update_loss_scale(trace, problem, finite, before)
     trace, outputs = rebuild.optimize(trace, outputs, {})
     return build(trace, outputs, name="update")
 
@@ -296,7 +296,7 @@ def _step(
         finite = precision.are_finite(trace, found.values())
         weights = precision.keep_unless(trace, finite, weights, held.weights)
         slots = precision.keep_unless(trace, finite, slots, held.slots)
-        scaling = precision.grow(trace, problem, finite, scaling)
+        scaling = precision.update_loss_scale(trace, problem, finite, scaling)
     held = _Held(weights, slots)
     if layout is not None:
         with trace.part("update"):

@@ -109,10 +109,12 @@ def update_shared(
             {s: _cast(slots[slot_port(s, n)], dtype) for s in problem.slots_of(n) if s != AVERAGE}
             for n in names
         ]
-        moving, along = ([_cast(of[n], dtype) for n in names] for of in (weights, gradients))
+        weights_, gradients_ = ([_cast(of[n], dtype) for n in names] for of in (weights, gradients))
         with trace.part("update"):
             before = {s: slots[port] for s, port in ports.items()}
-            after = calls.update_shared(twin, trace.op, moving, along, rate, step, own, before)
+            after = calls.update_shared(
+                twin, trace.op, weights_, gradients_, rate, step, own, before
+            )
         out |= {ports[s]: tensor for s, tensor in after.items()}
     return out
 

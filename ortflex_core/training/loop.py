@@ -227,7 +227,7 @@ class Loop:
 
     def _give_up(self, what: str, step: int) -> None:
         back = "the state at the start is kept"
-        if self._good.back():
+        if self._good.restore():
             back = f"the state at the start of epoch {self.progress.epoch + 1} is kept"
         if not self._recent and (broken := self.plan.broken()):
             raise TrainingDiverged(

@@ -70,7 +70,7 @@ class Setup:
         """
         peers = candidate.peers if self.sync_every is not None else None
         alone = candidate if peers is None else local_steps.of_one_process(candidate, peers)
-        backend, engine = backend_choice.chosen(
+        backend, engine = backend_choice.choose_and_build(
             self.plugins, backends or self.backends, alone, self.device, self.runtime
         )
         if peers is None:
@@ -212,7 +212,7 @@ class _Resolver:
         alone = arguments.distributed is None and "sync_every" not in self.wrong
         if alone and arguments.sync_every is not None:
             self.errors.extend(["sync_every: needs distributed, which is not set"])
-        backends = self.collect(backend_choice.candidates, self.plugins, arguments.backend)
+        backends = self.collect(backend_choice.load_candidates, self.plugins, arguments.backend)
         return {**found, "backends": tuple(backends or ())}
 
     def choices(self, model: Model, requests: Sequence[LossRequest]) -> list[Choice]:

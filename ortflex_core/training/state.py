@@ -174,7 +174,7 @@ class Live:
         problem = attrs.evolve(
             self.setup.problem,
             terms=terms,
-            updating=self.setup.problem.updating.going_on(slots),
+            updating=self.setup.problem.updating.continued_from(slots),
             batch_size=size.rows,
             epoch_steps=size.epoch_steps,
         ).phase(epoch)

@@ -116,14 +116,14 @@ class OrtEstimator(BaseEstimator):
         target = self._encode(y, reset=not again)
         weight = self._weighted(target, weight)
         if not again:
-            self._start(X, target, random)
+            self._make_model(X, target, random)
         rows, held = np.arange(len(X)), None
         if self.early_stopping:
             rows, held = self._split(y, random)
         seed = int(random.randint(2**31 - 1))
-        trainer = self._trainer(len(rows), weight, seed)
+        trainer = self._make_trainer(len(rows), weight, seed)
         if not again:
-            self._try(X)
+            self._check_predictions(X)
         score = None
         if held is not None:
             score = lambda: self._held_out_score(X[held], y[held])  # noqa: E731
@@ -134,7 +134,7 @@ class OrtEstimator(BaseEstimator):
         part = X[rows] if held is not None else X
         targets, weights = target[rows], None if weight is None else weight[rows]
         history = trainer.fit(*self._data(part, targets, weights))
-        self._after(history, stopping)
+        self._record_history(history, stopping)
         if not stopping.stopped and self.max_iter > self.n_iter_no_change:
             warnings.warn(
                 f"{type(self).__name__}: the training has not converged after {self.max_iter} epochs "
@@ -151,13 +151,13 @@ class OrtEstimator(BaseEstimator):
         target = self._encode(y, reset=False)
         weight = self._weighted(target, weight)
         if first:
-            self._start(X, target, random)
+            self._make_model(X, target, random)
         trainer = self._live(len(X), weight, trains=True)
         if first:
-            self._try(X)
+            self._check_predictions(X)
         trainer.epochs = 1
         history = trainer.fit(*self._data(X, target, weight))
-        self._after(history, None, more=not first)
+        self._record_history(history, None, more=not first)
         return self
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, reset: bool) -> Any:
@@ -175,7 +175,7 @@ class OrtEstimator(BaseEstimator):
         weight = None if weight is None else weight.astype(seen.numpy)
         return as_input(self._model.inputs[0], X), as_labels(seen, target), weight
 
-    def _start(self, X: Array, target: Array, random: np.random.RandomState) -> None:
+    def _make_model(self, X: Array, target: Array, random: np.random.RandomState) -> None:
         """The model that the training starts from."""
         outputs = self._outputs(target)
         if self._built:
@@ -185,7 +185,7 @@ class OrtEstimator(BaseEstimator):
             proto = perceptron(X.shape[1], layers, outputs, self.activation, random, dtype)
         else:
             proto = given(self)
-        self._use(proto)
+        self._set_model(proto)
         self._check_model(X, outputs)
 
     @property
@@ -198,11 +198,11 @@ class OrtEstimator(BaseEstimator):
             return np.float64 if X.dtype == np.float64 and X.size <= _SMALL else np.float32
         return np.float64 if self.precision == "float64" else np.float32  # of the masters
 
-    def _use(self, proto: onnx.ModelProto) -> None:
+    def _set_model(self, proto: onnx.ModelProto) -> None:
         self._proto = proto
         self._model = Model(proto, free_batch=bool((self.options or {}).get("free_batch")))
         complete_shapes(self._model)
-        self._made: Trainer | None = None
+        self._cached_trainer: Trainer | None = None
         self._slots: dict[str, Array] = {}
         self._buffers: dict[str, Array] = {}
 
@@ -223,7 +223,7 @@ class OrtEstimator(BaseEstimator):
                 f"{type(self).__name__} needs a model with numeric input; its input is {spec}"
             )
 
-    def _trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
+    def _make_trainer(self, rows: int, weight: Array | None, seed: int) -> Trainer:
         """A Trainer with the current weights."""
         most = _MOST_ROWS if isinstance(self.batch_size, str) else self.batch_size
         size = min(most, rows)
@@ -245,7 +245,7 @@ class OrtEstimator(BaseEstimator):
             **self._arguments(),
         }
         options = _parameters.trainers(self, arguments)
-        model = self._model if self._made is None else self._proto_now()
+        model = self._model if self._cached_trainer is None else self._proto_now()
         try:
             trainer = Trainer(model, **{"progress": False, **arguments, **options})
         except PluginError as error:  # scikit-learn's users expect a ValueError
@@ -257,14 +257,14 @@ class OrtEstimator(BaseEstimator):
                 f"the model's {request.predicted!r} has one number for all rows; expected one per row"
             )
         self._seen = self._look_at(request)
-        self._made = trainer
+        self._cached_trainer = trainer
         return trainer
 
     @property
     def _request(self) -> LossRequest:
         """The loss of the Trainer."""
-        assert self._made is not None
-        return internals_of(self._made).setup.requests[0]
+        assert self._cached_trainer is not None
+        return internals_of(self._cached_trainer).setup.requests[0]
 
     def _arguments(self) -> dict[str, Any]:
         """Further arguments of the Trainer."""
@@ -274,27 +274,27 @@ class OrtEstimator(BaseEstimator):
         """The tensor of the predictions."""
         return request.output
 
-    def _try(self, X: Array) -> None:
+    def _check_predictions(self, X: Array) -> None:
         """Refuse a model whose predictions for some rows do not fit."""
 
     def _proto_now(self) -> onnx.ModelProto:
-        return self._made.export() if self._made is not None else self._proto
+        return self._cached_trainer.export() if self._cached_trainer is not None else self._proto
 
     def _live(self, rows: int, weight: Array | None, *, trains: bool = False) -> Trainer:
         """The Trainer of the last call, optimizer state included.
 
         Only a training takes its seed from numpy's global generator, as in scikit-learn.
         """
-        if self._made is None:
+        if self._cached_trainer is None:
             new = not trains and self.random_state is None
             random = np.random.RandomState() if new else check_random_state(self.random_state)
-            trainer = self._trainer(rows, weight, int(random.randint(2**31 - 1)))
+            trainer = self._make_trainer(rows, weight, int(random.randint(2**31 - 1)))
             if self._slots:
                 standing = internals_of(trainer).live.standing
                 standing.slots, standing.buffers = self._slots, self._buffers
-        return self._made  # type: ignore[return-value]
+        return self._cached_trainer  # type: ignore[return-value]
 
-    def _after(self, history: Any, stopping: Stopping | None, more: bool = False) -> None:
+    def _record_history(self, history: Any, stopping: Stopping | None, more: bool = False) -> None:
         losses = list(history.losses)
         before = getattr(self, "loss_curve_", []) if more else []
         self.loss_curve_ = [*before, *losses]
@@ -357,7 +357,7 @@ class OrtEstimator(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         """Files and arrays instead of sessions; copies and pickles hold no runtime object."""
         state = dict(super().__getstate__())
-        trainer: Trainer | None = state.pop("_made", None)
+        trainer: Trainer | None = state.pop("_cached_trainer", None)
         state.pop("_model", None)
         if "_proto" in state:
             if trainer is not None:
@@ -382,7 +382,7 @@ class OrtEstimator(BaseEstimator):
         super().__setstate__(values)
         if raw is not None:
             slots, buffers = self._slots, self._buffers
-            self._use(onnx.load_model_from_string(raw))
+            self._set_model(onnx.load_model_from_string(raw))
             self._slots, self._buffers = slots, buffers
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -190,7 +190,7 @@ class OrtClassifier(ClassifierMixin, OrtEstimator):
             )
         self._untold = asked is None and after is None and not self._built and not self._single
 
-    def _try(self, X: Array) -> None:
+    def _check_predictions(self, X: Array) -> None:
         """Refuse probabilities without a Softmax before them: a loss on scores cannot use them."""
         if not self._untold or self._request.loss.scores != "raw":
             return

@@ -155,12 +155,18 @@ def kernel_gradient(
         found = by_rows(op, x, g, weight, at, group)
         if found is not None:
             return found
-    rows = None
+    elements = None
     if at.counts is not None and g.shape is not None and isinstance(g.shape[0], int):
-        rows = channels * group * taps * g.shape[0] * flat(at.counts)
-    if group == 1 and taps > 1 and rows is not None and rows < _TINY and at.pads is not None:
+        elements = channels * group * taps * g.shape[0] * flat(at.counts)
+    if (
+        group == 1
+        and taps > 1
+        and elements is not None
+        and elements < _TINY
+        and at.pads is not None
+    ):
         return _swapped(op, x, g, weight, at, group)
-    dense = set(at.strides) == {1} and (rows is None or rows >= _LARGE)
+    dense = set(at.strides) == {1} and (elements is None or elements >= _LARGE)
     n = len(at.kernel)
     front = [1, 0, *range(2, 2 + n)]
     left = op.Transpose(g, perm=front)

@@ -67,11 +67,11 @@ def _batch(
         return node.through(_batch_outputs(op, node, axes), g, *statistics)
     whole = full(op, g, node.inputs[0])
     if node.training_mode:
-        return _batch_of_its_own(op, node, whole, axes)
-    return _batch_of_known(op, node, whole, axes)
+        return _batch_training(op, node, whole, axes)
+    return _batch_inference(op, node, whole, axes)
 
 
-def _batch_of_its_own(
+def _batch_training(
     op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
 ) -> Sequence[Gradient]:
     """Training mode: mean and variance are those of the batch; Y does not depend on running statistics."""
@@ -88,7 +88,7 @@ def _batch_of_its_own(
     ]
 
 
-def _batch_of_known(
+def _batch_inference(
     op: Ops, node: NodeView, whole: Tensor, axes: Sequence[int]
 ) -> Sequence[Gradient]:
     """Inference mode: mean and variance are ordinary inputs."""

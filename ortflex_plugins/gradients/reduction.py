@@ -122,13 +122,13 @@ for _name, _formula in _REDUCTIONS.items():
 def _softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     """A fully masked row counts as 0 if a later Where replaces its NaN."""
     y = node.outputs[0]
-    if _dropped(node):
+    if _nan_is_masked_later(node):
         y = op.Where(op.IsNaN(y), 0.0, y)
     weighted = g * y
     return [weighted - y * op.ReduceSum(weighted, axes=[node.axis], keepdims=1)]
 
 
-def _dropped(node: NodeView) -> bool:
+def _nan_is_masked_later(node: NodeView) -> bool:
     """Whether a later node tests the output for NaN, or selects a part of it.
 
     Otherwise a NaN of the output belongs to the model, and is not treated.
@@ -147,7 +147,7 @@ def _dropped(node: NodeView) -> bool:
 def _log_softmax(op: Ops, node: NodeView, g: Tensor) -> Sequence[Gradient]:
     y = node.outputs[0]
     whole, p = full(op, g, y), op.Exp(y)
-    if _dropped(node):
+    if _nan_is_masked_later(node):
         p = op.Where(op.IsNaN(y), 0.0, p)
     return [whole - p * op.ReduceSum(whole, axes=[node.axis], keepdims=1)]
 

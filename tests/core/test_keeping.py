@@ -27,13 +27,13 @@ def test_the_last_good_state_is_restored_exactly(backend: str) -> None:
     trainer = make(models.mlp(), backend=backend, optimizer="adam", epochs=1, batch_size=8)
     trainer.fit(X, Y)
     engine, good = trainer.engine, Good()
-    assert not good.back()
+    assert not good.restore()
     for _ in range(3):  # from the second time on into the same memory
         before = everything(engine)
         assert good.keep(engine) is None
         trainer.step((X[:8], Y[:8]))
         assert not equal(everything(engine), before)
-        assert good.back()
+        assert good.restore()
         assert equal(everything(engine), before)
         trainer.step((X[8:16], Y[8:16]))
 
@@ -49,5 +49,5 @@ def test_a_state_that_is_not_finite_is_named_and_not_kept(backend: str) -> None:
     broken = {name: np.full_like(engine.state()[name], np.inf)}
     engine.load(broken)
     assert good.keep(engine) == name
-    good.back()
+    good.restore()
     assert equal(everything(engine), before)

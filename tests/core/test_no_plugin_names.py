@@ -149,6 +149,6 @@ def test_without_any_backend_the_error_names_disabled_ones(
     off = Plugins.discover()
     assert not off["backends"].names()
     with pytest.raises(PluginError, match="ORTFLEX_DISABLE_PLUGINS switches off"):
-        backend_choice.candidates(off, "auto")
+        backend_choice.load_candidates(off, "auto")
     with pytest.raises(Unsupported, match="no backend is installed"):
-        backend_choice.candidates(Plugins([]), "auto")
+        backend_choice.load_candidates(Plugins([]), "auto")
