@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from html import escape
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ortflex_core.views.notebook import in_notebook
@@ -67,12 +66,7 @@ class Display:
         self._started = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._view is not None:
             self._view.close()
 

@@ -33,7 +33,7 @@ from ortflex_plugins.backends.accumulating import Accumulator, split
 from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
 from ortflex_plugins.backends.fused_plan import Plan
-from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns
+from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, check_steps
 
 # The cost of starting a run in nodes of a graph, the length of a run in multiples of that cost, and
 # the largest number of nodes of unrolled steps; measured with small networks on one thread.
@@ -43,13 +43,6 @@ _MOST_NODES = 1000
 _FLOPS_PER_NODE = 30_000
 
 _REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
-
-
-def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value != "auto" and (type(value) is not int or value < 1):
-        raise ValueError(
-            f"FusedBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}"
-        )
 
 
 def _wanted(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -86,7 +79,7 @@ class FusedBackend(Backend):
     exchanges: ClassVar[bool] = True
     recomputes: ClassVar[bool] = True
 
-    steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=_steps)
+    steps_per_run: int | Literal["auto"] = attrs.field(default="auto", validator=check_steps)
     cuda_graph: bool | Literal["auto"] = attrs.field(default=False, validator=_wanted)
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -13,6 +14,13 @@ from ortflex_core.problem import Problem
 from ortflex_core.protocols import Device, Value
 from ortflex_core.runtime import HostVector
 from ortflex_core.types import Array, TensorSpec
+
+
+def check_steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """The validator of a backend's ``steps_per_run``."""
+    if value != "auto" and (type(value) is not int or value < 1):
+        name = f"{type(instance).__name__}.{attribute.name}"
+        raise ValueError(f"{name} must be 'auto' or an integer >= 1, got {value!r}")
 
 
 class StepPlan:

@@ -13,17 +13,11 @@ from ortflex_core.errors import GraphError, NoGradientRule, NotDifferentiable, U
 from ortflex_core.problem import Problem
 from ortflex_core.protocols import Backend, Device
 from ortflex_core.runtime import Runtime
+from ortflex_plugins.backends.step_plan import check_steps
 
 _REFUSALS = (NoGradientRule, NotDifferentiable, GraphError, Unsupported)
 _PRECISIONS = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """Values of the option, and the capability that a processor needs, in OpenVINO's terms."""
-
-
-def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value != "auto" and (type(value) is not int or value < 1):
-        raise ValueError(
-            f"OpenVinoBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}"
-        )
 
 
 def _precision(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -72,7 +66,7 @@ class OpenVinoBackend(Backend):
     name: ClassVar[str] = "openvino"
     priority: ClassVar[int] = 4
 
-    steps_per_run: int | str = attrs.field(default="auto", validator=_steps)
+    steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)
     inference_precision: str = attrs.field(default="f32", validator=_precision)
     cache_folder: str | None = attrs.field(default=None, converter=_path, validator=_folder)
 

@@ -13,16 +13,10 @@ from ortflex_core.problem import Problem
 from ortflex_core.protocols import Backend, Device
 from ortflex_core.runtime import Runtime
 from ortflex_core.types import numpy_dtype
+from ortflex_plugins.backends.step_plan import check_steps
 from ortflex_plugins.backends.xla.calls import NotTranslatable
 
 _REFUSALS = (NoGradientRule, NotDifferentiable, GraphError)
-
-
-def _steps(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value != "auto" and (type(value) is not int or value < 1):
-        raise ValueError(
-            f"XlaBackend.steps_per_run must be 'auto' or an integer >= 1, got {value!r}"
-        )
 
 
 def _platform(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -56,7 +50,7 @@ class XlaBackend(Backend):
     name: ClassVar[str] = "xla"
     priority: ClassVar[int] = 5
 
-    steps_per_run: int | str = attrs.field(default="auto", validator=_steps)
+    steps_per_run: int | str = attrs.field(default="auto", validator=check_steps)
     platform: str = attrs.field(default="cpu", validator=_platform)
 
     @classmethod
