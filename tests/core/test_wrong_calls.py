@@ -153,7 +153,7 @@ def test_estimators_name_their_own_arguments() -> None:
 def test_a_layer_of_torch_has_short_tracebacks() -> None:
     torch = pytest.importorskip("torch")
     assert "did you mean 'params'?" in str(
-        raised(lambda: ortflex.OrtLayer(models.linear(), parms=["W"]))
+        raised(lambda: ortflex.OrtLayer(models.linear(), param=["W"]))
     )
     layer = ortflex.OrtLayer(models.linear())
     x = torch.zeros(3, X.shape[1])
