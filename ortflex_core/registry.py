@@ -185,7 +185,7 @@ class Registry:
         return self.loaded(self.entry(name))
 
     def classes(self) -> Iterator[tuple[str, Any]]:
-        """The plugins that can be loaded, ours first, with the names that select them."""
+        """The plugins, ours first, with the names that select them; broken plugins are skipped."""
         for entry in sorted(self, key=lambda e: e.owner != OURS):
             with contextlib.suppress(PluginError):
                 name = entry.name if len(self._called(entry.name)) == 1 else entry.qualified

@@ -29,7 +29,7 @@ def some_columns(
         )
     inner = internals_of(trainer)
     feed = Feed.of(*given, inner.setup.open, batch_size=trainer.batch_size)
-    columns = feed.some(steps * trainer.batch_size * inner.problem.updating.accumulate)
+    columns = feed.head(steps * trainer.batch_size * inner.problem.updating.accumulate)
     return columns if held_out is None else data.split(columns, held_out, trainer.seed)[0]
 
 

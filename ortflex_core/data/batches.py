@@ -268,6 +268,17 @@ class ArrayBatches:
         return np.add.reduceat(denominator[order], np.asarray(self._starts)).tolist()  # type: ignore[no-any-return]
 
 
+def totals(
+    denominators: Sequence[float | Array], rows: int, part: slice | Array = slice(None)
+) -> list[float]:
+    """The denominators of some rows together: ``rows`` of them, ``part`` of all if they differ.
+
+    >>> totals([1.0, np.array([2.0, 0.0, 1.0])], 2, slice(1, 3))
+    [2.0, 1.0]
+    """
+    return [d * rows if isinstance(d, float) else float(d[part].sum()) for d in denominators]
+
+
 def whole_steps(groups: Iterable[Sequence[Batch]], size: int) -> Iterable[Sequence[Batch]]:
     """Groups of ``size`` batches or a multiple of them; the last of an epoch may have fewer."""
     if size == 1:

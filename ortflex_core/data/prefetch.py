@@ -74,9 +74,8 @@ class Prefetch(Generic[T]):
             self._closed = True
             self._items.clear()
             self._changed.notify_all()
-        if (
-            threading.current_thread() is self._thread
-        ):  # the garbage collector may run in any thread
+        # The garbage collector may run in any thread.
+        if threading.current_thread() is self._thread:
             return
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ortflex_core.data.batches import Batch, Block
+from ortflex_core.data.batches import Batch, Block, totals
 from ortflex_core.errors import DataError
 from ortflex_core.types import Array
 
@@ -241,22 +241,20 @@ def batches(cursor: Cursor, size: int, at_once: int, start: int) -> Iterator[Seq
         if count > 1 and len(rows) == count * size:
             spans = (rows[k * size : (k + 1) * size] for k in range(count))
             yield Block(
-                columns, rows, size, wholes if uniform else [_sums(denominators, r) for r in spans]
+                columns,
+                rows,
+                size,
+                wholes if uniform else [totals(denominators, size, r) for r in spans],
             )
         else:
             for at in range(0, len(rows), size):
                 part = rows[at : at + size]
                 full = uniform and len(part) == size
-                totals = wholes[0] if full else _sums(denominators, part)
-                yield (Batch(columns, part, len(part), totals),)
+                of_part = wholes[0] if full else totals(denominators, len(part), part)
+                yield (Batch(columns, part, len(part), of_part),)
         number += count
 
 
 def whole(part: Part) -> Batch:
     """All rows of a part as one batch."""
-    totals = [d * part.rows if isinstance(d, float) else float(d.sum()) for d in part.denominators]
-    return Batch(part.columns, None, part.rows, totals)
-
-
-def _sums(denominators: Denominators, rows: Array) -> list[float]:
-    return [d * len(rows) if isinstance(d, float) else float(d[rows].sum()) for d in denominators]
+    return Batch(part.columns, None, part.rows, totals(part.denominators, part.rows))

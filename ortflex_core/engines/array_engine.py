@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import attrs
 import numpy as np
 
 from ortflex_core.data.columns import Batch
+from ortflex_core.engines.buffers import ReadLosses
 from ortflex_core.engines.evaluator import by_name
 from ortflex_core.errors import NoGradientRule, NotDifferentiable
 from ortflex_core.graph.ports import Key, Port, Role, ports_of
@@ -30,17 +30,6 @@ Execute = Callable[[Program, Mapping[str, Array]], Mapping[str, Array]]
 
 def _ports(role: Role, arrays: Mapping[str, Array]) -> dict[Key, Array]:
     return {Port(role, of=name): array for name, array in arrays.items()}
-
-
-@attrs.frozen
-class Done:
-    """Losses that are already known."""
-
-    pairs: list[tuple[float, float]]
-
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) per step."""
-        return self.pairs
 
 
 class HostEngine:
@@ -76,10 +65,12 @@ class HostEngine:
             return [str(error)]
         return []
 
-    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Done:
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
         """Train one step for each rate, of one batch or of several."""
         size = self.problem.updating.accumulate
-        return Done([self._one(batches[k * size : (k + 1) * size], r) for k, r in enumerate(rates)])
+        return ReadLosses(
+            [self._one(batches[k * size : (k + 1) * size], r) for k, r in enumerate(rates)]
+        )
 
     def _one(self, batches: Sequence[Batch], rate: float) -> tuple[float, float]:
         problem = self.problem

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import attrs
 import numpy as np
 
-from ortflex_core.data.batches import Batch
+from ortflex_core.data.batches import Batch, totals
 from ortflex_core.errors import DataError, ModelError
 from ortflex_core.graph.ports import Key, Port
 from ortflex_core.model.training_mode import buffer_value
@@ -48,11 +48,8 @@ def slices(
     for start in range(0, rows, size):
         part = {name: array[start : start + size] for name, array in columns.items()}
         count = min(size, rows - start)
-        totals = [
-            float(d * count) if isinstance(d, float) else float(d[start : start + size].sum())
-            for d in denominators
-        ]
-        out.append(Batch(part, None, count, totals))
+        of_part = totals(denominators, count, slice(start, start + size))
+        out.append(Batch(part, None, count, of_part))
     return out
 
 

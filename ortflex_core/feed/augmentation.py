@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortflex_core.data.batches import Batch, Block, Following, Source
+from ortflex_core.data.batches import Batch, Block, Following, Source, totals
 from ortflex_core.data.ranks import RankBatches
 from ortflex_core.errors import DataError
 from ortflex_core.feed.preparation import Preparation
@@ -75,10 +75,7 @@ class AlteredBatches:
             answer = hook(batch=arrays, rng=rng, epoch=epoch)
             if answer is not None:
                 arrays = arrays | _checked(answer, arrays, whose)
-        denominators = [
-            float(d * batch.size) if isinstance(d, float) else float(d.sum())
-            for d in self._preparing.denominators(arrays)
-        ]
+        denominators = totals(self._preparing.denominators(arrays), batch.size)
         return Batch(arrays, None, batch.size, denominators)
 
 

@@ -103,7 +103,7 @@ class Feed:
         size = Size(rows=rows, epoch_steps=columns.rows // rows)
         return cls(columns, columns, size, lambda X, y, weight: X)
 
-    def some(self, rows: int) -> Columns:
+    def head(self, rows: int) -> Columns:
         """All rows of arrays, the first rows of data that are read in pieces."""
         if isinstance(self.given, Pieces):
             return self._convert_columns(head(self.given, rows))

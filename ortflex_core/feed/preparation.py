@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.data import columns as data
+from ortflex_core.data.batches import totals
 from ortflex_core.data.columns import Batch, Columns
 from ortflex_core.errors import DataError
 from ortflex_core.problem.problem import LossTerm, Problem
@@ -130,11 +131,7 @@ class Preparation:
     def batch(self, given: Columns) -> Batch:
         """All rows of the columns as one batch."""
         columns = self.columns(given)
-        totals = [
-            float(d * given.rows) if isinstance(d, float) else float(d.sum())
-            for d in self.denominators(columns)
-        ]
-        return Batch(columns, None, given.rows, totals)
+        return Batch(columns, None, given.rows, totals(self.denominators(columns), given.rows))
 
 
 _LEAST = 1 / float(np.finfo(np.float32).max)

@@ -40,7 +40,10 @@ class Sub:
 
     def __init__(self, trace: Trace, outer: Mapping[str, Tensor]) -> None:
         self.trace = Trace(trace.opsets)
-        self.trace.copies, self.trace.added = trace.copies, trace.added
+        self.trace.unrolled_copies, self.trace.unrolled_nodes = (
+            trace.unrolled_copies,
+            trace.unrolled_nodes,
+        )
         self.op = self.trace.op
         # Nested subgraphs must not use one name for different values.
         self.prefix = f"in{len(trace.nodes)}/"
@@ -261,20 +264,23 @@ def _can_unroll(
     most = _MOST_NODES_OF_SEQUENCES if many else _MOST_NODES
     if not isinstance(count, int) or not 0 < count * len(body.node) <= most:
         return False
-    if trace.copies * count > _MOST_COPIES or trace.added[0] + count * len(body.node) > MOST_ADDED:
+    if (
+        trace.unrolled_copies * count > _MOST_COPIES
+        or trace.unrolled_nodes[0] + count * len(body.node) > MOST_ADDED
+    ):
         return False
-    trace.added[0] += count * len(body.node)
+    trace.unrolled_nodes[0] += count * len(body.node)
     return True
 
 
 @contextmanager
 def _copied(trace: Trace, count: int) -> Iterator[None]:
     """The context in which the body of a loop with ``count`` unrolled iterations is traced."""
-    trace.copies *= count
+    trace.unrolled_copies *= count
     try:
         yield
     finally:
-        trace.copies //= count
+        trace.unrolled_copies //= count
 
 
 def _inline_loop(

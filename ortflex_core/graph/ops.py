@@ -2,7 +2,7 @@
 
 Nodes are created only here. A :class:`Trace` is one graph under construction; ``trace.op``
 has every operator of the standard (``op.Abs(x)``), tensors have Python's arithmetic. Values have
-no names until :mod:`ortflex_core.programs.stages` builds a graph of them.
+no names until :func:`ortflex_core.graph.program.build` writes them into a graph.
 """
 
 from __future__ import annotations
@@ -263,8 +263,9 @@ class Trace(InParts):
         self.hosts: dict[tuple[Host, int], Tensor] = {}
         self.op = Ops(self)
         self.shortcuts: Shortcuts | None = None
-        self.copies = 1  # of the body of a loop that is being unrolled
-        self.added = [0]  # nodes of all loops unrolled so far, shared with traces inside this one
+        self.unrolled_copies = 1  # of the body of a loop that is being unrolled
+        # The nodes of all loops unrolled so far, one number that traces inside this one share.
+        self.unrolled_nodes = [0]
         # Nodes that were differentiated through their function bodies.
         self.by_body: list[Node] = []
         self._constants: dict[Any, Tensor] = {}

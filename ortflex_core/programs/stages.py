@@ -174,7 +174,11 @@ def trace_losses(trace: Trace, problem: Problem, values: Mapping[str, Tensor]) -
 
 
 def loss_program(problem: Problem) -> Program:
-    """Loss and its gradient from predictions, ports "output": the loss, then each one's gradient."""
+    """The graph of the loss and its gradients.
+
+    Its inputs are the predicted tensors, with the port "output" of each, labels and weights; its outputs
+    are the loss and the gradient of each predicted tensor.
+    """
     trace = problem.trace()
     specs = {t.predicted.name: t.predicted for t in problem.terms}
     values = {n: trace.input(Port("output", of=n), s.dtype, s.shape) for n, s in specs.items()}

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from ortflex_core.data.batches import Batch
+from ortflex_core.engines.buffers import ReadLosses
 from ortflex_core.graph.program import Program
 from ortflex_core.model.training_mode import buffer_value
 from ortflex_core.problem.problem import Problem
@@ -17,17 +18,6 @@ from ortflex_core.reference.divergence import Step
 from ortflex_core.reference.double_step import Double
 from ortflex_core.runtime.installation import Runtime
 from ortflex_core.types import Array
-
-
-class Done:
-    """Losses that are there already."""
-
-    def __init__(self, pairs: list[tuple[float, float]]) -> None:
-        self._pairs = pairs
-
-    def read(self) -> list[tuple[float, float]]:
-        """(loss, penalty) of each step."""
-        return self._pairs
 
 
 class ReferenceEngine:
@@ -42,14 +32,14 @@ class ReferenceEngine:
         buffers = {n: buffer_value(problem, n) for n in problem.buffers}
         self._now = Step(weights, slots, buffers)
 
-    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> Done:
+    def run(self, batches: Sequence[Batch], rates: Sequence[float]) -> ReadLosses:
         """Train one step a rate, on as many batches as a step has."""
         count, pairs = self._problem.updating.accumulate, []
         for k, rate in enumerate(rates):
             part = batches[k * count : (k + 1) * count]
             loss, penalty, self._now = self._double.advance(self._now, part, rate)
             pairs.append((loss, penalty))
-        return Done(pairs)
+        return ReadLosses(pairs)
 
     def evaluate(
         self, batch: Batch, outputs: Sequence[str]

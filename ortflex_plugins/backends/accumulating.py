@@ -97,7 +97,7 @@ class Accumulator:
             if self._direct:
                 self._exchange.sums = seen
         self._movers: dict[tuple[int, int], Binder] = {}
-        self._plans = PlanCache[_Plan]()
+        self._plans = PlanCache[_BoundGradient]()
         self.programs: dict[str, Program] = {"update": self._moving, "add": self._adding}
 
     def binders(self) -> list[Binder]:
@@ -176,9 +176,11 @@ class Accumulator:
             return {Port("gradient", of=n): value for n, value in self._batch.items()}
         return self._sums.at_ports(into)
 
-    def _plan(self, batch: Batch) -> _Plan:
+    def _plan(self, batch: Batch) -> _BoundGradient:
         key = tuple(batch.shape(s.name) for s in self._columns if s.name in batch.columns)
-        return self._plans.get(key, lambda: _Plan(self, self._gradient_program(batch.size), batch))
+        return self._plans.get(
+            key, lambda: _BoundGradient(self, self._gradient_program(batch.size), batch)
+        )
 
     def _gradient_program(self, size: int) -> Program:
         usual = size == self._problem.batch_size
@@ -212,7 +214,7 @@ class Accumulator:
         return binder
 
 
-class _Plan:
+class _BoundGradient:
     """The gradient of batches of one shape."""
 
     def __init__(self, owner: Accumulator, program: Program, batch: Batch) -> None:

@@ -32,7 +32,7 @@ from ortflex_core.types import Array
 from ortflex_plugins.backends.accumulating import Accumulator, split
 from ortflex_plugins.backends.data_on_device import Resident
 from ortflex_plugins.backends.device_graphs import DeviceGraphs, Wanted
-from ortflex_plugins.backends.fused_plan import Plan
+from ortflex_plugins.backends.fused_plan import BoundStep
 from ortflex_plugins.backends.step_plan import RunLosses, SeveralRuns, check_steps
 
 # The cost of starting a run in nodes of a graph, the length of a run in multiples of that cost, and
@@ -62,8 +62,7 @@ class FusedBackend(Backend):
     ``cuda_graph="auto"`` records a run as a CUDA graph and replays it, where the device can: short
     steps are bound by the launches of their kernels otherwise. If a step cannot be recorded (it has
     control flow, or a node that runs on the CPU), it runs without a recording, and the log has the
-    reason; ``True`` makes that an error. The default is ``False``, because no GPU was available to
-    test it.
+    reason; ``True`` makes that an error. The default is ``False``.
 
     Raises:
         ValueError: ``steps_per_run`` is neither "auto" nor a positive integer, or ``cuda_graph`` is not a
@@ -156,8 +155,8 @@ class FusedEngine(TwinEngine):
         self.columns = problem.columns
         self.resident = Resident(device, self.columns)
         self._programs: dict[tuple[int, int | None], Program] = {}
-        self._plans = PlanCache[Plan]()
-        self._last: tuple[Any, int, int, Plan] | None = None
+        self._plans = PlanCache[BoundStep]()
+        self._last: tuple[Any, int, int, BoundStep] | None = None
         if problem.peers is not None or problem.recompute is not False:
             steps = 1
         if steps == "auto":
@@ -199,14 +198,14 @@ class FusedEngine(TwinEngine):
             out |= twins.at_ports(version)
         return out
 
-    def _plan(self, batch: Batch | Block, steps: int) -> Plan:
+    def _plan(self, batch: Batch | Block, steps: int) -> BoundStep:
         last = self._last
         if last is not None and last[0] is batch.columns and last[1:3] == (batch.size, steps):
             return last[3]
         shapes = tuple(batch.shape(s.name) for s in self.columns if s.name in batch.columns)
         key = (steps, shapes)
         plan = self._plans.get(
-            key, lambda: Plan(self, self._sized(steps, batch.size), batch, steps)
+            key, lambda: BoundStep(self, self._sized(steps, batch.size), batch, steps)
         )
         self._last = (batch.columns, batch.size, steps, plan)
         return plan

@@ -24,7 +24,7 @@ _PAGE = 256
 _NOTHING = np.empty(0)
 
 
-class Plan(StepPlan):
+class BoundStep(StepPlan):
     """A program and its bindings for batches of one shape, in both directions."""
 
     def __init__(
@@ -160,7 +160,7 @@ class LateLosses(RunLosses):
 
     __slots__ = ("_page", "_row")
 
-    def __init__(self, plan: Plan, page: Page) -> None:
+    def __init__(self, plan: BoundStep, page: Page) -> None:
         super().__init__(plan, _NOTHING)
         self._page, self._row = page, page.used - 1
 

@@ -107,18 +107,53 @@ def _of(key: Key) -> str | None:
     return key.of if isinstance(key, Port) else None
 
 
-class _Plan:
+class _AgentBindings:
     """The bindings for batches of one shape."""
 
     __slots__ = ("cotangents", "data", "feeds", "loss", "loss_value", "predicted", "scales")
 
-    data: DataBuffers
-    feeds: tuple[Any, Any]
-    predicted: Any
-    loss: Binder
-    scales: Scales
-    loss_value: Any
-    cotangents: Any
+    def __init__(self, engine: TrainingAgentEngine, batch: Batch) -> None:
+        agent = engine._agent
+        self.data = DataBuffers(engine.device, engine._columns.values(), batch)
+        self.data.fill(batch)
+        columns = engine.problem.column_ports
+        inputs: dict[Key, Value] = {columns[n]: v for n, v in self.data.values.items()}
+        weights = [engine._weights.at_ports(version) for version in (0, 1)]
+        for name in agent.inputs:
+            key = engine._fed[name]
+            if key not in inputs and key not in weights[0]:
+                inputs[key] = engine.evaluator.frozen_port(key)
+        first, second = (
+            agent.pack([inputs.get(engine._fed[n]) or own[engine._fed[n]] for n in agent.inputs])
+            for own in weights
+        )
+        self.feeds = (first, second)
+        # A first forward pass shows the shapes of the outputs; from then on they are fixed.
+        trial = agent.vector()
+        agent.forward(self.feeds[engine._weights.current], trial)
+        outputs = [engine._made[name] for name in agent.outputs]
+        values = {
+            key: engine.device.empty(tuple(trial[k].shape()), engine._spec(key).numpy)
+            for k, key in enumerate(outputs)
+        }
+        cotangents = {
+            key: engine.device.empty(tuple(value.shape()), engine._spec(key).numpy)
+            for key, value in values.items()
+        }
+        self.predicted = agent.pack([values[key] for key in outputs])
+        # The runtime accepts no cotangent for an output that depends on no parameter.
+        wanted = [engine._made[name] for name in agent.differentiable]
+        self.cotangents = agent.pack([cotangents[key] for key in wanted])
+        self.loss = engine._binder(engine._loss)
+        hosts = HostVector(engine._loss, engine.device, engine._constants)
+        self.scales = Scales(engine.problem, hosts)
+        cost = engine.device.empty([], engine._loss.gives[_LOSS].numpy)
+        self.loss_value = Scalar(engine.device, cost)
+        slopes: dict[Key, Value] = {
+            Port("gradient", of=_of(key)): value for key, value in cotangents.items()
+        }
+        _bind(self.loss, engine._loss, {**values, **inputs}, {_LOSS: cost, **slopes})
+        self.loss.hosts(hosts)
 
 
 class _Sum:
@@ -192,12 +227,12 @@ class TrainingAgentEngine(TwinEngine):
                 self._exchange.sums = seen
         self._constants = problem.constants()
         self._bind_updates()
-        self._plans = PlanCache[_Plan]()
+        self._plans = PlanCache[_AgentBindings]()
         read = {self._fed[n] for n in self._agent.inputs}
         # Those that the loss reads, and the model's inputs among those of the agent.
         unused = {i.name for i in model.inputs if problem.column_ports[i.name] not in read}
         self._columns = {s.name: s for s in problem.columns if s.name not in unused}
-        self._last: tuple[Any, int, _Plan] | None = None
+        self._last: tuple[Any, int, _AgentBindings] | None = None
 
     def fetched(self, gradients: Mapping[str, Value]) -> Any:
         """Memory for the gradients of all parameters, in the form that the backward pass needs."""
@@ -233,58 +268,13 @@ class TrainingAgentEngine(TwinEngine):
             return [self._sum.sums.at_ports(version) for version in (0, 1)]
         return [{Port("gradient", of=n): v for n, v in self._gradients.items()}]
 
-    def _plan(self, batch: Batch) -> _Plan:
+    def _plan(self, batch: Batch) -> _AgentBindings:
         last = self._last
         if last is not None and last[0] is batch.columns and last[1] == batch.size:
             return last[2]
         key = tuple(batch.shape(n) for n in self._columns)
-        plan = self._plans.get(key, lambda: self._make_plan(batch))
+        plan = self._plans.get(key, lambda: _AgentBindings(self, batch))
         self._last = (batch.columns, batch.size, plan)
-        return plan
-
-    def _make_plan(self, batch: Batch) -> _Plan:
-        plan = _Plan()
-        agent = self._agent
-        plan.data = DataBuffers(self.device, self._columns.values(), batch)
-        plan.data.fill(batch)
-        columns = self.problem.column_ports
-        inputs: dict[Key, Value] = {columns[n]: v for n, v in plan.data.values.items()}
-        weights = [self._weights.at_ports(version) for version in (0, 1)]
-        for name in agent.inputs:
-            key = self._fed[name]
-            if key not in inputs and key not in weights[0]:
-                inputs[key] = self.evaluator.frozen_port(key)
-        first, second = (
-            agent.pack([inputs.get(self._fed[n]) or own[self._fed[n]] for n in agent.inputs])
-            for own in weights
-        )
-        plan.feeds = (first, second)
-        # A first forward pass shows the shapes of the outputs; from then on they are fixed.
-        trial = agent.vector()
-        agent.forward(plan.feeds[self._weights.current], trial)
-        outputs = [self._made[name] for name in agent.outputs]
-        values = {
-            key: self.device.empty(tuple(trial[k].shape()), self._spec(key).numpy)
-            for k, key in enumerate(outputs)
-        }
-        cotangents = {
-            key: self.device.empty(tuple(value.shape()), self._spec(key).numpy)
-            for key, value in values.items()
-        }
-        plan.predicted = agent.pack([values[key] for key in outputs])
-        # The runtime accepts no cotangent for an output that depends on no parameter.
-        wanted = [self._made[name] for name in agent.differentiable]
-        plan.cotangents = agent.pack([cotangents[key] for key in wanted])
-        plan.loss = self._binder(self._loss)
-        hosts = HostVector(self._loss, self.device, self._constants)
-        plan.scales = Scales(self.problem, hosts)
-        cost = self.device.empty([], self._loss.gives[_LOSS].numpy)
-        plan.loss_value = Scalar(self.device, cost)
-        slopes: dict[Key, Value] = {
-            Port("gradient", of=_of(key)): value for key, value in cotangents.items()
-        }
-        _bind(plan.loss, self._loss, {**values, **inputs}, {_LOSS: cost, **slopes})
-        plan.loss.hosts(hosts)
         return plan
 
     def _spec(self, key: Key) -> Any:

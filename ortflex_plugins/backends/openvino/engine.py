@@ -69,7 +69,7 @@ def check_problem(problem: Problem, hints: Hints, steps: int | None = None) -> N
         compile_program(program, own, threads=problem.threads, hints=hints)
 
 
-class Plan(StepPlan):
+class CompiledStep(StepPlan):
     """A compiled graph of steps, and a request that has the memory of its data and a state."""
 
     def __init__(self, engine: OpenVinoEngine, batch: Batch | Block, steps: int) -> None:
@@ -181,8 +181,8 @@ class OpenVinoEngine(DeviceEngine):
         self._arrays = {key: _view(device, value) for key, value in self._values.items()}
         self._parameters = {n: Port("parameter", of=n) for n in problem.parameters}
         self._statistics = {n: Port("buffer", of=n) for n in problem.buffers}
-        self._plans: dict[Any, Plan] = {}
-        self._inside: Plan | None = None
+        self._plans: dict[Any, CompiledStep] = {}
+        self._inside: CompiledStep | None = None
         """The plan with the current state; None if only the arrays have it."""
         self._known = True
         """Whether the arrays have the current state."""
@@ -221,10 +221,10 @@ class OpenVinoEngine(DeviceEngine):
         self._runs += 1
         return losses
 
-    def _plan(self, batch: Batch | Block, steps: int) -> Plan:
+    def _plan(self, batch: Batch | Block, steps: int) -> CompiledStep:
         shapes = tuple(batch.shape(s.name) for s in self.problem.columns if s.name in batch.columns)
         if (steps, shapes) not in self._plans:
-            self._plans[steps, shapes] = Plan(self, batch, steps)
+            self._plans[steps, shapes] = CompiledStep(self, batch, steps)
         return self._plans[steps, shapes]
 
     def array(self, key: Key) -> Array:
