@@ -241,7 +241,8 @@ def _any_of(annotation: Any) -> Callable[[Any, Any], Any]:
             try:
                 return _CONVERTER.structure(value, member)
             except Exception:  # of any kind: the next member may fit
-                continue
+                if attrs.has(member) and isinstance(value, Mapping) and len(members) == 1:
+                    raise
         raise TypeError(f"expected {expected(annotation)}, got {short_repr(value)}")
 
     return structure_union

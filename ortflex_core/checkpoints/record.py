@@ -178,7 +178,7 @@ def read(folder: Path) -> Record:
     written = table.get("format")
     if isinstance(written, bool) or written not in (1, FORMAT):
         raise CheckpointError(
-            f"{str(path)!r} has the format {_shown(written)}; but this version reads formats 1 "
+            f"{str(path)!r} has the format {_shown(written)}, but this version reads formats 1 "
             f"and {FORMAT}; use the version of ortflex that wrote it"
         )
     if written == FORMAT and digest is None:

@@ -166,7 +166,7 @@ def test_other_folders_among_checkpoints_are_left_out(folder: Path) -> None:
 def test_a_later_format_is_not_taken_for_damage(folder: Path, place: Path) -> None:
     edited_checkpoints.edit(place, lambda record: record.update(format=3))
     with pytest.raises(
-        CheckpointError, match=r"has the format 3; this version reads formats 1 and 2"
+        CheckpointError, match=r"has the format 3, but this version reads formats 1 and 2"
     ):
         checkpoint.read(place)
 
