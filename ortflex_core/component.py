@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from operator import ge, gt, le, lt
 from typing import Any, ClassVar
 
 import attrs
-import numpy as np
 
 from ortflex_core.errors import short_repr, suggest
 from ortflex_core.signatures import explained
@@ -56,7 +55,7 @@ def is_number(value: Any) -> bool:
     >>> is_number(0.5), is_number(float("inf")), is_number(10**400), is_number(True)
     (True, False, False, False)
     """
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
         return math.isfinite(float(value))
@@ -122,9 +121,11 @@ def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 
 def _plain(value: Any) -> Any:
     """A number of numpy as one of Python; anything else as it is."""
-    if isinstance(value, np.floating):
-        return float(value)
-    return int(value) if isinstance(value, np.integer) else value
+    if isinstance(value, bool) or not isinstance(
+        value, Real
+    ):  # not by their classes: no import of numpy
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def hyper(
