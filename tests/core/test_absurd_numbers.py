@@ -108,7 +108,7 @@ def test_functions_of_batches_get_positional_arguments() -> None:
     make(models.linear(), backend="fused", epochs=2).fit(other)
     make(models.linear(), backend="fused", epochs=2).fit(with_default)
     assert seen == [(0, 0), (1, 0), (0, 7, 0), (1, 7, 0)]
-    with pytest.raises(DataError, match="takes 3 arguments"):
+    with pytest.raises(DataError, match="has 3 parameters"):
         make(models.linear(), backend="fused").fit(lambda a, b, c: [(X, Y)])
 
 
