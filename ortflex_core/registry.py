@@ -1,9 +1,8 @@
 """Plugins are found through entry points, ours and those of other packages in the same way.
 
-Listing names imports nothing. A plugin is imported when it is requested, and a plugin that cannot
-be imported does not affect the others. If two distributions have plugins of one name, it is an
-error to request the bare name: ``my-package/adam`` selects one of them, and ``prefer`` selects a
-distribution for all names. ``ORTFLEX_DISABLE_PLUGINS=distribution,…`` switches distributions off.
+Listing names imports nothing. A plugin is imported when it is requested; if that fails, the others
+still work. If two distributions have one name, the bare name is an error: ``my-package/adam`` selects
+one, ``prefer`` a distribution for all names. ``ORTFLEX_DISABLE_PLUGINS=distribution,…`` disables some.
 """
 
 from __future__ import annotations

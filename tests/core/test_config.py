@@ -106,7 +106,7 @@ backend = "trainig_agent"
     expect(rf"schedule\.schedule: unknown schedule 'cosin'; .*'cosine'.*{lists} schedules.*")
     expect(r"penalty\.coef\*\.l3: unknown parameter; Known: l1, l2")
     expect(r"penalty\.intercept: unknown penalty 'l7'; .*")
-    expect("device: unknown device 'gpu'; here it is called 'cuda'")
+    expect("device: unknown device 'gpu'; its name in ortflex is 'cuda'")
     expect(r"backend: unknown backend 'trainig_agent'; did you mean 'training_agent'\? .*")
     expect(rf"data: the file or folder '{re.escape(str(folder / 'dta.npz'))}' does not exist")
     expect(rf"loss: unknown loss 'hubr'; did you mean 'huber'\? {lists} losses` lists all")

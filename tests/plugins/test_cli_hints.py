@@ -57,10 +57,10 @@ def test_keys_of_other_libraries_are_translated(given: str, meant: str) -> None:
     [
         ("lr=0.1", "lr: unknown key; did you mean 'learning_rate'?"),
         ("optimizer.lr=0.1", "the rate is a key of the recipe: learning_rate"),
-        ("loss=mse", "unknown loss 'mse'; here it is called 'squared_error'"),
-        ("loss=BCE", "unknown loss 'BCE'; here it is called 'log_loss'"),
-        ("device=gpu", "unknown device 'gpu'; here it is called 'cuda'"),
-        ("metrics=auc", "unknown metric 'auc'; here it is called 'roc_auc'"),
+        ("loss=mse", "unknown loss 'mse'; its name in ortflex is 'squared_error'"),
+        ("loss=BCE", "unknown loss 'BCE'; its name in ortflex is 'log_loss'"),
+        ("device=gpu", "unknown device 'gpu'; its name in ortflex is 'cuda'"),
+        ("metrics=auc", "unknown metric 'auc'; its name in ortflex is 'roc_auc'"),
     ],
 )
 def test_names_of_other_libraries_are_translated(folder: Path, change: str, said: str) -> None:
@@ -138,7 +138,7 @@ def test_a_name_of_two_kinds_shows_both() -> None:
 def test_unknown_names_are_translated_or_completed() -> None:
     result = ortflex("plugins", "mse")
     assert result.exit_code == 1
-    assert "here it is called 'squared_error'" in result.output
+    assert "its name in ortflex is 'squared_error'" in result.output
     assert "did you mean 'adam'" in ortflex("plugins", "adm").output
     with pytest.raises(PluginError, match="Known"):
         plugins()["losses"].entry("zzzzz")
