@@ -91,7 +91,7 @@ def folded_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     r"""The lines that :func:`show_table` prints for strings that are no markup, without colours.
 
     >>> folded_table(["name", "what it is"], [["l1", "a sum"]])
-    'name  what it is\\nl1    a sum'
+    'name  what it is\nl1    a sum'
     """
     from rich.console import Console
 

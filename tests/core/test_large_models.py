@@ -138,7 +138,7 @@ def test_a_large_model_from_memory(tmp_path: Path) -> None:
 def test_external_data_that_are_cut_short(tmp_path: Path) -> None:
     path = written(tmp_path / "in", 1000)
     os.truncate(tmp_path / "in" / "table.bin", 5000)
-    text = r"lacks its external data: 'table\.bin' has 5000 bytes, 'table' needs 1024000 from 0 on"
+    text = r"lacks its external data: 'table\.bin' has 5000 bytes, but 'table' needs 1024000 from offset 0"
     with pytest.raises(ModelError, match=text):
         Model(path)
 

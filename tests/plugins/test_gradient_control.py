@@ -115,7 +115,8 @@ def test_a_condition_on_a_parameter_alone_passes_no_gradient() -> None:
                    else_branch = e () => (float[] b) { b = Tanh(x) }>
     """
     with pytest.raises(
-        NotDifferentiable, match=r"no gradient reaches 'w' .* \(If of the bool of Greater\)"
+        NotDifferentiable,
+        match=r"no gradient reaches 'w' .* \(If with the bool values of Greater\)",
     ):
         operators(model(body))
 

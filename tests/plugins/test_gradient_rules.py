@@ -230,7 +230,7 @@ def test_dropout_in_training_uses_its_own_mask() -> None:
 
 
 def test_cast_to_integers_stops_the_gradient() -> None:
-    text = r"ends at an operator without a gradient \(Cast of the int64 of Cast\)"
+    text = r"ends at an operator without a gradient \(Cast with the int64 values of Cast\)"
     with pytest.raises(NotDifferentiable, match=text):
         computed(
             lambda op, x: op.Cast(op.Cast(x, to=7), to=x.dtype), {"x": data(3)}, None, opset=17
