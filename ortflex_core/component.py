@@ -121,9 +121,8 @@ def one_of(*choices: Any) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
 
 def _plain(value: Any) -> Any:
     """A number of numpy as one of Python; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(
-        value, Real
-    ):  # not by their classes: no import of numpy
+    # Not by their classes: no import of numpy.
+    if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
