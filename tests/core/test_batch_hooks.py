@@ -166,7 +166,7 @@ def test_steps_in_one_run_are_those_of_single_runs(data: tuple[Any, Any], accumu
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"x": np.zeros(1)}, "returns 'x'; the batch has X, label"),
+        ({"x": np.zeros(1)}, "returns the unknown array 'x'; the batch has X, label"),
         ({"X": np.zeros((3, 5), np.float32)}, r"returns 'X' of shape \[3, 5\], expected \[4, 5\]"),
         (
             {"X": np.zeros((4, 5), np.int64)},

@@ -140,10 +140,10 @@ def kernels() -> bool:
     ("wrt", "outputs", "text"),
     [
         ("v", None, "wrt: 'v' is not an input or initializer of the model; .*Known: aside, w, x"),
-        (["x", "x"], None, "wrt: 'x' is given twice"),
+        (["x", "x"], None, "wrt: 'x' is listed twice"),
         ([], None, "wrt: expected at least one name, got none"),
         ("x", "m", "outputs: 'm' is not an output of the model; Known: y, z"),
-        ("x", ["y", "y"], "outputs: 'y' is given twice"),
+        ("x", ["y", "y"], "outputs: 'y' is listed twice"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(wrt: Any, outputs: Any, text: str) -> None:
