@@ -421,7 +421,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def demo(session: nox.Session) -> None:
     """Fine-tune a classifier on handwritten digits."""
-    prepare(session, "default", "sklearn", "plot")
+    prepare(session, "stock", "sklearn", "plot")
     session.run("python", "docs/examples/demo.py", *session.posargs)
 
 

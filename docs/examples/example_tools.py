@@ -1,19 +1,9 @@
-"""What the examples share: the versions they ran with, and which backends there are."""
+"""What the examples share: which backends and devices there are."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-
 from ortflex import Plugins
 from ortflex_core.runtime import require_runtime
-
-
-def show_versions(*more: str) -> None:
-    """Print the versions that this page was made with."""
-    print(f"python {platform.python_version()}, {require_runtime()}")
-    for name in ("ortflex", "onnx", "numpy", *more):
-        print(name, importlib.metadata.version(name))
 
 
 def available_backends() -> list[str]:

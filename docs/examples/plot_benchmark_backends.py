@@ -12,7 +12,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import available_backends, show_versions
+from example_tools import available_backends
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
 
@@ -52,9 +52,3 @@ axes.bar_label(bars, fmt="%.0f µs", padding=3)
 axes.margins(x=0.12)
 axes.set_xlabel("µs a step of 15 rows")
 axes.invert_yaxis()
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn")

@@ -12,7 +12,6 @@ import io
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from example_tools import show_versions
 from onnx import load_model_from_string
 from torch import nn
 
@@ -182,9 +181,3 @@ for text in ("the hotel was not really awful", "the song is not very lovely", "t
 # With the checkpoint of a real model, replace ``Bert(CONFIG)`` by
 # ``BertForSequenceClassification.from_pretrained(…)`` of transformers. :doc:`plot_lora` trains a fraction
 # of the weights.
-
-# %%
-# Versions
-# --------
-
-show_versions("torch")

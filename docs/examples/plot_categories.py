@@ -8,7 +8,6 @@ numbers, whose embedding is trained with the rest. The data are a mapping by the
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from onnx import numpy_helper, parser
 
 from ortflex import Trainer
@@ -73,9 +72,3 @@ left.set_ylabel("R², validation")
 right.scatter(level, np.c_[cities, np.ones(CITIES)] @ direction)
 right.set_xlabel("level of a city, unknown to the model")
 right.set_ylabel("read from its embedding")
-
-# %%
-# Versions
-# --------
-
-show_versions()

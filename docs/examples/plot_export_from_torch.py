@@ -11,7 +11,6 @@ import io
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from example_tools import show_versions
 from onnx import load_model_from_string
 from sklearn.datasets import load_digits
 
@@ -118,9 +117,3 @@ network.eval()
 with torch.no_grad():
     expected = network(torch.tensor(X[:5])).numpy()
 print("difference from torch:", np.abs(trainer.predict(X[:5]) - expected).max())
-
-# %%
-# Versions
-# --------
-
-show_versions("torch", "scikit-learn")

@@ -8,7 +8,6 @@ white. Only the head and the normalization are trained first, then all of it, at
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 
@@ -90,9 +89,3 @@ right.axvline(3.5, color="gray", linestyle=":")
 right.text(3.6, min(history["validation_accuracy"]), "convolutions too")
 right.set_xlabel("epoch")
 right.set_ylabel("accuracy, held out")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn")

@@ -9,7 +9,6 @@ as it was.
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from skl2onnx import to_onnx
 from sklearn.metrics import r2_score
 from sklearn.neural_network import MLPRegressor
@@ -76,9 +75,3 @@ bars = right.barh(list(scores), [max(score, 0) for score in scores.values()])
 right.bar_label(bars, [f"{score:.2f}" for score in scores.values()], padding=3)
 right.set_xlim(0, 1.15)
 right.set_xlabel("R²")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

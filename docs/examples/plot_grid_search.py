@@ -10,7 +10,6 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -42,9 +41,3 @@ axes.set_yticks(range(3), grid["ortregressor__loss"])
 for (row, column), value in np.ndenumerate(scores):
     axes.text(column, row, f"{value:.3f}", ha="center", color="white")
 figure.colorbar(picture, label="median absolute error, held out")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn")

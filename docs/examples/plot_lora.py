@@ -12,7 +12,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from onnx import numpy_helper, parser
 from sklearn.datasets import load_digits
 
@@ -99,9 +98,3 @@ with tempfile.TemporaryDirectory() as name:
     lora.export_base(folder / "base.onnx")
     for path in sorted(folder.iterdir()):
         print(f"{path.name:20} {path.stat().st_size:>8,} bytes")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn")

@@ -8,7 +8,6 @@ has another period. The head is trained first, then the recurrent weights, too.
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from onnx import numpy_helper, parser
 
 from ortflex import Trainer
@@ -79,9 +78,3 @@ right.plot(Trainer(known, **common).predict(X[test][:90]), label="before")
 right.plot(tuned.predict(X[test][:90]), label="after")
 right.set_xlabel("time")
 right.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions()

@@ -11,7 +11,6 @@ import time
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflex import OrtLayer
@@ -69,9 +68,3 @@ for (name, losses), style in zip(curves.items(), ("-", "--"), strict=True):
 axes.set_xlabel("step")
 axes.set_ylabel("squared error")
 axes.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions("torch")

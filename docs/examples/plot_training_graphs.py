@@ -8,7 +8,6 @@ own colours. ``ortflex graph model.onnx -o graph.svg`` draws the same from the c
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflex import Trainer, draw, draw_step, gradient_model
@@ -101,9 +100,3 @@ for name, made in graphs.items():
 # What really runs: the formulas above after the passes that make them smaller.
 
 draw(next(iter(graphs.values())), title=f"in use: {next(iter(graphs))}")
-
-# %%
-# Versions
-# --------
-
-show_versions()

@@ -214,14 +214,29 @@ def _check_sizes(source: Source, model: Model, batch_size: int) -> None:
     size = min(batch_size, rows)
     if size < batch_size:
         _log.info("batch_size %d is reduced to %d, the number of rows", batch_size, rows)
-    for spec in model.inputs:
-        fixed = spec.shape[0] if spec.shape else None
-        if isinstance(fixed, int) and (size != fixed or rows % size):
-            raise DataError(
-                f"the input {spec} has a fixed batch dimension, but {rows} rows would be divided "
-                f"into batches of {size}; use batch_size={fixed} with a multiple of {fixed} rows, "
-                "or free_batch=True, or export the model with a dynamic batch dimension"
-            )
+    check_batch(model, size)
+    if model.fixed_batch is not None and rows % size:
+        raise DataError(_fixed_batch(model, f"{rows} rows leave a last batch of {rows % size}"))
+
+
+def check_batch(model: Model, size: int) -> None:
+    """Refuse batches of another size than a fixed batch dimension.
+
+    Raises:
+        DataError: the fixed size, and how to train with others.
+    """
+    if model.fixed_batch is not None and model.fixed_batch[1] != size:
+        raise DataError(_fixed_batch(model, f"a batch has {size} rows"))
+
+
+def _fixed_batch(model: Model, problem: str) -> str:
+    assert model.fixed_batch is not None
+    spec, fixed = model.fixed_batch
+    return (
+        f"the input {spec} has a fixed batch dimension, and {problem}; pass free_batch=True, or "
+        f"batch_size={fixed} with a multiple of {fixed} rows, or export the model with a dynamic batch "
+        "dimension"
+    )
 
 
 def held_out(given: Any) -> tuple[Any, Any, Any]:

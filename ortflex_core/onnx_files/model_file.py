@@ -50,6 +50,11 @@ def load(source: Any, label: str) -> tuple[ModelProto, DataFiles]:
     Raises:
         ModelError: as :func:`read_model`.
     """
+    if not isinstance(source, ModelProto | bytes | str | os.PathLike):
+        raise ModelError(
+            f"expected a path, bytes or a ModelProto, got {type(source).__name__}; export a model of "
+            "another framework first, for example with torch.onnx.export or skl2onnx.to_onnx"
+        )
     for _ in range(_TRIES):
         before = _version(source)
         try:

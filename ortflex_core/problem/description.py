@@ -49,7 +49,11 @@ def headline(problem: Problem, requests: Sequence[LossRequest]) -> str:
     if left:
         sorts = ", ".join(f"{n} {_PLURALS.get(s, s) if n > 1 else s}" for s, n in left.items())
         text += f"; left out: {sorts}"
-    return text + "; `ortflex check` lists them, params= changes it" + _readings(problem, requests)
+    return (
+        text
+        + "; Trainer.summary() or `ortflex check --all` lists them, params= changes it"
+        + _readings(problem, requests)
+    )
 
 
 def _readings(problem: Problem, requests: Sequence[LossRequest]) -> str:

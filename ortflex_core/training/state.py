@@ -21,7 +21,7 @@ from ortflex_core.engines.last_good import same
 from ortflex_core.engines.scores import Scores
 from ortflex_core.engines.timing import Setting, Trial
 from ortflex_core.errors import DataError, OrtflexError, suggest
-from ortflex_core.feed.feed import Feed
+from ortflex_core.feed.feed import Feed, check_batch
 from ortflex_core.feed.preparation import Preparation
 from ortflex_core.hooks import HookCall
 from ortflex_core.model import shape_probe
@@ -99,6 +99,7 @@ class Live:
 
         ``source`` has the batches of the training, with which backends may be measured.
         """
+        check_batch(self.model, size.rows)
         terms = self.terms(columns)
         if self.engine is None or terms != self.problem.terms:
             known = self.standing.size if self.engine is None else None

@@ -44,10 +44,24 @@ class History:
         return len(self.epochs)
 
     def __getitem__(self, column: str) -> list[float]:
+        """The values of a column, NaN in epochs without one.
+
+        Raises:
+            ConfigError: no epoch has the column.
+        """
+        self._require(column)
         return [row.get(column, math.nan) for row in self.epochs]
 
     def __iter__(self) -> Iterator[Mapping[str, float]]:
         return iter(self.epochs)
+
+    def _require(self, column: str) -> None:
+        from ortflex_core.errors import suggest
+
+        if self.epochs and column not in self.columns:
+            raise ConfigError(
+                f"the History has no column {column!r}; {suggest(column, self.columns)}"
+            )
 
     @property
     def headline(self) -> str:
@@ -123,13 +137,8 @@ class History:
         Raises:
             ConfigError: matplotlib is not installed, or there is no such column.
         """
-        from ortflex_core.errors import suggest
-
         for name in columns:
-            if name not in self.columns:
-                raise ConfigError(
-                    f"the History has no column {name!r}; {suggest(name, self.columns)}"
-                )
+            self._require(name)
         try:
             from matplotlib.ticker import MaxNLocator
 

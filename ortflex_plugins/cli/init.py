@@ -103,10 +103,23 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
         chosen["metrics"] = ["accuracy"]
     if look is None or look.rows >= _ENOUGH:
         chosen["validation"] = 0.2
+    if model.fixed_batch is not None and _trains_on_any_batch(model, plugins):
+        chosen["free_batch"] = True
     lines += ["# All other keys; the commented-out ones have their defaults.", ""]
     lines += _other_keys(plugins, chosen)
     # A name with a line break must not end the comment.
     return "\n".join(printable(line, lines=False) if line[:1] == "#" else line for line in lines)
+
+
+def _trains_on_any_batch(model: Model, plugins: Plugins) -> bool:
+    from ortflex_core.errors import ModelError
+    from ortflex_core.model import Model
+
+    try:
+        Model(model.path or model.proto, free_batch=True, plugins=plugins)
+    except ModelError:
+        return False
+    return True
 
 
 def suggest_loss(model: Model) -> tuple[str, str, str]:

@@ -195,3 +195,9 @@ def test_half_precision_that_is_not_converted_is_refused() -> None:
 def test_unknown_parameters(params: Any, text: str) -> None:
     with pytest.raises(ModelError, match=text):
         make(models.mlp(), params=params)
+
+
+@pytest.mark.parametrize("thing", [None, 3, object(), ["model.onnx"]])
+def test_what_is_no_model_is_refused_with_what_to_do(thing: Any) -> None:
+    with pytest.raises(ModelError, match=r"expected a path, bytes or a ModelProto, got .*export"):
+        make(thing)

@@ -312,10 +312,10 @@ def test_a_batch_dimension_that_is_fixed(backend: str) -> None:
     assert trainer.predict(X).shape == (20, 1)
     with pytest.raises(
         DataError,
-        match=r"fixed batch dimension.*20 rows would be divided into batches of 8; use batc",
+        match=r"fixed batch dimension.*a batch has 8 rows; pass free_batch=True, or batc",
     ):
         make(model, backend=backend, batch_size=8).fit(X, Y)
-    with pytest.raises(DataError, match=r"fixed batch dimension.*18 rows"):
+    with pytest.raises(DataError, match=r"fixed batch dimension.*18 rows leave a last batch of 2"):
         make(model, backend=backend, batch_size=4).fit(X[:18], Y[:18])
 
 

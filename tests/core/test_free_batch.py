@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ortflex_core.errors import DataError, ModelError
 from ortflex_core.model.model import Model
 from ortflex_core.training.trainer import Trainer
 from tests import models
+from tests.plugins.commands import ortflex
 from tests.training import make, plugins, regression, same
 
 X, Y = regression(rows=22, features=6)
@@ -85,10 +87,18 @@ def test_the_export_keeps_the_file_s_batch_unless_asked() -> None:
     same(models.weights_of(freed) | trainer.get_state(), models.weights_of(freed), 0)
 
 
-def test_without_it_the_error_names_it() -> None:
-    trainer = make(fixed(models.mlp(), 4), backend="fused", batch_size=8)
+@pytest.mark.parametrize("model", [models.mlp(), reshaping([4, 2, 2])])
+def test_without_it_the_error_names_it(model: ModelProto) -> None:
+    """Before a graph is built, in which the sizes of a Reshape that exporters write do not fit."""
+    trainer = make(fixed(model, 4), backend="fused", batch_size=8)
     with pytest.raises(DataError, match=r"fixed batch dimension.*free_batch=True"):
         trainer.fit(X, Y)
+    with pytest.raises(
+        DataError, match=r"a batch has 6 rows; pass free_batch=True, or batch_size=4"
+    ):
+        trainer.fit(lambda: ((X[k : k + 6], Y[k : k + 6]) for k in range(0, 18, 6)))
+    with pytest.raises(DataError, match=r"fixed batch dimension.*free_batch=True"):
+        trainer.step((X, Y))
     with pytest.raises(ModelError, match="was not freed for the training; create the Trainer with"):
         trainer.export(free_batch=True)
 
@@ -180,3 +190,17 @@ def test_from_a_recipe(tmp_path: Any) -> None:
     (tmp_path / "train.toml").write_text(text)
     recipe = Recipe.load(tmp_path / "train.toml", ["progress=false"], plugins())
     assert len(recipe.run(Trainer.from_recipe(recipe, plugins()))) == 1
+
+
+@pytest.mark.parametrize(("target", "freed"), [([4, 2, 2], True), ([2, 2, 4], False)])
+def test_init_trains_on_any_batch_where_the_graph_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: list[int], freed: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save(fixed(reshaping(target), 4), "model.onnx")
+    np.savez("data.npz", X=X, y=Y)
+    assert ortflex("init", "model.onnx", "--data", "data.npz").exit_code == 0
+    text = Path("train.toml").read_text("utf-8")
+    assert ("\nfree_batch = true" in text) == freed
+    if freed:
+        assert ortflex("train", "train.toml", "output=run").exit_code == 0

@@ -303,3 +303,14 @@ def test_plot_makes_a_figure_of_its_own() -> None:
     axes = History((line(1),)).plot()
     assert len(pyplot.get_fignums()) == before + 1
     pyplot.close(axes.figure)
+
+
+def test_a_column_that_no_epoch_has_is_an_error_with_the_nearest() -> None:
+    """NaN would look like a training that diverged."""
+    history = History(
+        ({"epoch": 1.0, "loss": 2.0, "validation_loss": 3.0}, {"epoch": 2.0, "loss": 1.0})
+    )
+    with pytest.raises(ConfigError, match="no column 'val_loss'; did you mean 'validation_loss'"):
+        _ = history["val_loss"]
+    assert np.isnan(history["validation_loss"][1])
+    assert History(())["loss"] == []

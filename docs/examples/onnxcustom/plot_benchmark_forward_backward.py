@@ -14,7 +14,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import available_backends, show_versions
+from example_tools import available_backends
 from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
@@ -119,9 +119,3 @@ for k, name in enumerate(("forward", "loss, numpy", "backward", "update, numpy")
 axes.set_xlabel("rows of a batch")
 axes.set_ylabel(f"µs, engine={engines[-1]!r}")
 axes.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

@@ -8,7 +8,6 @@ gradient descent. The coefficients are scikit-learn's.
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.linear_model import LinearRegression
@@ -54,9 +53,3 @@ left.legend(loc="upper right", ncols=2)
 right.semilogy(history.losses)
 right.set_xlabel("epoch")
 right.set_ylabel("squared error")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

@@ -10,7 +10,7 @@ what this way of training is for.
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import available_backends, best_device, best_of, show_versions
+from example_tools import available_backends, best_device, best_of
 from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.linear_model import LinearRegression
@@ -88,9 +88,3 @@ left.legend(loc="upper right", ncols=2, fontsize="small")
 right.semilogy(losses)
 right.set_xlabel("step")
 right.set_ylabel("squared error of the batch")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import onnx.parser
 import onnxruntime
-from example_tools import available_backends, show_versions
+from example_tools import available_backends
 from onnx import helper, numpy_helper
 
 from ortflex import gradient_model
@@ -146,9 +146,3 @@ axes.axhline(0.01, color="gray", linestyle=":", label="the noise")
 axes.set_xlabel("step")
 axes.set_ylabel("squared error of the batch")
 axes.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions()

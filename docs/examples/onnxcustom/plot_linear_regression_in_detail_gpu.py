@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import onnx.parser
 import onnxruntime
-from example_tools import available_backends, best_device, show_versions
+from example_tools import available_backends, best_device
 from onnx import helper, numpy_helper
 
 from ortflex import Trainer, gradient_model
@@ -191,9 +191,3 @@ axes.semilogy(np.arange(5) + 0.5, history.losses, "o", label="Trainer, each epoc
 axes.set_xlabel("epoch")
 axes.set_ylabel("squared error")
 axes.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions()

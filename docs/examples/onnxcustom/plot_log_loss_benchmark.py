@@ -12,7 +12,6 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
@@ -60,9 +59,3 @@ with np.errstate(divide="ignore"):
 stable = np.maximum(-scores, 0) + np.log1p(np.exp(-np.abs(scores)))
 print("from the probability:", naive)
 print("from the score:      ", stable)
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn")

@@ -8,7 +8,6 @@ penalty on the weights, which shrinks them.
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import show_versions
 from sklearn.datasets import make_regression
 
 from ortflex import OrtRegressor
@@ -34,9 +33,3 @@ for l1 in strengths:
 right.semilogx(strengths, paths)
 right.set_xlabel("factor of Σ|w|")
 right.set_ylabel("weights")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn")

@@ -10,7 +10,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import best_device, show_versions
+from example_tools import best_device
 from skl2onnx import to_onnx
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -58,9 +58,3 @@ right.plot(history["validation_accuracy"], label="going on")
 right.set_xlabel("epoch")
 right.set_ylabel("accuracy, held out")
 right.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

@@ -13,7 +13,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import best_device, best_of, show_versions
+from example_tools import best_device, best_of
 from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
@@ -87,9 +87,3 @@ bars = right.barh(list(times), [1e6 * t * batch / len(X) for t in times.values()
 right.bar_label(bars, fmt="%.0f µs")
 right.margins(x=0.2)
 right.set_xlabel(f"µs a step of {batch} rows")
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

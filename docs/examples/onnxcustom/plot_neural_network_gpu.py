@@ -12,7 +12,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import best_device, show_versions
+from example_tools import best_device
 from skl2onnx import to_onnx
 from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
@@ -68,9 +68,3 @@ axes.legend()
 for name, array in states["cpu"].items():
     for other in states.values():
         np.testing.assert_allclose(other[name], array, rtol=0.05, atol=0.02)
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

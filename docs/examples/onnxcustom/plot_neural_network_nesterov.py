@@ -10,7 +10,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from example_tools import best_device, best_of, show_versions
+from example_tools import best_device, best_of
 from skl2onnx import to_onnx
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
@@ -87,9 +87,3 @@ left.set_ylabel("loss and penalty")
 left.legend()
 right.set_xlabel("weights, trained")
 right.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions("scikit-learn", "skl2onnx")

@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import onnx.parser
 import onnxruntime
-from example_tools import show_versions
 
 functions = {
     "square error": ("y = Mul(d, d)", lambda d: d * d),
@@ -60,9 +59,3 @@ for axes, (name, (body, plain)) in zip(all_axes, functions.items(), strict=True)
     print(f"{name}: onnxruntime is quicker from {pays[0] if pays else 'no'} elements on")
 all_axes[0].set_ylabel("µs")
 all_axes[0].legend()
-
-# %%
-# Versions
-# --------
-
-show_versions()

@@ -14,7 +14,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import onnx.parser
 import torch
-from example_tools import show_versions
 from onnx import numpy_helper
 
 from ortflex import OrtLayer, Trainer
@@ -140,9 +139,3 @@ right.set_yscale("log")
 right.set_xticks(place, rows)
 right.set_ylabel("µs a step of a training")
 right.legend()
-
-# %%
-# Versions
-# --------
-
-show_versions("torch")
