@@ -215,7 +215,7 @@ def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     from ortflex_plugins.layers import torch_layer
 
     net = layer(models.mlp())
-    with pytest.raises(DataError, match="'X' is on cpu, 'W1' on meta: move layer and inputs"):
+    with pytest.raises(DataError, match="'X' is on cpu, 'W1' on meta; move layer and inputs"):
         net.to("meta")(torch.ones(2, 6))
     with pytest.raises(Unsupported, match="'X' is on meta; OrtLayer computes on cpu and cuda"):
         net(torch.ones(2, 6, device="meta"))
