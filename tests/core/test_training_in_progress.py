@@ -42,6 +42,8 @@ def trained(act: Any, **options: Any) -> Trainer:
 @every_backend
 def test_the_own_state_may_be_set_in_a_hook_while_parameters_wait(backend: str) -> None:
     """They may be constants of the engine: a new engine would not be that of the loop."""
+    if backend == "training_session":
+        pytest.skip("it has no groups")
     plain = trained(lambda t: None, backend=backend)
     again = trained(lambda t: t.set_state(t.get_state()), backend=backend)
     same(again.get_state(), plain.get_state(), 0.0)
