@@ -129,11 +129,13 @@ def _target(node: NodeProto, target: Array, batch: int, rows: int | None) -> Arr
     first = int(target[0])
     if first <= 0 or (first != batch and (batch == 1 or first % batch)):
         return None
-    copies = not any(a.name == "allowzero" and a.i for a in node.attribute)
     fresh = target.astype(np.int64)
+    allowzero = [a for a in node.attribute if a.name == "allowzero" and a.i]
     # 0 first: shape inference follows the batch through it by name.
-    if first == batch and rows == batch and copies:
+    if first == batch and rows == batch and not (allowzero and (target == 0).any()):
         fresh[0] = 0
+        for attribute in allowzero:  # torch sets it everywhere; it says how to read a 0
+            node.attribute.remove(attribute)
     elif not (target == -1).any():
         fresh[0] = -1
     else:

@@ -103,8 +103,9 @@ def template(model: Model, folder: Path, plugins: Plugins, look: Look | None = N
         chosen["metrics"] = ["accuracy"]
     if look is None or look.rows >= _ENOUGH:
         chosen["validation"] = 0.2
-    if model.fixed_batch is not None and _trains_on_any_batch(model, plugins):
-        chosen["free_batch"] = True
+    if model.fixed_batch is not None:
+        free = _trains_on_any_batch(model, plugins)
+        chosen |= {"free_batch": True} if free else {"batch_size": model.fixed_batch[1]}
     lines += ["# All other keys; the commented-out ones have their defaults.", ""]
     lines += _other_keys(plugins, chosen)
     # A name with a line break must not end the comment.
