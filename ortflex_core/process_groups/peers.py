@@ -97,9 +97,10 @@ class Peers:
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
     def rounds(self, batches: int) -> Iterator[tuple[int, int | None, int]]:
-        """Batches distributed to the processes in turn: the first of a round, this one's, and their number.
+        """Batches distributed to the processes in turn, round by round.
 
-        This process's is None if the last round has none for it.
+        Yields the index of the first batch of a round, the index of this process's batch (None if the
+        last round has no batch for it), and the number of batches in the round.
         """
         for start in range(0, batches, self.size):
             own, present = start + self.rank, min(self.size, batches - start)

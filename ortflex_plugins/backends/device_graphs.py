@@ -28,9 +28,10 @@ class DeviceGraphs:
     """The recordings of an engine.
 
     Args:
-        device: of all tensors.
-        wanted: ``"auto"``: if something cannot be recorded, run without recordings; True: raise then.
-        threads: of the sessions.
+        device: the device that holds all tensors.
+        wanted: False records nothing. If a step cannot be recorded, ``"auto"`` runs it without a
+            recording, and True raises an error.
+        threads: the number of threads of the sessions.
 
     Attributes:
         reason: why runs are not recorded; None while they are.
